@@ -1,0 +1,483 @@
+"""TrainingJob, spottrain.dev/v1alpha1: what a user asks for (spec) and what the operator answers (status).
+
+These models are the single source of the CRD: `python -m spottrain_api.crd` writes crds/ from them, with
+their descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from .contract import CapacityType, CommitRef, Member
+
+INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
+MAX_MEMBERS = 512
+
+
+class Resource(BaseModel):
+    """Base of everything in a TrainingJob: immutable, camelCase, unknown fields refused.
+
+    `cel_rules` are (rule, message) pairs that the API server checks; `self` is the object of that class. A rule
+    that names `oldSelf` says what may change after creation.
+    """
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="forbid")
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in YAML, without what is unset."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class FreeForm(Resource):
+    """A part of another Kubernetes API, passed through as it is; the API server checks it on the pod."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}
+    )
+
+
+# --- spec ------------------------------------------------------------------------------------------------
+
+
+class EntrypointSpec(Resource):
+    """The program that every rank runs: exactly one of `script` and `module`."""
+
+    cel_rules = (
+        (
+            "has(self.script) != has(self.module)",
+            "entrypoint: give exactly one of script (a path in the image) and module (as for python -m)",
+        ),
+    )
+    script: Annotated[str | None, Field(min_length=1, description="Path of a Python file in the image.")] = None
+    module: Annotated[str | None, Field(min_length=1, description="Module to run, as for python -m.")] = None
+    args: tuple[str, ...] = ()
+    working_dir: str | None = None
+
+
+class KeySelector(Resource):
+    """A key of a ConfigMap or a Secret in the job's namespace."""
+
+    name: str
+    key: str
+    optional: bool | None = None
+
+
+class EnvVarSource(Resource):
+    config_map_key_ref: KeySelector | None = None
+    secret_key_ref: KeySelector | None = None
+
+
+class EnvVar(Resource):
+    """An environment variable of the ranks."""
+
+    cel_rules = (
+        (
+            "!self.name.startsWith('SPOTTRAIN_')",
+            "env: names that begin with SPOTTRAIN_ are the operator's; choose another name",
+        ),
+    )
+    name: Annotated[str, Field(min_length=1)]
+    value: str | None = None
+    value_from: EnvVarSource | None = None
+
+
+class Resources(Resource):
+    """Resources of one pod, as in a container. Without it: one nvidia.com/gpu per process."""
+
+    requests: dict[str, str] = Field(default_factory=dict)
+    limits: dict[str, str] = Field(default_factory=dict)
+
+
+class Volume(Resource):
+    """A volume: emptyDir, configMap, secret or persistentVolumeClaim. Nothing of the host."""
+
+    name: str
+    empty_dir: Annotated[FreeForm | None, Field(alias="emptyDir")] = None
+    config_map: Annotated[FreeForm | None, Field(alias="configMap")] = None
+    secret: FreeForm | None = None
+    persistent_volume_claim: Annotated[FreeForm | None, Field(alias="persistentVolumeClaim")] = None
+
+
+class VolumeMount(Resource):
+    name: str
+    mount_path: str
+    read_only: bool | None = None
+    sub_path: str | None = None
+
+
+class Toleration(Resource):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+    toleration_seconds: int | None = None
+
+
+class PodTemplate(Resource):
+    """What a job may say about its pods. Everything else is the operator's, so that pods stay restricted."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    service_account_name: str | None = None
+    image_pull_policy: str | None = None
+    image_pull_secrets: Annotated[tuple[dict[str, str], ...], Field(max_length=8)] = ()
+    priority_class_name: str | None = None
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=32)] = ()
+    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(max_length=32)] = ()
+    termination_grace_period_seconds: Annotated[int, Field(ge=1, le=3600)] = 120
+
+
+class Nodes(Resource):
+    """How many nodes train together; one pod a node."""
+
+    cel_rules = (
+        ("self.min <= self.max", "nodes.min is larger than nodes.max; lower min or raise max"),
+        (f"self.max <= {MAX_MEMBERS}", f"nodes.max is above {MAX_MEMBERS}, the most that one job can have"),
+    )
+    min: Annotated[int, Field(ge=1)] = 1
+    max: Annotated[int, Field(ge=1)]
+
+
+class OnDemandCapacity(Resource):
+    """The floor: `min` nodes are always on-demand; up to `max` where spot falls back (default: nodes.max)."""
+
+    cel_rules = (
+        (
+            "!has(self.max) || self.min <= self.max",
+            "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
+        ),
+    )
+    min: Annotated[int, Field(ge=0)] = 0
+    max: Annotated[int | None, Field(ge=0)] = None
+    price_per_hour: Annotated[float | None, Field(ge=0, description="Price of one node, in any currency.")] = None
+
+
+class SpotCapacity(Resource):
+    """The surplus: at most `max` spot nodes (default: nodes.max)."""
+
+    max: Annotated[int | None, Field(ge=0)] = None
+    price_per_hour: Annotated[float | None, Field(ge=0, description="Price of one node, in any currency.")] = None
+
+
+class FallbackPolicy(StrEnum):
+    ON_DEMAND = "OnDemand"
+    NONE = "None"
+
+
+class Fallback(Resource):
+    """When spot pods have waited `afterSeconds` for a node, on-demand pods take their place, up to
+    capacity.onDemand.max; `returnAfterSeconds` later spot is tried again."""
+
+    policy: FallbackPolicy = FallbackPolicy.ON_DEMAND
+    after_seconds: Annotated[int, Field(ge=0)] = 300
+    return_after_seconds: Annotated[int, Field(ge=1)] = 900
+
+
+class PoolProvider(StrEnum):
+    EKS = "eks"
+    KARPENTER = "karpenter"
+    GKE = "gke"
+    AKS = "aks"
+    CUSTOM = "custom"
+
+
+class Pool(Resource):
+    """A node pool to use, with its own price. A custom pool is found by its nodeSelector alone."""
+
+    cel_rules = (
+        (
+            "self.provider != 'custom' || has(self.nodeSelector)",
+            "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
+        ),
+    )
+    name: Annotated[str, Field(min_length=1)]
+    capacity_type: CapacityType
+    provider: PoolProvider
+    node_selector: dict[str, str] | None = None
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    price_per_hour: Annotated[float | None, Field(ge=0)] = None
+
+
+class Capacity(Resource):
+    """Where the nodes come from. Without `pools`, any node whose labels say that it is spot or on-demand
+    (EKS, Karpenter, GKE and AKS labels are known)."""
+
+    on_demand: OnDemandCapacity = OnDemandCapacity()
+    spot: SpotCapacity = SpotCapacity()
+    fallback: Fallback = Fallback()
+    pools: Annotated[tuple[Pool, ...], Field(max_length=16)] = ()
+
+
+class Strategy(StrEnum):
+    AUTO = "auto"
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Fsdp(Resource):
+    """Settings of FSDP2. `reshardAfterForward: false` keeps parameters gathered between forward and backward."""
+
+    reshard_after_forward: bool = True
+
+
+class Batch(Resource):
+    """`global` samples make one optimizer step, whatever the number of nodes; `micro` of them at once a rank."""
+
+    cel_rules = (
+        ("self.micro <= self.global", "batch.micro is larger than batch.global; lower micro or raise global"),
+        (
+            "self.global == oldSelf.global",
+            "batch.global can't change while a job exists: it would change what is trained; make a new job",
+        ),
+    )
+    global_: Annotated[int, Field(ge=1, alias="global")]
+    micro: Annotated[int, Field(ge=1)] = 1
+
+
+class Checkpoint(Resource):
+    """Where commits go, and how often. `interval`: auto, or a number with steps, s or m ("50steps", "5m")."""
+
+    cel_rules = (
+        (
+            "self.uri.matches('^(s3://[^/]+.*|file:///.+)$')",
+            "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix or file:///absolute/path",
+        ),
+        (
+            "self.uri == oldSelf.uri",
+            "checkpoint.uri can't change while a job exists: its commits are there; make a new job",
+        ),
+    )
+    uri: Annotated[str, Field(min_length=1, max_length=1024)]
+    interval: Annotated[str, Field(pattern=INTERVAL_PATTERN, max_length=16)] = "auto"
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    endpoint_url: Annotated[str | None, Field(alias="endpointURL", max_length=1024)] = None
+
+
+class RunPolicy(Resource):
+    """When to pause, give up and clean up. Preemptions never count against `failureBudget`."""
+
+    suspend: bool = False
+    failure_budget: Annotated[int, Field(ge=0)] = 3
+    active_deadline_seconds: Annotated[int | None, Field(ge=1)] = None
+    ttl_seconds_after_finished: Annotated[int | None, Field(ge=0)] = None
+    hang_timeout_seconds: Annotated[int, Field(ge=5)] = 600
+    start_timeout_seconds: Annotated[
+        int, Field(ge=5, description="Longest time from a generation's start to its first step.")
+    ] = 900
+
+
+class TrainingJobSpec(Resource):
+    """A training run on a mix of on-demand and spot nodes."""
+
+    cel_rules = (
+        (
+            "self.capacity.onDemand.min <= self.nodes.max",
+            "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max",
+        ),
+        (
+            "!has(self.capacity.onDemand.max) || !has(self.capacity.spot.max) || "
+            "self.capacity.onDemand.max + self.capacity.spot.max >= self.nodes.min",
+            "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them",
+        ),
+        (
+            "self.batch.global >= self.nodes.max * self.processesPerNode",
+            "batch.global is below the largest world size (nodes.max times processesPerNode), so that some rank "
+            "would have no sample; raise batch.global or lower nodes.max",
+        ),
+        (
+            "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",
+            "strategy, precision and seed can't change while a job exists: the run would be another; make a new job",
+        ),
+    )
+    image: Annotated[str, Field(min_length=1)]
+    entrypoint: EntrypointSpec
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = ()
+    resources: Resources | None = None
+    pod_template: PodTemplate = PodTemplate()
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    nodes: Nodes
+    capacity: Capacity = Capacity()
+    strategy: Strategy = Strategy.AUTO
+    precision: Precision = Precision.FP32
+    fsdp: Fsdp = Fsdp()
+    batch: Batch
+    seed: Annotated[int, Field(ge=0)] = 0
+    checkpoint: Checkpoint
+    run_policy: RunPolicy = RunPolicy()
+
+
+# --- status ----------------------------------------------------------------------------------------------
+
+
+class StatusResource(Resource):
+    """Base of the status: unknown fields are kept out, so that an older operator can read a newer status."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Phase(StrEnum):
+    """PENDING: waiting for nodes. STARTING: a generation starts. DRAINING: it commits and makes way for the
+    next. RECOVERING: a generation broke and the next isn't there yet."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    DRAINING = "Draining"
+    RECOVERING = "Recovering"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+FINISHED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
+
+class Condition(StatusResource):
+    """As metav1.Condition. Types: Ready, Progressing, Preempted, SpotAvailable, Suspended, Succeeded, Failed."""
+
+    type: str
+    status: str  # "True", "False", "Unknown"
+    reason: str
+    message: str
+    last_transition_time: datetime
+
+
+class GenerationState(StrEnum):
+    """ACTIVE: assigned. DRAINING: asked to commit and stop. STOPPING: told to stop at once. ENDED: over."""
+
+    ACTIVE = "Active"
+    DRAINING = "Draining"
+    STOPPING = "Stopping"
+    ENDED = "Ended"
+
+
+class GenerationStatus(StatusResource):
+    """The newest generation. Written before anyone acts on it; assignments are made from it alone."""
+
+    number: int
+    state: GenerationState
+    rendezvous_id: Annotated[str, Field(alias="rendezvousID")]
+    rendezvous_endpoint: str
+    world_size: int
+    members: tuple[Member, ...] = ()
+    resume: CommitRef | None = None
+    template_hash: str = ""
+    started_at: datetime
+    first_step_at: datetime | None = None
+    # Why and until when, while DRAINING or STOPPING; why, once ENDED.
+    reason: str | None = None
+    requested_at: datetime | None = None
+    deadline: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class ProgressStatus(StatusResource):
+    """How far the training is. `display` is for the printer column."""
+
+    step: int = 0
+    total_steps: int | None = None
+    display: str = ""
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+    last_step_at: datetime | None = None
+
+
+class Transition(StatusResource):
+    """One change of membership: the end of a generation and the start of the next, as the user felt it.
+
+    `steps_redone` and `seconds_without_step` are known (not None) once the next generation has made a step.
+    """
+
+    generation: int  # the one that ended
+    reason: str  # "Preempted", "NodeLost", "Grow", "Failure", "Suspend", "Edited", "Hang", ...
+    message: str = ""
+    with_notice: bool = False
+    at: datetime
+    last_step: int = 0
+    last_step_at: datetime | None = None
+    resume_step: int | None = None
+    steps_redone: int | None = None
+    seconds_without_step: float | None = None
+    world_size_before: int = 0
+    world_size_after: int | None = None
+
+
+class Counts(StatusResource):
+    """Pods of the newest generation and pods that wait, warm, for the next."""
+
+    on_demand: int = 0
+    spot: int = 0
+    waiting: int = 0
+
+
+class CostStatus(StatusResource):
+    """Money so far, in the currency of the prices: what was spent, and what as many on-demand nodes would
+    have cost for the same time."""
+
+    total: float = 0.0
+    on_demand_only: float = 0.0
+    display: str = ""
+
+
+class TrainingJobStatus(StatusResource):
+    """What the operator knows and has decided. Everything it needs to go on after its own restart is here."""
+
+    phase: Phase = Phase.PENDING
+    message: str = ""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    generation: GenerationStatus | None = None
+    progress: ProgressStatus = ProgressStatus()
+    commit: CommitRef | None = None
+    members: Counts = Counts()
+    transitions: tuple[Transition, ...] = ()
+    preemptions: int = 0
+    preemptions_without_notice: int = 0
+    steps_redone: int = 0
+    failures: int = 0
+    generations_without_progress: int = 0
+    goodput: float | None = None
+    goodput_display: str | None = None
+    productive_seconds: float = 0.0
+    cost: CostStatus | None = None
+    # Bookkeeping that must survive the operator.
+    last_sequence: int = 0
+    spot_pending_since: datetime | None = None
+    fallback_since: datetime | None = None
+    accounted_at: datetime | None = None
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+
+
+PRINTER_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+    # name, type, JSONPath, priority (0: always shown)
+    ("Phase", "string", ".status.phase", 0),
+    ("Step", "string", ".status.progress.display", 0),
+    ("Loss", "number", ".status.progress.loss", 0),
+    ("World", "integer", ".status.generation.worldSize", 0),
+    ("On-Demand", "integer", ".status.members.onDemand", 0),
+    ("Spot", "integer", ".status.members.spot", 0),
+    ("Gen", "integer", ".status.generation.number", 0),
+    ("Preempted", "integer", ".status.preemptions", 0),
+    ("Redone", "integer", ".status.stepsRedone", 0),
+    ("Goodput", "string", ".status.goodputDisplay", 0),
+    ("Cost", "string", ".status.cost.display", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Committed", "integer", ".status.commit.step", 1),
+    ("Tokens/s", "number", ".status.progress.tokensPerSecond", 1),
+    ("Message", "string", ".status.message", 1),
+)
