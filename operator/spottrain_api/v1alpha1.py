@@ -82,7 +82,7 @@ class EnvVar(Resource):
             "env: names that begin with SPOTTRAIN_ are the operator's; choose another name",
         ),
     )
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
     value: str | None = None
     value_from: EnvVarSource | None = None
 
@@ -302,7 +302,7 @@ class TrainingJobSpec(Resource):
             "strategy, precision and seed can't change while a job exists: the run would be another; make a new job",
         ),
     )
-    image: Annotated[str, Field(min_length=1)]
+    image: Annotated[str, Field(min_length=1, max_length=1024)]
     entrypoint: EntrypointSpec
     env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = ()
     resources: Resources | None = None

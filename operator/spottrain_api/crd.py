@@ -1,0 +1,133 @@
+"""The CustomResourceDefinition, made from the models in v1alpha1.
+
+`python -m spottrain_api.crd` writes crds/trainingjobs.spottrain.dev.yaml; a contract test fails while the file
+and the models disagree.
+Source of the rules for structural schemas:
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from . import v1alpha1
+from .contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
+
+NAME = f"{PLURAL}.{GROUP}"
+CRD_FILE = Path(__file__).parents[2] / "crds" / f"{NAME}.yaml"
+# A pod is named after its job and a number, and its name is a label value of 63 characters at most.
+MAX_NAME = 50
+# Keys of JSON schema that a structural schema doesn't have, or that only repeat what it says already.
+DROPPED_KEYS = frozenset({"title", "$defs", "additionalProperties", "default"})
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole CRD as the API server takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": NAME},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["tj"],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": type_, "jsonPath": path, "priority": priority}
+                        for name, type_, path, priority in v1alpha1.PRINTER_COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": _root_schema()},
+                }
+            ],
+        },
+    }
+
+
+def _root_schema() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": inspect.getdoc(v1alpha1.TrainingJobSpec),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(v1alpha1.TrainingJobSpec),
+            "status": structural_schema(v1alpha1.TrainingJobStatus),
+        },
+        "x-kubernetes-validations": [
+            {
+                "rule": f"self.metadata.name.size() <= {MAX_NAME}",
+                "message": f"metadata.name is longer than {MAX_NAME} characters; pods are named after it: shorten it",
+            }
+        ],
+    }
+
+
+def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI v3 structural schema of a model: no $ref, no anyOf, defaults that the API server can apply."""
+    schema = model.model_json_schema(by_alias=True)
+    return _inline(schema, schema.get("$defs", {}))
+
+
+def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        name = node["$ref"].rsplit("/", 1)[1]
+        siblings = {key: value for key, value in node.items() if key not in ("$ref", "default")}
+        return _with_default(_inline({**definitions[name], **siblings}, definitions), node)
+    if "anyOf" in node:  # Optional: the API server knows absent, it need not know null.
+        (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
+        siblings = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
+        return _inline({**option, **siblings}, definitions)
+    result = {key: value for key, value in node.items() if key not in DROPPED_KEYS}
+    rules = _cel_rules(node.get("title"))
+    if rules:
+        result["x-kubernetes-validations"] = rules
+    if "properties" in node:
+        result["properties"] = {key: _inline(value, definitions) for key, value in node["properties"].items()}
+    if "items" in node:
+        result["items"] = _inline(node["items"], definitions)
+    if isinstance(node.get("additionalProperties"), dict):
+        result["additionalProperties"] = _inline(node["additionalProperties"], definitions)
+    return _with_default(result, node)
+
+
+def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """Objects default to {}: the API server then applies the defaults inside them by itself."""
+    if node.get("default") is not None:
+        schema = {**schema, "default": {} if schema.get("type") == "object" else node["default"]}
+    return schema
+
+
+def _cel_rules(title: str | None) -> list[dict[str, str]]:
+    model = getattr(v1alpha1, title, None) if title else None
+    if not (inspect.isclass(model) and issubclass(model, v1alpha1.Resource) and not issubclass(model, Message)):
+        return []
+    return [{"rule": rule, "message": message} for rule, message in model.cel_rules]
+
+
+def to_yaml() -> str:
+    """The text of the file in crds/."""
+    header = f"# Written by `make crds` from the models of {API_VERSION}; don't edit.\n"
+    return header + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=118, allow_unicode=True)
+
+
+if __name__ == "__main__":
+    CRD_FILE.write_text(to_yaml())
