@@ -1,0 +1,143 @@
+"""What the CLI shows of a TrainingJob, read from the Kubernetes API in one go."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, VERSION
+from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
+from spottrain_api.v1alpha1 import TrainingJobStatus
+
+
+class UserError(Exception):
+    """Something that the user can mend; the text is a sentence that says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSummary:
+    """One pod of a job: `capacity_type` is on-demand or spot, `state` the phase, or why it waits."""
+
+    name: str
+    node: str
+    capacity_type: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSummary:
+    """One Kubernetes event about the job, newest last in lists."""
+
+    at: datetime
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSnapshot:
+    """A job as it is now; `history` is empty unless asked for."""
+
+    namespace: str
+    name: str
+    spec: dict[str, Any]
+    created_at: datetime
+    status: TrainingJobStatus
+    pods: tuple[PodSummary, ...] = ()
+    events: tuple[EventSummary, ...] = ()
+    history: tuple[HistoryPoint, ...] = ()
+
+
+class JobReader:
+    """Reads jobs with the credentials of a kubeconfig (default: kubectl's own rules)."""
+
+    def __init__(self, kubeconfig: str | None = None) -> None:
+        try:
+            api_client = config.new_client_from_config(config_file=kubeconfig)
+        except config.ConfigException as error:
+            raise UserError(
+                f"No cluster to talk to: {error}. Set KUBECONFIG, or start one with `spottrain local up`."
+            ) from error
+        self._objects = client.CustomObjectsApi(api_client)
+        self._core = client.CoreV1Api(api_client)
+
+    def names(self, namespace: str) -> list[str]:
+        """The names of the namespace's jobs."""
+        jobs = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
+        return sorted(job["metadata"]["name"] for job in jobs["items"])
+
+    def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
+        """The job with its pods and events. UserError: there is no such job."""
+        try:
+            job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            raise UserError(
+                f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
+            ) from error
+        return JobSnapshot(
+            namespace=namespace,
+            name=name,
+            spec=job["spec"],
+            created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
+            status=TrainingJobStatus.model_validate(job.get("status", {})),
+            pods=self._pods(namespace, name),
+            events=self._events(namespace, job["metadata"]["uid"]),
+            history=self._history(namespace, name) if with_history else (),
+        )
+
+    def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:
+        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB}={name}").items
+        return tuple(
+            PodSummary(
+                name=pod.metadata.name,
+                node=pod.spec.node_name or "",
+                capacity_type=pod.metadata.labels.get(LABEL_CAPACITY_TYPE, ""),
+                state=_pod_state(pod),
+            )
+            for pod in pods
+        )
+
+    def _events(self, namespace: str, uid: str) -> tuple[EventSummary, ...]:
+        events = self._core.list_namespaced_event(namespace, field_selector=f"involvedObject.uid={uid}").items
+        summaries = [
+            EventSummary(
+                at=event.last_timestamp or event.event_time or event.metadata.creation_timestamp,
+                type=event.type or "Normal",
+                reason=event.reason or "",
+                message=event.message or "",
+            )
+            for event in events
+        ]
+        return tuple(sorted(summaries, key=lambda event: event.at))
+
+    def _history(self, namespace: str, name: str) -> tuple[HistoryPoint, ...]:
+        try:
+            stored = self._core.read_namespaced_config_map(history_name(name), namespace)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return ()
+        rows = csv.reader(io.StringIO((stored.data or {}).get(HISTORY_KEY, "")))
+        return tuple(HistoryPoint.from_row(row) for row in rows if row)
+
+
+def _pod_state(pod: Any) -> str:
+    if pod.metadata.deletion_timestamp:
+        return "Terminating"
+    for container in pod.status.container_statuses or ():
+        if container.state.waiting and container.state.waiting.reason:
+            return str(container.state.waiting.reason)
+    return str(pod.status.phase)
+
+
+def now() -> datetime:
+    """The CLI's clock."""
+    return datetime.now(UTC)

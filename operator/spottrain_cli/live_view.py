@@ -1,0 +1,134 @@
+"""The terminal view of a job: pure, from a snapshot to something that rich can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+
+from .job_view import EventSummary, JobSnapshot
+
+PHASE_STYLES = {
+    Phase.RUNNING: "bold green",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+    Phase.DRAINING: "bold yellow",
+    Phase.RECOVERING: "bold yellow",
+    Phase.STARTING: "bold cyan",
+}
+CAPACITY_STYLES = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
+SPARKS = "▁▂▃▄▅▆▇█"
+NUM_EVENTS = 8
+
+
+def job_view(job: JobSnapshot, at: datetime, losses: Sequence[float] = ()) -> RenderableType:
+    """The whole view. `losses` are the newest ones, oldest first, for the small curve."""
+    return Group(_headline(job, at), _progress(job.status, losses), _members(job), _events(job.events, at))
+
+
+def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
+    status = job.status
+    line = Text.assemble(
+        (f"{job.namespace}/{job.name}  ", "bold"),
+        (status.phase.value, PHASE_STYLES.get(status.phase, "bold")),
+        (f"  {duration((status.completion_time or at) - job.created_at)}", "dim"),
+    )
+    if status.message:
+        line.append(f"\n{status.message}", "dim")
+    return line
+
+
+def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableType:
+    progress = status.progress
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(
+        "Step",
+        ProgressBar(total=progress.total_steps, completed=progress.step, width=40)
+        if progress.total_steps
+        else Text("–"),
+        Text(progress.display or "waiting for the first step"),
+    )
+    curve = sparkline(losses)
+    if progress.loss is not None:
+        speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
+        eta = f"   {seconds(progress.eta_seconds)} to go" if progress.eta_seconds is not None else ""
+        grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
+    commit = status.commit
+    grid.add_row(
+        "Commit",
+        Text(f"step {commit.step} of generation {commit.generation}" if commit else "none yet"),
+        Text(f"{progress.step - commit.step} steps since" if commit and progress.step >= commit.step else ""),
+    )
+    lost = f"{status.preemptions} preemptions ({status.preemptions_without_notice} without notice)"
+    grid.add_row("Losses", Text(lost), Text(f"{status.steps_redone} steps redone, {status.failures} failures"))
+    money = status.cost.display if status.cost else "no prices given"
+    grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
+    return grid
+
+
+def _members(job: JobSnapshot) -> RenderableType:
+    generation = job.status.generation
+    title = "no generation yet"
+    members = {}
+    if generation is not None:
+        active = generation.state is not GenerationState.ENDED
+        members = {member.pod: member for member in generation.members} if active else {}
+        title = f"generation {generation.number}, {generation.state.value}"
+        if active:
+            title += f", world size {generation.world_size}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
+    for column in ("Rank", "Pod", "Node", "Capacity", "State"):
+        table.add_column(column)
+    ranks = {name: member.node_rank for name, member in members.items()}
+    for pod in sorted(job.pods, key=lambda pod: (ranks.get(pod.name, len(ranks)), pod.name)):
+        member = pod.name in members
+        table.add_row(
+            str(ranks[pod.name]) if member else "",
+            pod.name,
+            pod.node or "–",
+            Text(pod.capacity_type, CAPACITY_STYLES.get(CapacityType(pod.capacity_type), "")),
+            pod.state if member or pod.state != "Running" else "waits, warm",
+        )
+    return table
+
+
+def _events(events: Sequence[EventSummary], at: datetime) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for event in events[-NUM_EVENTS:]:
+        style = "yellow" if event.type == "Warning" else ""
+        table.add_row(Text(f"{duration(at - event.at)} ago", "dim"), Text(event.reason, style), Text(event.message))
+    return Panel(table, title="events", title_align="left", box=box.ROUNDED, border_style="dim")
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The newest `width` values as blocks from the lowest to the highest."""
+    shown = [value for value in values[-width:] if value == value]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in shown)
+
+
+def duration(span: object) -> str:
+    """A timedelta as people say it: 42s, 3m05s, 2h10m."""
+    return seconds(getattr(span, "total_seconds", lambda: 0.0)())
+
+
+def seconds(value: float) -> str:
+    """As `duration`, of seconds."""
+    whole = max(0, round(value))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

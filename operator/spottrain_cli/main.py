@@ -1,0 +1,125 @@
+"""`spottrain`: the command line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import click
+from kubernetes.client.exceptions import ApiException
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from urllib3.exceptions import HTTPError
+
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
+
+from .job_view import JobReader, JobSnapshot, UserError, now
+from .live_view import duration, job_view
+from .report import html_report
+
+REFRESH_SECONDS = 0.5
+
+
+class Group(click.Group):
+    """Says what a user can mend as a sentence, without a traceback, and exits with 1."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise click.ClickException(str(error)) from error
+        except ApiException as error:
+            raise click.ClickException(f"The API server refused: {error.reason} ({error.status}).") from error
+        except HTTPError as error:
+            raise click.ClickException(
+                "The API server can't be reached. Is the cluster up (`spottrain local status`), and does KUBECONFIG "
+                f"name it? ({error})"
+            ) from error
+
+
+@click.group(cls=Group)
+@click.version_option(package_name="spottrain")
+def main() -> None:
+    """Spot-aware training on Kubernetes. kubectl shows the same objects: `kubectl get tj`."""
+
+
+namespace_option = click.option(
+    "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
+)
+kubeconfig_option = click.option("--kubeconfig", help="Default: kubectl's own rules (KUBECONFIG, ~/.kube/config).")
+
+
+@main.command()
+@click.argument("job", required=False)
+@click.option("-w", "--watch", is_flag=True, help="Keep showing it until the job has ended.")
+@namespace_option
+@kubeconfig_option
+def status(job: str | None, watch: bool, namespace: str, kubeconfig: str | None) -> None:
+    """Show how JOB is doing; without JOB, all jobs of the namespace in a line each."""
+    reader = JobReader(kubeconfig)
+    console = Console()
+    if job is None:
+        console.print(_jobs_table(reader, namespace))
+    elif watch:
+        sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else 1)
+    else:
+        snapshot = reader.read(namespace, job, with_history=True)
+        console.print(job_view(snapshot, now(), [point.loss for point in snapshot.history]))
+
+
+def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> Phase:
+    """Show the live view until the job has ended; returns the phase in which it ended."""
+    losses: deque[float] = deque(maxlen=200)
+    last_step = -1
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            snapshot = reader.read(namespace, job)
+            progress = snapshot.status.progress
+            if progress.loss is not None and progress.step != last_step:
+                losses.append(progress.loss)
+                last_step = progress.step
+            live.update(job_view(snapshot, now(), tuple(losses)), refresh=True)
+            if snapshot.status.phase in FINISHED_PHASES:
+                return snapshot.status.phase
+            time.sleep(REFRESH_SECONDS)
+
+
+def _jobs_table(reader: JobReader, namespace: str) -> Table:
+    table = Table("Job", "Phase", "Step", "Loss", "World", "Preempted", "Redone", "Goodput", "Cost", "Age", box=None)
+    at = now()
+    for name in reader.names(namespace):
+        job = reader.read(namespace, name)
+        table.add_row(*_job_row(job), duration(at - job.created_at))
+    return table
+
+
+def _job_row(job: JobSnapshot) -> tuple[str, ...]:
+    status = job.status
+    loss = status.progress.loss
+    return (
+        job.name,
+        status.phase.value,
+        status.progress.display,
+        f"{loss:.4f}" if loss is not None else "",
+        str(status.generation.world_size) if status.generation else "",
+        str(status.preemptions),
+        str(status.steps_redone),
+        status.goodput_display or "",
+        status.cost.display if status.cost else "",
+    )
+
+
+@main.command()
+@click.argument("job")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: JOB.html.")
+@namespace_option
+@kubeconfig_option
+def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
+    """Write a self-contained HTML report of JOB: loss, members over time, where the time and the money went."""
+    path = output or Path(f"{job}.html")
+    snapshot = JobReader(kubeconfig).read(namespace, job, with_history=True)
+    path.write_text(html_report(snapshot, now()))
+    click.echo(f"Wrote {path}.")
