@@ -1,0 +1,79 @@
+"""What the ranks tell each other around a checkpoint: small collectives on a gloo group of their own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from spottrain.checkpoint.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class Agreement:
+    """Runs things so that either every rank succeeds or every rank raises. `group` None: a world of one."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+
+    def from_rank_0(self, work: Callable[[], T]) -> T:
+        """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
+        if self._group is None:
+            return work()
+        outcome: list[T | CheckpointError | None] = [_outcome(work) if self._rank == 0 else None]
+        dist.broadcast_object_list(outcome, group=self._group, group_src=0)
+        return _result(outcome[0])
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do `work` on every rank. A rank whose own work failed raises that; the others what failed first."""
+        outcome = _outcome(work)
+        first = self._first(outcome)
+        if isinstance(outcome, CheckpointError):
+            raise outcome
+        if first is not None:
+            raise first
+        return outcome
+
+    def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
+        """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
+        return self._first(_outcome(work))
+
+    def flags_and_token(self, first: bool, second: bool) -> tuple[bool, bool, int]:
+        """Whether each flag is set on any rank, and a random number of rank 0's, in one small reduction."""
+        token = secrets.randbits(63) if self._rank == 0 else 0
+        if self._group is None:
+            return first, second, token
+        values = torch.tensor([first, second, token], dtype=torch.int64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        any_first, any_second, token = values.tolist()
+        return bool(any_first), bool(any_second), token
+
+    def _first(self, outcome: object) -> CheckpointError | None:
+        error = outcome if isinstance(outcome, CheckpointError) else None
+        if self._group is None:
+            return error
+        failed = torch.tensor([error is not None], dtype=torch.int64)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
+        if not failed.item():
+            return None
+        errors: list[CheckpointError | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(errors, error, group=self._group)
+        return next(found for found in errors if found is not None)
+
+
+def _outcome(work: Callable[[], T]) -> T | CheckpointError:
+    try:
+        return work()
+    except CheckpointError as error:
+        return error
+
+
+def _result(outcome: T | CheckpointError | None) -> T:
+    if isinstance(outcome, CheckpointError):
+        raise outcome
+    return outcome  # type: ignore[return-value]

@@ -1,0 +1,220 @@
+"""Saving and loading for the training loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from spottrain.checkpoint import codec
+from spottrain.checkpoint.agreement import Agreement
+from spottrain.checkpoint.attempt import Attempt
+from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
+from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
+from spottrain.checkpoint.head import Commit, fence
+from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
+from spottrain.checkpoint.persist import Persist, SaveHandle
+from spottrain.checkpoint.retention import Retention, clean_up
+from spottrain.checkpoint.staging import StagingBuffer
+from spottrain.checkpoint.storage import CheckpointStorage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a checkpoint holds besides the state that was filled in."""
+
+    step: int
+    extra: dict[str, Any]
+    rank_state: dict[str, Any] | None
+    """What this rank saved; None at another world size, where no rank is the same."""
+
+
+class Checkpointer:
+    """One rank's access to a job's checkpoints.
+
+    `latest`, `load`, `save` and `prepare` are collectives: every rank calls them, in the same order, from
+    the training thread. They use `process_group` only, a gloo group that nothing else uses, so that they
+    never meet a collective of the model. What runs in the background uses no collective at all.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        *,
+        generation: int,
+        attempt_id: str,
+        rank: int,
+        world_size: int,
+        process_group: dist.ProcessGroup | None = None,
+        retention: Retention | None = None,
+        receipts_timeout_seconds: float = 600.0,
+    ) -> None:
+        """`attempt_id` names this start of the generation and is part of the prefix of all its attempts.
+        With `retention`, each commit made in the background is followed by a clean-up."""
+        if world_size > 1 and process_group is None:
+            raise ValueError("a world of more than one rank needs a gloo process group of its own")
+        self._storage = storage
+        self._generation = generation
+        self._attempt_id = attempt_id
+        self._rank = rank
+        self._world_size = world_size
+        self._group = process_group if world_size > 1 else None
+        self._agreement = Agreement(self._group, rank)
+        self._retention = retention
+        self._receipts_timeout_seconds = receipts_timeout_seconds
+        self._staging = StagingBuffer()
+        self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
+        self._current: SaveHandle | None = None
+        self._resumed_from_step: int | None = None
+
+    def latest(self, *, verify: bool = False) -> Commit | None:
+        """The newest commit, the same on all ranks; None where there is none. Fences older generations.
+
+        With `verify`, all its bytes are read first, and a damaged commit is passed over, with a warning,
+        for the newest kept one that is whole. Raises Fenced.
+        """
+        head = self._agreement.from_rank_0(lambda: fence(self._storage, self._generation))
+        if not verify:
+            return head.newest
+        for candidate in head.commits:
+            damage = self._agreement.first_error(partial(self._verify, candidate))
+            if damage is None:
+                return candidate
+            log.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
+        if head.commits:
+            raise CorruptCheckpoint(
+                f"None of the {len(head.commits)} kept checkpoints is whole; see the warnings above. Restore "
+                "the bucket's objects, or start afresh with another checkpoint.uri."
+            )
+        return None
+
+    def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
+        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
+
+        What is read is verified before it reaches a tensor. When any rank fails, all raise: CorruptCheckpoint
+        (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
+        `state` as it was.
+        """
+        manifest = self._agreement.together(lambda: self._load(state, commit))
+        self._resumed_from_step = commit.step
+        same_world = manifest.world_size == self._world_size
+        return Loaded(
+            step=commit.step,
+            extra=codec.join(manifest.extra, {}),
+            rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
+        )
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Plan and allocate ahead for states of this structure, so that the first save is not slow."""
+        tensors, _ = self._agreement.together(lambda: codec.split(state))
+        self._staging.prepare(self._planned(tensors, changed=True))
+
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        extra: dict[str, Any] | None = None,
+        rank_state: dict[str, Any] | None = None,
+        asynchronous: bool = True,
+        wait: bool = False,
+        deadline_seconds: float | None = None,
+    ) -> SaveHandle | None:
+        """Save `state` after `step` steps.
+
+        Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
+        finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
+        this step, with `handle.commit` set on every rank, and raises on every rank if that failed.
+        `deadline_seconds` bounds the wait for the other ranks' receipts. `extra` and `state` but for its
+        sharded tensors are rank 0's; `rank_state` is each rank's own.
+        """
+        started = time.monotonic()
+        if (wait or not asynchronous) and self._current is not None:
+            self._current.join()
+        busy = self._current is not None and not self._current.done
+
+        def parts() -> tuple[codec.Tensors, codec.Json, codec.Json, codec.Json]:
+            return *codec.split(state), codec.encode(extra or {}), codec.encode(rank_state)
+
+        tensors, tree, encoded_extra, encoded_rank_state = self._agreement.together(parts)
+        changed = self._plan is None or self._plan[1] != signature(tensors)
+        busy, changed, unique = self._agreement.flags_and_token(busy, changed)
+        if busy:
+            return None
+        plan = self._planned(tensors, changed)
+        data = self._staging.stage(plan, tensors)
+        handle = SaveHandle(step, plan.size, time.monotonic() - started)
+        self._current = handle
+        task = Persist(
+            storage=self._storage,
+            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
+            handle=handle,
+            data=data,
+            receipt=self._receipt(plan, encoded_rank_state),
+            tree=tree,
+            extra=encoded_extra,
+            resumed_from_step=self._resumed_from_step,
+            receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
+            retention=self._retention if asynchronous else None,
+        )
+        if asynchronous:
+            threading.Thread(target=task.run, name=f"checkpoint-{step}", daemon=True).start()
+            return handle
+        task.run()
+        handle.commit = self._agreement.from_rank_0(handle.wait)
+        return handle
+
+    def wait(self) -> None:
+        """Wait for this rank's part of the save under way, if there is one. Raises what it ended with."""
+        if self._current is not None:
+            self._current.wait()
+
+    def cleanup(self, keep_last: int = 2, keep_every: int | None = None) -> int:
+        """On rank 0: forget and delete older commits and abandoned attempts; the number of objects deleted.
+
+        Never what HEAD names, nor what a generation that may still commit has written. No collective.
+        """
+        if self._rank != 0:
+            return 0
+        return clean_up(self._storage, self._generation, Retention(last=keep_last, every=keep_every))
+
+    def close(self) -> None:
+        """Wait for the save under way; its error, if any, stays on its handle."""
+        if self._current is not None:
+            self._current.join()
+
+    def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
+        return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)
+
+    def _planned(self, tensors: codec.Tensors, changed: bool) -> RankPlan:
+        if changed or self._plan is None:
+            self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
+        return self._plan[0]
+
+    def _load(self, state: dict[str, Any], commit: Commit) -> Manifest:
+        manifest = read_manifest(self._storage, commit)
+        tensors, _ = codec.split(state)
+        unknown = [key for key in state if key not in manifest.tree]
+        if unknown:
+            raise CheckpointMismatch(
+                f"The checkpoint at step {commit.step} has no {unknown[0]!r}; it was made with another strategy "
+                "or an older script. Use that one, or another checkpoint.uri."
+            )
+        load_tensors(tensors, manifest, PartReader(self._storage, commit.attempt, manifest))
+        state.update(codec.join(manifest.tree, tensors))
+        return manifest
+
+    def _verify(self, commit: Commit) -> None:
+        """This rank's share of reading all the files of a commit."""
+        manifest = read_manifest(self._storage, commit)
+        parts = PartReader(self._storage, commit.attempt, manifest)
+        for rank in range(self._rank, manifest.world_size, self._world_size):
+            parts.verify(rank)

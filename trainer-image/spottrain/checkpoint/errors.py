@@ -1,0 +1,59 @@
+"""What can go wrong with checkpoints, each with a sentence for the person who runs the job."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """Base of all errors of this package; `str(error)` is a sentence that says what to do."""
+
+
+class StorageError(CheckpointError):
+    """A store refused or failed an operation."""
+
+
+class ObjectNotFound(StorageError):
+    """There is no object of this key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"There is no object {key!r} in the checkpoint store.")
+        self.key = key
+
+
+class PreconditionFailed(StorageError):
+    """A conditional write lost: the object is not (or no longer) what the writer expected."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Another writer changed {key!r} first.")
+        self.key = key
+
+
+class StorageUnavailable(StorageError):
+    """The store did not answer, throttled for too long, or is full. The write may have taken effect."""
+
+
+class StorageDenied(StorageError):
+    """The store will never accept this request as it is: no such bucket, no access, a bad URI."""
+
+
+class Fenced(CheckpointError):
+    """A newer generation has taken over: this process may not commit any more."""
+
+
+class StepBehind(CheckpointError):
+    """A commit of this step or a later one exists already, so this one would lose progress."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Stored bytes are missing, cut short or altered."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """The checkpoint is sound but belongs to another model, strategy or format version."""
+
+
+class UnsupportedState(CheckpointError):
+    """The state holds a value that can't be stored without pickle."""
+
+
+class SaveFailed(CheckpointError):
+    """This save did not become a commit; the newest commit stands."""

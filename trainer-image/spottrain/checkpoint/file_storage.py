@@ -1,0 +1,181 @@
+"""A store in a folder: a local disk, or a shared filesystem that honours POSIX rename and flock (NFSv4 does)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.storage import Buffer
+
+_UNFINISHED = ".unfinished"
+_LOCK = ".lock"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
+
+
+class FileStorage:
+    """Implements CheckpointStorage: a write goes to a temporary file, is synced, and is renamed into place.
+
+    Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        with self._sentences("create the folder"):
+            (self._root / _UNFINISHED).mkdir(parents=True, exist_ok=True)
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        conditional = if_match is not None or if_absent
+        with self._sentences(f"write {key}"), self._locked() if conditional else contextlib.nullcontext():
+            if conditional and self._etag(key) != if_match:
+                raise PreconditionFailed(key)
+            self._write(key, data)
+        return _etag_of(data)
+
+    def upload(self, key: str, data: Buffer) -> None:
+        with self._sentences(f"write {key}"):
+            self._write(key, data)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        with self._sentences(f"read {key}"), self._existing(key):
+            data = self._path(key).read_bytes()
+        return data, _etag_of(data)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        with self._sentences(f"read {key}"), self._existing(key), self._path(key).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        folder = prefix.rpartition("/")[0]
+        with self._sentences(f"list {prefix}"):
+            found = sorted(self._walk(self._root / folder))
+        return (item for item in found if item[0].startswith(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._sentences(f"delete {key}"):
+                path.unlink(missing_ok=True)
+            self._remove_empty_folders(path.parent)
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        left = []
+        for path in (self._root / _UNFINISHED).iterdir():
+            key = path.stem.replace("%", "/")
+            if key.startswith(prefix) and is_over(key):
+                left.append(path)
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def _write(self, key: str, data: Buffer) -> None:
+        path = self._path(key)
+        unfinished = self._root / _UNFINISHED / f"{key.replace('/', '%')}.{uuid.uuid4().hex}"
+        try:
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            self._rename(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _rename(self, unfinished: Path, path: Path) -> None:
+        for _ in range(10):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A delete that empties the folder at the same moment may remove it between the two calls.
+            with contextlib.suppress(FileNotFoundError):
+                unfinished.replace(path)
+                _sync_folders(path.parent, self._root)
+                return
+        raise StorageUnavailable(f"The folder {path.parent} is removed again and again by another process.")
+
+    def _etag(self, key: str) -> str | None:
+        try:
+            return self.get(key)[1]
+        except ObjectNotFound:
+            return None
+
+    def _path(self, key: str) -> Path:
+        parts = PurePosixPath(key).parts
+        if not parts or key.startswith("/") or any(part.startswith(".") for part in parts):
+            raise StorageDenied(f"{key!r} is not a key of a checkpoint store.")
+        return self._root.joinpath(*parts)
+
+    def _walk(self, folder: Path) -> Iterator[tuple[str, int]]:
+        for parent, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in files:
+                path = Path(parent, name)
+                # Another process may delete what was just listed.
+                with contextlib.suppress(FileNotFoundError):
+                    if not name.startswith("."):
+                        yield path.relative_to(self._root).as_posix(), path.stat().st_size
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._root / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _existing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise ObjectNotFound(key) from error
+
+    @contextlib.contextmanager
+    def _sentences(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise self._sentence(doing, error) from error
+
+    def _sentence(self, doing: str, error: OSError) -> StorageError:
+        where = f"Could not {doing} in the checkpoint folder {self._root}"
+        if error.errno in _FULL:
+            return StorageUnavailable(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
+        if error.errno in _DENIED:
+            return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
+        return StorageUnavailable(f"{where}: {error.strerror or error}.")
+
+
+def _etag_of(data: Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folders(folder: Path, root: Path) -> None:
+    """Make the rename and the folders that it needed durable."""
+    while True:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder == root:
+            return
+        folder = folder.parent

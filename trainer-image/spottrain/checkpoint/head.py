@@ -1,0 +1,181 @@
+"""HEAD: the one small object that says which checkpoints exist, and who may write the next.
+
+Every change is a compare-and-swap of the whole object. An attempt that HEAD does not name is not a
+checkpoint, however complete it looks; what HEAD names is complete, because it was verified first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from spottrain.checkpoint.errors import (
+    CheckpointMismatch,
+    CorruptCheckpoint,
+    Fenced,
+    ObjectNotFound,
+    PreconditionFailed,
+    StepBehind,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.storage import CheckpointStorage
+
+HEAD_KEY = "HEAD"
+FORMAT_VERSION = 1
+_TRIES = 50
+
+
+class Commit(BaseModel):
+    """One committed checkpoint, as HEAD names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: int
+    step: int
+    attempt: str
+    """Prefix of all the objects of this checkpoint, with its trailing slash."""
+    manifest_sha256: str
+    committed_at: str
+    """UTC, ISO 8601; for people: nothing is decided by it."""
+
+    @property
+    def manifest(self) -> str:
+        """Key of the manifest."""
+        return f"{self.attempt}manifest.json"
+
+
+class Head(BaseModel):
+    """The kept commits, newest first, and the generation below which nobody may commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    fence: int
+    commits: tuple[Commit, ...] = ()
+
+    @property
+    def newest(self) -> Commit | None:
+        return self.commits[0] if self.commits else None
+
+
+def read_head(storage: CheckpointStorage) -> Head | None:
+    """What HEAD says now, or None where nothing was ever fenced or committed."""
+    return _read(storage)[0]
+
+
+def fence(storage: CheckpointStorage, generation: int) -> Head:
+    """Shut older generations out; what HEAD says from then on. Raises Fenced if a newer one did so first."""
+
+    def raise_fence(head: Head | None) -> Head:
+        if head is None:
+            return Head(fence=generation)
+        _refuse_fenced(head, generation)
+        return head.model_copy(update={"fence": generation})
+
+    return _update(storage, raise_fence)
+
+
+def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | None = None) -> Head:
+    """Make `new` the newest commit.
+
+    Steps only go up, but for one case: a newer generation that resumed from an older kept commit (because
+    the newest turned out to be damaged) drops the commits after it. A commit that HEAD names already is
+    left as it is, so that asking again after an unclear outcome is safe. Raises Fenced or StepBehind.
+    """
+
+    def add(head: Head | None) -> Head:
+        if head is None:
+            return Head(fence=new.generation, commits=(new,))
+        if any(kept.attempt == new.attempt for kept in head.commits):
+            return head
+        _refuse_fenced(head, new.generation)
+        kept = _kept_before(head, new, resumed_from_step)
+        return head.model_copy(update={"fence": new.generation, "commits": (new, *kept)})
+
+    return _update(storage, add)
+
+
+def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Commit, ...]], set[str]]) -> Head:
+    """Take commits off HEAD but those whose attempts `keep` returns, and never the newest."""
+
+    def drop(head: Head | None) -> Head:
+        if head is None:
+            return Head(fence=generation)
+        _refuse_fenced(head, generation)
+        kept = keep(head.commits)
+        left = tuple(c for c in head.commits if c is head.newest or c.attempt in kept)
+        return head.model_copy(update={"commits": left})
+
+    return _update(storage, drop)
+
+
+def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tuple[Commit, ...]:
+    newest = head.newest
+    if newest is None or newest.step < new.step:
+        return head.commits
+    fell_back = new.generation > newest.generation and resumed_from_step is not None
+    if not fell_back or all(kept.step != resumed_from_step for kept in head.commits):
+        raise StepBehind(
+            f"Step {new.step} of generation {new.generation} was not committed: generation "
+            f"{newest.generation} has already committed step {newest.step}."
+        )
+    return tuple(kept for kept in head.commits if kept.step < new.step)
+
+
+def _refuse_fenced(head: Head, generation: int) -> None:
+    if head.fence > generation:
+        raise Fenced(
+            f"Generation {generation} may not commit any more: generation {head.fence} has taken over this job."
+        )
+
+
+def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -> Head:
+    """Read, change and compare-and-swap until it holds. `change` must be idempotent.
+
+    A write whose outcome is unclear is resolved by reading again: where it took effect, `change` finds
+    nothing left to do.
+    """
+    pause = 0.005
+    for attempt in range(_TRIES):
+        try:
+            head, etag = _read(storage)
+            desired = change(head)
+            if desired != head:
+                data = desired.model_dump_json(indent=1).encode()
+                storage.put(HEAD_KEY, data, if_match=etag, if_absent=etag is None)
+            return desired
+        except PreconditionFailed:
+            pass
+        except StorageUnavailable:
+            # The store has retried on its own already; a few more tries only settle an unclear write.
+            if attempt >= 3:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
+    raise StorageUnavailable(
+        f"{HEAD_KEY} of the checkpoint store changed {_TRIES} times while this process tried to change it; "
+        "check that no other job uses the same checkpoint.uri."
+    )
+
+
+def _read(storage: CheckpointStorage) -> tuple[Head | None, str | None]:
+    try:
+        data, etag = storage.get(HEAD_KEY)
+    except ObjectNotFound:
+        return None, None
+    try:
+        version = json.loads(data)["format_version"]
+        if version != FORMAT_VERSION:
+            raise CheckpointMismatch(
+                f"The checkpoints are of format version {version}; this spottrain reads version "
+                f"{FORMAT_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
+            )
+        return Head.model_validate_json(data), etag
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise CorruptCheckpoint(
+            f"{HEAD_KEY} of the checkpoint store is damaged ({error.__class__.__name__}); restore it from a "
+            "version of the bucket, or start afresh with another checkpoint.uri."
+        ) from error

@@ -1,0 +1,220 @@
+"""What an attempt consists of: a receipt from every rank, and the manifest that rank 0 makes of them.
+
+Data files hold the raw bytes of tensors, one after the other; checksums cover blocks of a file, so that
+a reader that needs a part of it (at another world size) can verify just that part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.head import FORMAT_VERSION, Commit
+from spottrain.checkpoint.storage import Buffer, CheckpointStorage
+
+BLOCK_BYTES = 4 << 20
+ALIGNMENT_BYTES = 64
+
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+        *(torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128),
+    )
+}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class DataFile(_Model):
+    """Size and checksums of one rank's data."""
+
+    size: NonNegativeInt
+    block_bytes: PositiveInt = BLOCK_BYTES
+    crc32: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _a_checksum_for_every_block(self) -> Self:
+        if len(self.crc32) != -(-self.size // self.block_bytes):
+            raise ValueError("the number of checksums does not fit the size")
+        return self
+
+
+class Chunk(_Model):
+    """A box of a tensor: where it lies in the tensor (in elements) and in the rank's file (in bytes)."""
+
+    rank: NonNegativeInt
+    begin: NonNegativeInt
+    end: NonNegativeInt
+    offsets: tuple[NonNegativeInt, ...]
+    lengths: tuple[NonNegativeInt, ...]
+
+
+class Entry(_Model):
+    """A chunk that a rank wrote, with the name, type and shape of the tensor that it is of."""
+
+    fqn: str
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    chunk: Chunk
+
+
+class Receipt(_Model):
+    """A rank's word that its part is stored, or the sentence why it is not."""
+
+    rank: NonNegativeInt
+    world_size: int
+    error: str | None = None
+    file: DataFile = DataFile(size=0, crc32=())
+    entries: tuple[Entry, ...] = ()
+    rank_state: Any = None
+
+
+class Tensor(_Model):
+    """Type, shape (in elements) and chunks of a tensor; the chunks cover it exactly once."""
+
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    chunks: tuple[Chunk, ...]
+
+    @model_validator(mode="after")
+    def _covered_once(self) -> Self:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype}")
+        for chunk in self.chunks:
+            self._check_box(chunk)
+        # Boxes come from DCP's plan, which refuses overlaps; so the sum of the volumes decides.
+        if sum(math.prod(chunk.lengths) for chunk in self.chunks) != math.prod(self.shape):
+            raise ValueError("the chunks do not cover the tensor exactly once")
+        return self
+
+    def _check_box(self, chunk: Chunk) -> None:
+        if not len(chunk.offsets) == len(chunk.lengths) == len(self.shape):
+            raise ValueError("a chunk has another number of dimensions than its tensor")
+        if any(o + n > size for o, n, size in zip(chunk.offsets, chunk.lengths, self.shape, strict=True)):
+            raise ValueError("a chunk reaches beyond its tensor")
+        if chunk.end - chunk.begin != math.prod(chunk.lengths) * DTYPES[self.dtype].itemsize:
+            raise ValueError("a chunk's bytes do not fit its shape")
+
+
+class Manifest(_Model):
+    """The whole of a checkpoint: every tensor's place, and all state that is not a tensor."""
+
+    format_version: int = FORMAT_VERSION
+    generation: int
+    step: int
+    world_size: int
+    files: tuple[DataFile, ...]
+    tensors: dict[str, Tensor]
+    tree: Any
+    """The state with its tensors replaced by their names, as `codec.split` returns it."""
+    rank_states: tuple[Any, ...]
+    extra: Any
+
+    @model_validator(mode="after")
+    def _chunks_lie_in_files(self) -> Self:
+        if len(self.files) != self.world_size or len(self.rank_states) != self.world_size:
+            raise ValueError("there is not one file and one state for every rank")
+        for tensor in self.tensors.values():
+            for chunk in tensor.chunks:
+                if chunk.rank >= self.world_size or chunk.end > self.files[chunk.rank].size:
+                    raise ValueError("a chunk reaches beyond its file")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes of tensors and padding in all files."""
+        return sum(file.size for file in self.files)
+
+
+def data_key(attempt: str, rank: int) -> str:
+    return f"{attempt}rank-{rank:05d}.data"
+
+
+def receipt_key(attempt: str, rank: int) -> str:
+    return f"{attempt}rank-{rank:05d}.receipt.json"
+
+
+def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:
+    """CRC-32 of each block. zlib lets other threads run meanwhile."""
+    view = memoryview(data)
+    return tuple(zlib.crc32(view[begin : begin + block_bytes]) for begin in range(0, len(view), block_bytes))
+
+
+def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
+    """Gather the chunks of all ranks by tensor. Raises CorruptCheckpoint where they don't fit together."""
+    chunks: dict[str, list[Chunk]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for entry in entries:
+        kind = (entry.dtype, entry.shape)
+        if kinds.setdefault(entry.fqn, kind) != kind:
+            raise CorruptCheckpoint(f"The ranks disagree about the type or shape of {entry.fqn!r}.")
+        chunks.setdefault(entry.fqn, []).append(entry.chunk)
+    try:
+        return {
+            fqn: Tensor(dtype=kinds[fqn][0], shape=kinds[fqn][1], chunks=tuple(of_tensor))
+            for fqn, of_tensor in chunks.items()
+        }
+    except ValidationError as error:
+        raise CorruptCheckpoint(f"The ranks' parts don't fit together: {_first(error)}.") from error
+
+
+def build_manifest(receipts: Sequence[Receipt], *, generation: int, step: int, tree: Any, extra: Any) -> Manifest:
+    """The manifest of an attempt whose receipts (in order of rank) are all there."""
+    return Manifest(
+        generation=generation,
+        step=step,
+        world_size=len(receipts),
+        files=tuple(receipt.file for receipt in receipts),
+        tensors=index_tensors(entry for receipt in receipts for entry in receipt.entries),
+        tree=tree,
+        rank_states=tuple(receipt.rank_state for receipt in receipts),
+        extra=extra,
+    )
+
+
+def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
+    """The JSON of a manifest or receipt, and its SHA-256."""
+    data = model.model_dump_json().encode()
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def read_manifest(storage: CheckpointStorage, commit: Commit) -> Manifest:
+    """The manifest of a commit. Raises CorruptCheckpoint or CheckpointMismatch."""
+    try:
+        data, _ = storage.get(commit.manifest)
+    except ObjectNotFound as error:
+        raise CorruptCheckpoint(f"{commit.manifest} of the committed checkpoint is missing.") from error
+    return parse_manifest(data, commit)
+
+
+def parse_manifest(data: bytes, commit: Commit) -> Manifest:
+    """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for its version."""
+    if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
+        raise CorruptCheckpoint(f"{commit.manifest} is not what was committed: its checksum differs.")
+    try:
+        version = json.loads(data).get("format_version")
+        if version != FORMAT_VERSION:
+            raise CheckpointMismatch(
+                f"{commit.manifest} is of format version {version}; this spottrain reads {FORMAT_VERSION}."
+            )
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptCheckpoint(f"{commit.manifest} is damaged: {_first(error)}.") from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,152 @@
+"""What happens to a save once it is staged: upload, receipt and, on rank 0, manifest and commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from spottrain.checkpoint.attempt import Attempt, collect_receipts
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed
+from spottrain.checkpoint.head import Commit, commit
+from spottrain.checkpoint.manifest import (
+    DataFile,
+    Receipt,
+    block_checksums,
+    build_manifest,
+    data_key,
+    receipt_key,
+    serialise,
+)
+from spottrain.checkpoint.retention import Retention, clean_up
+from spottrain.checkpoint.storage import CheckpointStorage
+
+log = logging.getLogger(__name__)
+
+
+class SaveHandle:
+    """A save under way, and what it cost."""
+
+    def __init__(self, step: int, size: int, staging_seconds: float) -> None:
+        self.step = step
+        self.bytes = size
+        """Bytes that this rank writes."""
+        self.staging_seconds = staging_seconds
+        """How long the training loop stood still for it, agreement and planning included."""
+        self.upload_seconds: float | None = None
+        """From the end of staging until this rank's data and receipt were stored."""
+        self.commit_seconds: float | None = None
+        """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
+        self.commit: Commit | None = None
+        """Known on rank 0 and, after a synchronous save, on every rank."""
+        self.error: CheckpointError | None = None
+        self._finished = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank's part has ended, well or not."""
+        return self._finished.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> Commit | None:
+        """Wait until this rank's part has ended. Raises the CheckpointError that the save ended with."""
+        if not self._finished.wait(timeout_seconds):
+            raise SaveFailed(f"The checkpoint at step {self.step} was not finished in {timeout_seconds} s.")
+        if self.error is not None:
+            raise self.error
+        return self.commit
+
+    def join(self) -> None:
+        """Wait until this rank's part has ended, well or not."""
+        self._finished.wait()
+
+    def finish(self, error: CheckpointError | None = None) -> None:
+        """Called once by the save itself."""
+        self.error = error
+        self._finished.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """What happens to staged bytes: uploaded, receipted and, on rank 0, committed."""
+
+    storage: CheckpointStorage
+    attempt: Attempt
+    handle: SaveHandle
+    data: memoryview
+    receipt: Receipt
+    tree: Any
+    extra: Any
+    resumed_from_step: int | None
+    receipts_timeout_seconds: float
+    retention: Retention | None
+
+    def run(self) -> None:
+        try:
+            started = time.monotonic()
+            self._upload()
+            uploaded = time.monotonic()
+            self.handle.upload_seconds = uploaded - started
+            if self.receipt.rank == 0:
+                self.handle.commit = self._commit(uploaded + self.receipts_timeout_seconds)
+                self.handle.commit_seconds = time.monotonic() - uploaded
+            self.handle.finish()
+        except CheckpointError as error:
+            self._give_up(error)
+        except Exception as error:
+            # In the background nobody else would hear of it, and `wait` would wait for ever.
+            log.exception("The checkpoint at step %d failed", self.attempt.step)
+            self._give_up(SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}."))
+        else:
+            self._clean_up()
+
+    def _upload(self) -> None:
+        rank, prefix = self.receipt.rank, self.attempt.prefix
+        if len(self.data):
+            self.storage.upload(data_key(prefix, rank), self.data)
+        file = DataFile(size=len(self.data), crc32=block_checksums(self.data))
+        receipt, _ = serialise(self.receipt.model_copy(update={"file": file}))
+        self.storage.put(receipt_key(prefix, rank), receipt)
+
+    def _commit(self, deadline: float) -> Commit:
+        receipts = collect_receipts(self.storage, self.attempt, self.receipt.world_size, deadline=deadline)
+        manifest = build_manifest(
+            receipts,
+            generation=self.attempt.generation,
+            step=self.attempt.step,
+            tree=self.tree,
+            extra=self.extra,
+        )
+        data, sha256 = serialise(manifest)
+        new = Commit(
+            generation=self.attempt.generation,
+            step=self.attempt.step,
+            attempt=self.attempt.prefix,
+            manifest_sha256=sha256,
+            committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        self.storage.upload(new.manifest, data)
+        commit(self.storage, new, resumed_from_step=self.resumed_from_step)
+        return new
+
+    def _give_up(self, error: CheckpointError) -> None:
+        """Tell rank 0 through the store, so that it need not wait for the deadline."""
+        log.warning("%s", error)
+        if self.receipt.rank != 0:
+            failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
+            try:
+                self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
+            except CheckpointError as unsaid:
+                log.warning("Rank 0 could not be told: %s", unsaid)
+        self.handle.finish(error)
+
+    def _clean_up(self) -> None:
+        if self.retention is None or self.receipt.rank != 0:
+            return
+        try:
+            clean_up(self.storage, self.attempt.generation, self.retention)
+        except CheckpointError as error:
+            # What is left over costs space only; the next clean-up finds it again.
+            log.warning("Old checkpoints could not be deleted: %s", error)

@@ -1,0 +1,55 @@
+"""Which commits are kept, and clean-up that can't delete what may still be needed.
+
+An attempt is deleted only for what is known about it (HEAD dropped it, or nobody who could still commit it
+is left), never because something is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.head import Commit, Head, prune
+from spottrain.checkpoint.storage import CheckpointStorage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Keep the newest `last` commits (at least one), and those whose step is a multiple of `every`."""
+
+    last: int = 2
+    every: int | None = None
+
+    def kept(self, commits: tuple[Commit, ...]) -> set[str]:
+        """The attempts to keep of `commits`, which are newest first."""
+        newest = commits[: max(self.last, 1)]
+        milestones = [c for c in commits if self.every and c.step % self.every == 0]
+        return {commit.attempt for commit in (*newest, *milestones)}
+
+
+def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) -> int:
+    """Drop what `retention` doesn't keep and what unfinished saves left; the number of objects deleted.
+
+    HEAD is changed before anything is deleted, so it never names what is gone. Raises Fenced, having
+    deleted nothing, if a newer generation has taken over.
+    """
+    head = prune(storage, generation, retention.kept)
+
+    def is_over(key: str) -> bool:
+        attempt = Attempt.of_key(key)
+        return attempt is not None and _is_over(attempt, head)
+
+    over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
+    storage.delete(over)
+    return len(over) + storage.abandon_uploads(ATTEMPTS, is_over)
+
+
+def _is_over(attempt: Attempt, head: Head) -> bool:
+    """Whether no commit is, or can ever become, this attempt."""
+    newest = head.newest
+    if newest is None or any(commit.attempt == attempt.prefix for commit in head.commits):
+        return False
+    if attempt.generation < head.fence:
+        return True
+    # The same generation saves one step at a time, upwards.
+    return attempt.generation == newest.generation and attempt.step < newest.step

@@ -1,0 +1,213 @@
+"""A store in a bucket of S3 or of anything that speaks its protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.storage import Buffer
+
+PART_BYTES = 8 << 20
+_MAX_PARTS = 10_000
+_PARALLEL_PARTS = 4
+_DELETE_BATCH = 1000
+_CONFLICT_RETRIES = 10
+
+_LOST = {"PreconditionFailed", "412"}
+_CONFLICT = {"ConditionalRequestConflict", "409"}
+_DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_FULL = {"QuotaExceeded", "InsufficientStorage", "507"}
+
+
+class S3Storage:
+    """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
+
+    def __init__(self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None) -> None:
+        """Credentials and region are found where boto3 looks for them (workload identity, environment)."""
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3")
+        self._client: Any = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+            config=Config(
+                connect_timeout=5,
+                read_timeout=60,
+                retries={"mode": "standard", "total_max_attempts": 6},
+                max_pool_connections=4 * _PARALLEL_PARTS,
+                # Servers other than AWS rarely have a host name for each bucket.
+                s3={"addressing_style": "path" if endpoint_url else "auto"},
+            ),
+        )
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        condition = {"IfMatch": if_match} if if_match is not None else {"IfNoneMatch": "*"} if if_absent else {}
+        body = bytes(data)
+        for _ in range(_CONFLICT_RETRIES):
+            try:
+                return str(self._call("put_object", key, Body=body, **condition)["ETag"])
+            except _Conflict:
+                # Another conditional write was under way, and S3 asks to send this one again.
+                continue
+        raise StorageUnavailable(f"{self._where(key)}: other writers changed the object all the time.")
+
+    def upload(self, key: str, data: Buffer) -> None:
+        view = memoryview(data)
+        if len(view) <= PART_BYTES:
+            self._call("put_object", key, Body=bytes(view))
+        else:
+            self._upload_parts(key, view)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        answer = self._call("get_object", key)
+        return self._body(key, answer), str(answer["ETag"])
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        try:
+            return self._body(key, self._call("get_object", key, Range=f"bytes={offset}-{offset + length - 1}"))
+        except _BeyondTheEnd:
+            return b""
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        with self._sentences(prefix):
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    yield found["Key"].removeprefix(self._prefix), int(found["Size"])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        remaining = iter(keys)
+        while batch := [{"Key": self._prefix + key} for key in islice(remaining, _DELETE_BATCH)]:
+            with self._sentences("objects"):
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
+            if errors := answer.get("Errors"):
+                raise StorageDenied(f"{self._where(errors[0]['Key'])} could not be deleted: {errors[0]['Message']}")
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        abandoned = 0
+        with self._sentences(prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
+                key = upload["Key"].removeprefix(self._prefix)
+                if is_over(key):
+                    self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
+                    abandoned += 1
+        return abandoned
+
+    def _upload_parts(self, key: str, view: memoryview) -> None:
+        size = max(PART_BYTES, -(-len(view) // _MAX_PARTS))
+        upload = self._call("create_multipart_upload", key, ChecksumAlgorithm="CRC32")["UploadId"]
+
+        def send(number: int) -> dict[str, Any]:
+            body = bytes(view[(number - 1) * size : number * size])
+            sent = self._call(
+                "upload_part", key, UploadId=upload, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32"
+            )
+            checksum = {"ChecksumCRC32": sent["ChecksumCRC32"]} if "ChecksumCRC32" in sent else {}
+            return {"PartNumber": number, "ETag": sent["ETag"], **checksum}
+
+        try:
+            with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
+                parts = list(pool.map(send, range(1, -(-len(view) // size) + 1)))
+            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._call("abort_multipart_upload", key, UploadId=upload)
+            raise
+
+    def _call(self, operation: str, key: str, **arguments: Any) -> dict[str, Any]:
+        with self._sentences(key):
+            answer: dict[str, Any] = getattr(self._client, operation)(
+                Bucket=self._bucket, Key=self._prefix + key, **arguments
+            )
+        return answer
+
+    def _body(self, key: str, answer: dict[str, Any]) -> bytes:
+        with self._sentences(key):
+            data: bytes = answer["Body"].read()
+        return data
+
+    def _where(self, key: str) -> str:
+        server = f" at {self._endpoint}" if self._endpoint else ""
+        return f"s3://{self._bucket}/{self._prefix}{key}{server}"
+
+    @contextlib.contextmanager
+    def _sentences(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._of_answer(key, error) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise StorageDenied(
+                f"No credentials for {self._where(key)}: give the job's service account access to the bucket, "
+                "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            ) from error
+        except (EndpointConnectionError, ConnectTimeoutError) as error:
+            raise StorageUnavailable(
+                f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+            ) from error
+        except BotoCoreError as error:
+            raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
+
+    def _of_answer(self, key: str, error: ClientError) -> StorageError:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
+        seen = {code, status}
+        where = self._where(key)
+        if code == "NoSuchBucket":
+            return StorageDenied(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
+        if code == "NoSuchUpload":
+            return StorageUnavailable(f"The upload of {where} was aborted by another process.")
+        if code == "InvalidRange" or status == "416":
+            return _BeyondTheEnd(where)
+        for codes, make in (
+            (_LOST, lambda: PreconditionFailed(key)),
+            (_CONFLICT, lambda: _Conflict(where)),
+            (_MISSING, lambda: ObjectNotFound(key)),
+            (_FULL, lambda: StorageUnavailable(f"{where}: the store is full. Free space or lower checkpoint.keep.")),
+            (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_ALLOW}")),
+        ):
+            if seen & codes:
+                return make()
+        if status.startswith("4") and status not in ("408", "429"):
+            return StorageDenied(f"{where} refused the request: {error}")
+        return StorageUnavailable(f"{where} failed, after retries: {error}")
+
+
+_ALLOW = "let the job's service account read, write, list and delete there."
+
+
+class _Conflict(StorageUnavailable):
+    """S3's 409: send the same conditional request again."""
+
+
+class _BeyondTheEnd(StorageError):
+    """The range begins behind the object's last byte."""
