@@ -78,7 +78,7 @@ class EnvVar(Resource):
 
     cel_rules = (
         (
-            "!self.name.startsWith('SPOTTRAIN_')",
+            "!self.name.startsWith('SPOTTRAIN_') || self.name == 'SPOTTRAIN_AUDIT_DIR'",
             "env: names that begin with SPOTTRAIN_ are the operator's; choose another name",
         ),
     )

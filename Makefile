@@ -1,0 +1,53 @@
+# Everything a person or CI does with the checkout. Nothing is installed outside the checkout but the cache of
+# built binaries (~/.cache/spottrain), and nothing needs root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := operator trainer-image local-cluster
+CODE := $(SOURCES) tests examples benchmarks
+
+.PHONY: help env binaries demo test lint crds bench-recovery bench-agreement bench-plan clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	@echo "Installing spottrain and what it needs (torch is large; a minute or two) ..."
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+env: $(STAMP) ## Make the virtual environment .venv with everything pinned by constraints.txt.
+
+binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the cache, once.
+	$(BIN)/python -m spottrain_local.binaries
+
+demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.
+	$(BIN)/python -m spottrain_cli.demo --out demo-out
+
+lint: $(STAMP) ## Style, types and import contracts.
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+
+test: lint binaries ## Check style and types, then run all tests.
+	$(BIN)/python -m pytest
+
+crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
+	$(BIN)/python -m spottrain_api.crd
+	cp crds/*.yaml charts/spottrain/crds/
+
+bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
+	$(BIN)/python benchmarks/bench_recovery.py --out bench-out
+
+bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
+	$(BIN)/python benchmarks/bench_agreement.py
+
+bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
+	$(BIN)/python benchmarks/bench_plan.py
+
+clean: ## Remove what demos and benchmarks wrote.
+	rm -rf demo-out bench-out .spottrain

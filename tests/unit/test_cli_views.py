@@ -1,0 +1,151 @@
+"""What people see: the live view and the report, from a snapshot."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+from rich.console import Console
+
+from spottrain_api.contract import CapacityType, CommitRef, Member
+from spottrain_api.history import HistoryPoint
+from spottrain_api.v1alpha1 import (
+    CostStatus,
+    GenerationState,
+    GenerationStatus,
+    Phase,
+    ProgressStatus,
+    TrainingJobStatus,
+    Transition,
+)
+from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
+from spottrain_cli.live_view import job_view, seconds, sparkline
+from spottrain_cli.report import html_report, phase_spans, time_by_phase
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(offset: float) -> datetime:
+    return START + timedelta(seconds=offset)
+
+
+def history_point(offset: float, step: int, phase: Phase, generation: int = 1, spot: int = 4) -> HistoryPoint:
+    return HistoryPoint(
+        at=at(offset).timestamp(),
+        step=step,
+        loss=5.0 / (step + 1) if step else math.nan,
+        tokens_per_second=1000.0,
+        generation=generation,
+        on_demand=2,
+        spot=spot,
+        committed_step=0,
+        phase=phase.value,
+    )
+
+
+def snapshot() -> JobSnapshot:
+    member = Member(
+        pod="gpt-1", pod_uid="u", address="127.1.0.2", node="spot-1", node_rank=0, capacity_type=CapacityType.SPOT
+    )
+    status = TrainingJobStatus(
+        phase=Phase.RUNNING,
+        message="1 member trains <b>well</b>.",
+        generation=GenerationStatus(
+            number=3,
+            state=GenerationState.ACTIVE,
+            rendezvous_id="r",
+            rendezvous_endpoint="127.1.0.2:1",
+            world_size=1,
+            members=(member,),
+            started_at=START,
+        ),
+        progress=ProgressStatus(step=30, total_steps=100, display="30/100", loss=1.25, tokens_per_second=1000),
+        commit=CommitRef(generation=2, step=25, manifest="m", committed_at=START),
+        transitions=(
+            Transition(
+                generation=2,
+                reason="Preempted",
+                message="node spot-2 goes",
+                at=at(10),
+                last_step=25,
+                steps_redone=0,
+                seconds_without_step=4.25,
+                world_size_before=2,
+                world_size_after=1,
+            ),
+        ),
+        preemptions=1,
+        goodput_display="92%",
+        cost=CostStatus(total=0.5, on_demand_only=2.0, display="0.50 of 2.00"),
+    )
+    return JobSnapshot(
+        namespace="default",
+        name="gpt",
+        spec={},
+        created_at=START,
+        status=status,
+        pods=(
+            PodSummary(name="gpt-1", node="spot-1", capacity_type="spot", state="Running"),
+            PodSummary(name="gpt-2", node="", capacity_type="on-demand", state="Pending"),
+            PodSummary(name="gpt-3", node="od-1", capacity_type="on-demand", state="Running"),
+        ),
+        events=(EventSummary(at=at(10), type="Warning", reason="Preempted", message="node spot-2 goes in 30 s"),),
+        history=(
+            history_point(5, 0, Phase.STARTING),
+            history_point(8, 1, Phase.RUNNING),
+            history_point(10, 25, Phase.DRAINING),
+            history_point(12, 25, Phase.STARTING, generation=3, spot=0),
+            history_point(14, 30, Phase.RUNNING, generation=3, spot=1),
+        ),
+    )
+
+
+def shown(width: int = 120) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(job_view(snapshot(), at(20), [3.0, 2.0, 1.25]))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
+
+
+def test_the_live_view_says_what_matters() -> None:
+    text = shown()
+    for part in ("Running", "30/100", "1.2500", "generation 3", "step 25 of generation 2", "0.50 of 2.00", "92%"):
+        assert part in text
+    assert "node spot-2 goes in 30 s" in text
+
+
+def test_members_come_first_and_others_wait() -> None:
+    lines = [line.split() for line in shown().splitlines() if "gpt-" in line]
+    assert lines[0][:2] == ["0", "gpt-1"]
+    assert any(line[0] == "gpt-3" and "warm" in line for line in lines)
+    assert any(line[0] == "gpt-2" and "Pending" in line for line in lines)
+
+
+def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
+    page = html_report(snapshot(), at(20))
+    assert page.count("<svg") == 3
+    assert "src=" not in page
+    assert "&lt;b&gt;well" in page
+    assert "4.2" in page
+    assert "75%" in page
+
+
+def test_a_job_without_a_history_has_a_report() -> None:
+    job = JobSnapshot(namespace="d", name="j", spec={}, created_at=START, status=TrainingJobStatus())
+    assert "one generation" in html_report(job, at(5))
+
+
+def test_the_time_is_shared_out_without_gaps() -> None:
+    spans = phase_spans(snapshot().history, START.timestamp(), at(20).timestamp())
+    assert [end for _, _, end in spans[:-1]] == [begin for _, begin, _ in spans[1:]]
+    totals = time_by_phase(snapshot().history, START.timestamp(), at(20).timestamp())
+    assert totals == {"Running": 8.0, "Pending": 5.0, "Starting": 5.0, "Draining": 2.0}
+
+
+def test_small_things() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert [seconds(value) for value in (5, 185, 7800)] == ["5s", "3m05s", "2h10m"]
