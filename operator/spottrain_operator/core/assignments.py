@@ -1,0 +1,92 @@
+"""What each agent is told: a pure function of the job as it is written, never of what is only planned.
+
+An agent that acts on an assignment therefore acts on something that a new operator will find again.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from spottrain_api.contract import (
+    Assignment,
+    AssignmentAction,
+    CheckpointConfig,
+    DrainRequest,
+    Entrypoint,
+    GenerationAssignment,
+    TrainerConfig,
+)
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus
+
+from .model import JobView
+
+_DEFAULT_DRAIN = timedelta(seconds=60)
+
+
+def assignment_for(job: JobView, pod_uid: str) -> Assignment:
+    """The assignment of the pod `pod_uid`; `job.status` must be what the API server has.
+
+    Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
+    """
+    status = job.status
+    if status.phase in FINISHED_PHASES:
+        return Assignment(action=AssignmentAction.EXIT)
+    generation = status.generation
+    if generation is None:
+        return Assignment(action=AssignmentAction.WAIT)
+    node_rank = next((m.node_rank for m in generation.members if m.pod_uid == pod_uid), None)
+    if node_rank is None:
+        return Assignment(action=AssignmentAction.WAIT)
+    told = _as_told(job, generation, node_rank)
+    if generation.state is GenerationState.ACTIVE:
+        return Assignment(action=AssignmentAction.RUN, generation=told)
+    if generation.state is GenerationState.DRAINING:
+        return Assignment(action=AssignmentAction.DRAIN, generation=told, drain=_drain_request(generation))
+    # STOPPING; or ENDED, where it reaches a member that was silent when the others ended.
+    return Assignment(action=AssignmentAction.STOP, generation=told)
+
+
+def _drain_request(generation: GenerationStatus) -> DrainRequest:
+    requested_at = generation.requested_at or generation.started_at
+    return DrainRequest(
+        reason=generation.reason or "Drain",
+        requested_at=requested_at,
+        deadline=generation.deadline or requested_at + _DEFAULT_DRAIN,
+    )
+
+
+def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> GenerationAssignment:
+    spec = job.spec
+    return GenerationAssignment(
+        number=generation.number,
+        rendezvous_id=generation.rendezvous_id,
+        rendezvous_endpoint=generation.rendezvous_endpoint,
+        node_rank=node_rank,
+        num_nodes=len(generation.members),
+        processes_per_node=spec.processes_per_node,
+        entrypoint=Entrypoint(
+            script=spec.entrypoint.script,
+            module=spec.entrypoint.module,
+            args=spec.entrypoint.args,
+            working_dir=spec.entrypoint.working_dir,
+        ),
+        trainer=TrainerConfig(
+            job=job.name,
+            namespace=job.namespace,
+            generation=generation.number,
+            attempt_id=generation.rendezvous_id,
+            seed=spec.seed,
+            strategy=spec.strategy.value,
+            precision=spec.precision.value,
+            fsdp_reshard_after_forward=spec.fsdp.reshard_after_forward,
+            global_batch=spec.batch.global_,
+            micro_batch=spec.batch.micro,
+            checkpoint=CheckpointConfig(
+                uri=spec.checkpoint.uri,
+                interval=spec.checkpoint.interval,
+                keep=spec.checkpoint.keep,
+                endpoint_url=spec.checkpoint.endpoint_url,
+            ),
+            resume=generation.resume,
+        ),
+    )

@@ -1,0 +1,144 @@
+"""The core's vocabulary: what is observed of one job, and what is decided about it.
+
+The shell makes an `Observed` from fresh reads of the API server and the agents' newest reports, and applies
+the `Plan` it gets back, in this order: status, assignments, actions, events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from spottrain_api.contract import AgentReport, CapacityType, Notice
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """What matters of a trainer pod. Times are UTC."""
+
+    name: str
+    uid: str
+    sequence: int
+    capacity_type: CapacityType
+    template_hash: str
+    created_at: datetime
+    phase: str = "Pending"  # "Pending", "Running", "Succeeded", "Failed"
+    ready: bool = False
+    ready_since: datetime | None = None  # the Ready condition's last transition, while it is ready
+    node: str | None = None
+    scheduled_at: datetime | None = None  # the PodScheduled condition's last transition, once it has a node
+    ip: str | None = None
+    deleting: bool = False
+    deletion_deadline: datetime | None = None  # metadata.deletionTimestamp, which includes the grace period
+    # Why the container doesn't run (state.waiting, or state.terminated with reason StartError).
+    waiting_reason: str | None = None
+    waiting_message: str | None = None
+    exit_code: int | None = None
+    exit_reason: str | None = None  # state.terminated.reason, such as "OOMKilled", "Error"
+    unschedulable_since: datetime | None = None
+    disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
+    container_started: bool = False  # the container runs, or has run
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What matters of a node on which a pod of the job is. A node that isn't there any more has no view."""
+
+    name: str
+    ready: bool = True
+    deleting: bool = False
+    taints: tuple[str, ...] = ()  # keys
+    notice: Notice | None = None  # the watcher's annotation
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A TrainingJob as it was read: what its user asks for, and what was decided so far."""
+
+    namespace: str
+    name: str
+    uid: str
+    spec: TrainingJobSpec
+    metadata_generation: int
+    created_at: datetime
+    deleting: bool = False
+    status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportView:
+    """The newest report of an agent, and when it arrived by the operator's clock (agents' clocks may be off)."""
+
+    report: AgentReport
+    received_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One job with everything a decision about it needs.
+
+    `reports` are by pod uid. `template_hash` is that of the pod template which the current spec gives.
+    `operator_started_at` is when this operator began to listen: an agent's silence before it means nothing.
+    """
+
+    job: JobView
+    pods: tuple[PodView, ...] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    reports: Mapping[str, ReportView] = field(default_factory=dict)
+    template_hash: str
+    operator_started_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePod:
+    """Create the pod `name` from the current template. It exists already: nothing to do."""
+
+    name: str
+    sequence: int
+    capacity_type: CapacityType
+    pool: str | None = None  # name of the pool in spec.capacity.pools; None: any node of that capacity type
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePod:
+    """Delete exactly this pod (uid as precondition). `grace_seconds` None: the pod's own; 0: at once."""
+
+    name: str
+    uid: str
+    reason: str
+    grace_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteJob:
+    """Delete the finished job: its time to live is over."""
+
+    uid: str
+    reason: str
+
+
+Action = CreatePod | DeletePod | DeleteJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A decision as its user sees it in `kubectl describe`."""
+
+    type: str  # "Normal" or "Warning"
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now, and after how many seconds to look again if nothing happens before (None: never)."""
+
+    status: TrainingJobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
