@@ -1,0 +1,34 @@
+"""What the cloud is about to do to a node: read from a file that the supervisor writes."""
+
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+log = logging.getLogger(__name__)
+
+
+class Interruption(BaseModel):
+    """A planned interruption. `notice_at` is when the cloud says so for the first time."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    kind: Literal["preempt", "rebalance", "maintenance"] = "preempt"
+    action: Literal["terminate", "stop", "hibernate"] = "terminate"
+    notice_at: AwareDatetime = Field(alias="noticeAt")
+    deadline: AwareDatetime
+
+
+def read_interruption(path: Path, now: datetime) -> Interruption | None:
+    """The interruption that is announced at `now`; None if there is none (no file, or not announced yet)."""
+    try:
+        found = Interruption.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        log.warning("%s can't be used, so no interruption is announced: %s", path, error)
+        return None
+    return found if found.notice_at <= now else None

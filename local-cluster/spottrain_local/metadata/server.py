@@ -1,0 +1,45 @@
+"""One node's metadata server, in the form of its cloud."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from aiohttp import web
+
+from . import azure, ec2, gce
+from .identity import Instance
+from .interruption import Interruption, read_interruption
+
+_ROUTES = {"eks": ec2.add_routes, "gke": gce.add_routes, "aks": azure.add_routes}
+
+
+def build_app(
+    *,
+    provider: Literal["eks", "gke", "aks"],
+    instance_id: str,
+    name: str,
+    instance_type: str,
+    zone: str,
+    spot: bool,
+    interruption_file: Path,
+) -> web.Application:
+    """The server as an aiohttp application; the interruption file is read at each request."""
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    def interruption() -> Interruption | None:
+        return read_interruption(interruption_file, now())
+
+    instance = Instance(
+        instance_id=instance_id,
+        name=name,
+        instance_type=instance_type,
+        zone=zone,
+        spot=spot,
+        interruption=interruption,
+        now=now,
+    )
+    app = web.Application()
+    _ROUTES[provider](app, instance)
+    return app

@@ -1,0 +1,105 @@
+"""The configuration of one node process, read from a JSON file."""
+
+import json
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+Provider = Literal["eks", "gke", "aks"]
+
+
+class ConfigError(Exception):
+    """The configuration can't be used; the message says what to change."""
+
+
+class Taint(BaseModel):
+    """A taint as the Node object has it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class NodeConfig(BaseModel):
+    """Everything a node process is told; keys are camelCase in the file.
+
+    `pod_network` is the range pods get their addresses from (.2 upwards); pods on the host network have
+    `node_ip`. `path_prefix` comes first on the pods' PATH. `preload_library` and `hosts_file` make names of
+    Services resolvable (libnss_wrapper). The kubelet's own settings have defaults that suit rehearsals:
+    `crash_loop_seconds` is the first delay between restarts (a kubelet has 10).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    name: str
+    provider: Provider
+    capacity_type: Literal["on-demand", "spot"]
+    instance_type: str = "local"
+    zone: str = "local-a"
+    gpus: int = Field(default=0, ge=0)
+    cpu: str = "8"
+    memory: str = "32Gi"
+    labels: dict[str, str] = Field(default_factory=dict)
+    taints: list[Taint] = Field(default_factory=list)
+    node_ip: str = Field(alias="nodeIP")
+    pod_network: str
+    apiserver: str
+    ca_file: Path
+    client_cert_file: Path
+    client_key_file: Path
+    serving_cert_file: Path
+    serving_key_file: Path
+    client_ca_file: Path | None = Field(default=None, alias="clientCAFile")
+    kubelet_port: int
+    metadata_port: int
+    state_dir: Path
+    hosts_file: Path | None = None
+    preload_library: Path | None = None
+    pod_env: dict[str, str] = Field(default_factory=dict)
+    path_prefix: str = ""
+    runtime: Literal["process", "podman"] = "process"
+    instance_id: str | None = Field(default=None, alias="instanceID")
+    max_pods: int = 110
+    crash_loop_seconds: float = 1.0
+    crash_loop_max_seconds: float = 300.0
+    volume_sync_seconds: float = 2.0
+    lease_renew_seconds: float = 10.0
+    shutdown_grace_seconds: float = 10.0
+
+    @property
+    def apiserver_host(self) -> str:
+        """Host of the API server as pods see it."""
+        return urlsplit(self.apiserver).hostname or "127.0.0.1"
+
+    @property
+    def apiserver_port(self) -> int:
+        """Port of the API server as pods see it."""
+        return urlsplit(self.apiserver).port or 443
+
+    @property
+    def metadata_url(self) -> str:
+        """Where this node's metadata server listens."""
+        return f"http://{self.node_ip}:{self.metadata_port}"
+
+
+def load_config(path: Path) -> NodeConfig:
+    """Read and check a node's configuration; raises ConfigError with a sentence per mistake."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"The node configuration {path} can't be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"The node configuration {path} is not JSON: {error}.") from error
+    try:
+        config = NodeConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"The node configuration {path} is wrong. " + "; ".join(lines)) from error
+    if config.runtime != "process":
+        raise ConfigError(f"The runtime {config.runtime!r} in {path} is not available yet: use 'process'.")
+    return config

@@ -1,0 +1,355 @@
+"""Keeps one container of a pod in the state that the pod's spec asks for."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .api import UNREACHABLE, ApiError, JSONObject
+from .cluster_objects import ObjectSource
+from .config import NodeConfig
+from .containers import (
+    ContainerRecord,
+    ContainerRun,
+    ContainerRuntime,
+    Running,
+    RunningContainer,
+    StartError,
+    Terminated,
+    Waiting,
+)
+from .downward import PodPlace
+from .environment import ContainerConfigError, ContainerFiles, build_environment, expand
+from .events import EventRecorder
+from .paths import PathRewriter
+from .probes import HandlerTarget, probe_forever, run_handler
+from .restarts import Backoff, restarts
+from .shim import timestamp
+from .termination_message import termination_message
+from .volumes import PodVolumes
+
+log = logging.getLogger(__name__)
+
+CONFIG_RETRY_SECONDS = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class PodContext:
+    """What a pod's containers share. `pod` is the newest version of the API object."""
+
+    pod: JSONObject
+    config: NodeConfig
+    place: PodPlace
+    directory: Path
+    volumes: PodVolumes
+    source: ObjectSource
+    runtime: ContainerRuntime
+    events: EventRecorder
+    changed: Callable[[], None]
+
+    @property
+    def restart_policy(self) -> str:
+        """The pod's restart policy."""
+        return str(self.pod["spec"].get("restartPolicy", "Always"))
+
+    @property
+    def grace_seconds(self) -> float:
+        """The pod's grace period."""
+        grace = self.pod["spec"].get("terminationGracePeriodSeconds")
+        return 30.0 if grace is None else float(grace)
+
+    def container_directory(self, name: str) -> Path:
+        """Where a container's logs and records are."""
+        return self.directory / "c" / name
+
+
+class ContainerWorker:
+    """Starts a container, watches over it, restarts it, and stops it."""
+
+    def __init__(self, context: PodContext, spec: JSONObject, record: ContainerRecord) -> None:
+        self._context = context
+        self._spec = spec
+        self.record = record
+        self._directory = context.container_directory(record.name)
+        self._backoff = Backoff(
+            base_seconds=context.config.crash_loop_seconds, max_seconds=context.config.crash_loop_max_seconds
+        )
+        self.has_started = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._starting = asyncio.Lock()
+        self._container: RunningContainer | None = None
+        self._target: HandlerTarget | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._exec_count = 0
+
+    async def run(self) -> None:
+        """Run the container, again and again where the policy says so, until it is done or stopped."""
+        ended, ran_seconds = self._already_ended(), 0.0
+        while True:
+            if ended:
+                if self._stopping.is_set() or not restarts(self._context.restart_policy, self.record.kind, ended):
+                    return
+                await self._back_off(ended, ran_seconds)
+                self.record.restart_count += 1
+            if self._stopping.is_set():
+                return
+            started = time.monotonic()
+            ended = await self._run_once()
+            ran_seconds = time.monotonic() - started
+
+    def _already_ended(self) -> Terminated | None:
+        """How the container ended under an earlier node process."""
+        if isinstance(self.record.state, Terminated):
+            return self.record.state
+        return self.record.last if isinstance(self.record.state, Waiting) else None
+
+    async def _back_off(self, ended: Terminated, ran_seconds: float) -> None:
+        delay = self._backoff.delay(ran_seconds)
+        self.record.last = ended
+        if delay:
+            name = self._context.pod["metadata"]["name"]
+            message = f"back-off {delay:g}s restarting failed container={self.record.name} pod={name}"
+            self._event("Warning", "BackOff", f"Back-off restarting failed container {self.record.name}")
+            self._set(Waiting(reason="CrashLoopBackOff", message=message))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+            if self._stopping.is_set():
+                self._set(ended)
+
+    async def _run_once(self) -> Terminated | None:
+        run = await self._configured()
+        async with self._starting:
+            if run is None or self._stopping.is_set():
+                return None
+            self.record.container_id = run.container_id
+            try:
+                self._container = await self._context.runtime.start(run)
+            except StartError as error:
+                self._event("Warning", "Failed", f"Error: {error}")
+                now = timestamp()
+                ended = Terminated(
+                    exit_code=128, reason="StartError", message=str(error), started_at=now, finished_at=now
+                )
+                self._set(ended)
+                return ended
+            self._ended.clear()
+        self._set(Running(started_at=timestamp()))
+        self._event("Normal", "Started", f"Started container {self.record.name}")
+        ended = await self._until_end(self._container)
+        message = await asyncio.to_thread(termination_message, self._spec, run, ended)
+        ended = replace(ended, message=ended.message or message)
+        self._set(ended)
+        self._container = None
+        self._ended.set()
+        return ended
+
+    async def _until_end(self, container: RunningContainer) -> Terminated:
+        watching = asyncio.create_task(self._watch_health(container))
+        try:
+            return await container.wait()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def _set(self, state: Waiting | Running | Terminated) -> None:
+        self.record.state = state
+        if not isinstance(state, Running):
+            self.record.started = self.record.ready = False
+        self._context.changed()
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self._context.events.record(self._context.pod, "Warning" if kind == "Warning" else "Normal", reason, message)
+
+    # -- configuration ------------------------------------------------------------------------------------
+
+    async def _configured(self) -> ContainerRun | None:
+        """What to start; waits, saying why, until it can be known. None when stopped meanwhile."""
+        while not self._stopping.is_set():
+            try:
+                return await self._container_run()
+            except ContainerConfigError as error:
+                reason, message = "CreateContainerConfigError", str(error)
+            except (ApiError, *UNREACHABLE) as error:
+                reason, message = "CreateContainerConfigError", f"The API server did not answer: {error}"
+            if self.record.state != Waiting(reason=reason, message=message):
+                self._event("Warning", "Failed", f"Error: {message}")
+                self._set(Waiting(reason=reason, message=message))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), CONFIG_RETRY_SECONDS)
+        return None
+
+    async def _container_run(self) -> ContainerRun:
+        context, number = self._context, self.record.restart_count
+        home, tmp = context.directory / "home", context.directory / "tmp"
+        for folder in (home, tmp, self._directory):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self._directory / "termination").unlink(missing_ok=True)
+        self._forget_runs_before(number - 1)
+        rewrite = context.volumes.rewriter(self._spec, self._directory, context.config.pod_env)
+        env, known = await build_environment(
+            context.pod,
+            self._spec,
+            config=context.config,
+            place=context.place,
+            files=ContainerFiles(home=home, tmp=tmp),
+            source=context.source,
+            rewrite=rewrite,
+        )
+        argv = [*(self._spec.get("command") or []), *(self._spec.get("args") or [])]
+        if not self._spec.get("command"):
+            raise ContainerConfigError(
+                f"container {self.record.name!r} has no command: this node has no images to take one from, "
+                "so set command in the pod's spec"
+            )
+        working = self._spec.get("workingDir")
+        self._target = self._handler_target(env, known, rewrite, home)
+        return ContainerRun(
+            argv=tuple(rewrite(expand(text, known)) for text in argv),
+            env=env,
+            cwd=Path(rewrite(working)) if working else home,
+            log_path=self._directory / f"{number}.log",
+            directory=self._directory / str(number),
+            container_id=f"process://{context.pod['metadata']['uid']}/{self.record.name}/{number}",
+        )
+
+    def _forget_runs_before(self, number: int) -> None:
+        for path in self._directory.iterdir():
+            if path.stem.split(".")[0].isdigit() and int(path.stem.split(".")[0]) < number:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _handler_target(
+        self, env: dict[str, str], known: dict[str, str], rewrite: PathRewriter, home: Path
+    ) -> HandlerTarget:
+        async def execute(command: Sequence[str], timeout: float) -> tuple[int, str]:
+            self._exec_count += 1
+            directory = self._directory / f"exec-{self._exec_count}"
+            run = ContainerRun(
+                argv=tuple(rewrite(text) for text in command),
+                env=env,
+                cwd=home,
+                log_path=directory / "log",
+                directory=directory,
+                container_id="",
+            )
+            try:
+                return await _execute(self._context.runtime, run, timeout)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+        ports = {p["name"]: p["containerPort"] for p in self._spec.get("ports") or [] if p.get("name")}
+        return HandlerTarget(pod_ip=self._context.place.pod_ip, ports=ports, execute=execute)
+
+    # -- health -------------------------------------------------------------------------------------------
+
+    async def _watch_health(self, container: RunningContainer) -> None:
+        """Post-start hook, then the startup probe, then liveness and readiness."""
+        assert self._target is not None
+        hook = (self._spec.get("lifecycle") or {}).get("postStart")
+        if hook:
+            outcome = await run_handler(hook, self._target, 600)
+            if not outcome.ok:
+                self._event("Warning", "FailedPostStartHook", f"PostStartHook failed: {outcome.message}")
+                await self._end(container, self._context.grace_seconds)
+                return
+        if probe := self._spec.get("startupProbe"):
+            await probe_forever(probe, self._target, self._startup_verdict)
+            if not self.record.started:
+                await self._kill_unhealthy(container, "startup", probe)
+                return
+        self.record.started = True
+        self.has_started.set()
+        readiness, liveness = self._spec.get("readinessProbe"), self._spec.get("livenessProbe")
+        self.record.ready = readiness is None
+        self._context.changed()
+        async with asyncio.TaskGroup() as group:
+            if readiness:
+                group.create_task(probe_forever(readiness, self._target, self._readiness_verdict))
+            if liveness:
+                group.create_task(self._watch_liveness(container, liveness))
+
+    async def _startup_verdict(self, ok: bool, message: str) -> bool:
+        if not ok:
+            self._event("Warning", "Unhealthy", f"Startup probe failed: {message}")
+        self.record.started = ok
+        return False
+
+    async def _readiness_verdict(self, ok: bool, message: str) -> bool:
+        if not ok:
+            self._event("Warning", "Unhealthy", f"Readiness probe failed: {message}")
+        if self.record.ready != ok:
+            self.record.ready = ok
+            self._context.changed()
+        return True
+
+    async def _watch_liveness(self, container: RunningContainer, probe: JSONObject) -> None:
+        async def verdict(ok: bool, message: str) -> bool:
+            if not ok:
+                self._event("Warning", "Unhealthy", f"Liveness probe failed: {message}")
+            return ok
+
+        assert self._target is not None
+        await probe_forever(probe, self._target, verdict)
+        await self._kill_unhealthy(container, "liveness", probe)
+
+    async def _kill_unhealthy(self, container: RunningContainer, kind: str, probe: JSONObject) -> None:
+        grace = probe.get("terminationGracePeriodSeconds")
+        self._event("Normal", "Killing", f"Container {self.record.name} failed {kind} probe, will be restarted")
+        await self._end(container, self._context.grace_seconds if grace is None else grace)
+
+    async def _end(self, container: RunningContainer, grace_seconds: float) -> None:
+        container.terminate()
+        try:
+            await asyncio.wait_for(self._ended.wait(), grace_seconds)
+        except TimeoutError:
+            container.kill()
+
+    # -- stopping -----------------------------------------------------------------------------------------
+
+    async def stop(self, kill: asyncio.Event) -> None:
+        """Stop for good: preStop hook, SIGTERM, and SIGKILL as soon as `kill` is set."""
+        self._stopping.set()
+        async with self._starting:
+            container = self._container
+        if container is None:
+            return
+        self._event("Normal", "Killing", f"Stopping container {self.record.name}")
+        hook = (self._spec.get("lifecycle") or {}).get("preStop")
+        if hook and self._target:
+            await until(kill, run_handler(hook, self._target, 86400))
+        container.terminate()
+        await until(kill, self._ended.wait())
+        if not self._ended.is_set():
+            container.kill()
+            await self._ended.wait()
+
+
+async def _execute(runtime: ContainerRuntime, run: ContainerRun, timeout: float) -> tuple[int, str]:
+    try:
+        container = await runtime.start(run)
+    except StartError as error:
+        return 128, str(error)
+    try:
+        ended = await asyncio.wait_for(asyncio.shield(waiting := asyncio.ensure_future(container.wait())), timeout)
+    except (TimeoutError, asyncio.CancelledError):
+        container.kill()
+        await waiting
+        raise
+    lines = run.log_path.read_text(errors="replace").splitlines() if run.log_path.exists() else []
+    return ended.exit_code, "\n".join(line.split(" ", 3)[-1] for line in lines[-20:])
+
+
+async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None:
+    """Wait for an action, but not longer than until `end` is set."""
+    tasks = [asyncio.create_task(end.wait()), asyncio.create_task(action)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""The downward API: what a pod can be told about itself."""
+
+import re
+from dataclasses import dataclass
+
+from .api import JSONObject
+from .quantity import divide_quantity
+
+_SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['(.+)'\]$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    """Where a pod runs, as far as its status and environment tell."""
+
+    node_name: str
+    pod_ip: str
+    host_ip: str
+    cpu: str
+    memory: str
+
+
+def field_value(pod: JSONObject, place: PodPlace, path: str) -> str:
+    """The value of a fieldRef; raises ValueError with a sentence for a path that can't be had."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    if match := _SUBSCRIPT.match(path):
+        return str((metadata.get(match[1]) or {}).get(match[2], ""))
+    if path in ("metadata.labels", "metadata.annotations"):
+        pairs = metadata.get(path.removeprefix("metadata.")) or {}
+        return "\n".join(f'{key}="{_escaped(value)}"' for key, value in sorted(pairs.items()))
+    values = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "spec.nodeName": place.node_name,
+        "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
+        "status.hostIP": place.host_ip,
+        "status.hostIPs": place.host_ip,
+        "status.podIP": place.pod_ip,
+        "status.podIPs": place.pod_ip,
+    }
+    if path not in values:
+        raise ValueError(f"The field {path!r} is not one that a pod can be told.")
+    return str(values[path])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def resource_value(container: JSONObject, place: PodPlace, ref: JSONObject) -> str:
+    """The value of a resourceFieldRef; a limit that isn't set is what the node has."""
+    kind, _, resource = ref["resource"].partition(".")
+    resources = container.get("resources") or {}
+    amount = (resources.get(kind) or {}).get(resource)
+    if amount is None:
+        amount = {"cpu": place.cpu, "memory": place.memory}.get(resource, "0") if kind == "limits" else "0"
+    return divide_quantity(str(amount), str(ref.get("divisor") or "1"))

@@ -1,0 +1,203 @@
+"""The node process: registers the node, and gives every pod that is bound to it a worker."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+
+from aiohttp import web
+
+from spottrain_local.metadata.server import build_app as build_metadata_app
+
+from . import log_server
+from .addresses import AddressPool
+from .api import ApiClient, JSONObject, list_and_watch
+from .cluster_objects import ApiObjectSource
+from .config import NodeConfig
+from .container_worker import PodContext
+from .containers import ContainerRuntime
+from .downward import PodPlace
+from .events import EventRecorder
+from .node_status import NodeRegistration, instance_id
+from .pod_worker import PodWorker
+from .volumes import PodVolumes
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
+
+
+class Kubelet:
+    """One node. `run` ends when `stop` is set, after the pods have been stopped."""
+
+    def __init__(self, config: NodeConfig, client: ApiClient, runtime: ContainerRuntime) -> None:
+        self._config = config
+        self._client = client
+        self._runtime = runtime
+        self._source = ApiObjectSource(client)
+        self._events = EventRecorder(client, config.name)
+        self._registration = NodeRegistration(client, config)
+        self._addresses = AddressPool(config.pod_network)
+        self._workers: dict[str, PodWorker] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve, register, run pods until told to stop."""
+        runners = [await self._serve_logs(), await self._serve_metadata()]
+        background: list[asyncio.Task[None]] = []
+        try:
+            background.append(asyncio.create_task(self._events.run()))
+            registering = asyncio.create_task(self._registration.register())
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({registering, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                background += [
+                    asyncio.create_task(self._registration.run()),
+                    asyncio.create_task(self._follow_pods()),
+                ]
+                log.info("node %s is registered", self._config.name)
+                await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
+                _raise_first_error(background)
+                await self._shut_down()
+            registering.cancel()
+        finally:
+            for task in (*background, *self._tasks.values()):
+                task.cancel()
+            for runner in runners:
+                await runner.cleanup()
+
+    async def _serve_logs(self) -> web.AppRunner:
+        config = self._config
+        tls = log_server.server_tls(config.serving_cert_file, config.serving_key_file, config.client_ca_file)
+        runner = web.AppRunner(log_server.build_app(self._find, self._pods), access_log=None, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, config.node_ip, config.kubelet_port, ssl_context=tls).start()
+        return runner
+
+    async def _serve_metadata(self) -> web.AppRunner:
+        config = self._config
+        app = build_metadata_app(
+            provider=config.provider,
+            instance_id=instance_id(config),
+            name=config.name,
+            instance_type=config.instance_type,
+            zone=config.zone,
+            spot=config.capacity_type == "spot",
+            interruption_file=config.state_dir / "interruption.json",
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, config.node_ip, config.metadata_port).start()
+        return runner
+
+    # -- pods --------------------------------------------------------------------------------------------
+
+    def _find(self, namespace: str, name: str) -> PodWorker | None:
+        for worker in self._workers.values():
+            metadata = worker.context.pod["metadata"]
+            if (metadata["namespace"], metadata["name"]) == (namespace, name):
+                return worker
+        return None
+
+    def _pods(self) -> list[JSONObject]:
+        return [worker.context.pod for worker in self._workers.values()]
+
+    async def _follow_pods(self) -> None:
+        selector = f"spec.nodeName={self._config.name}"
+        first = True
+        async for event in list_and_watch(self._client, "/api/v1/pods", fieldSelector=selector):
+            match event["type"]:
+                case "SYNC":
+                    self._sync(event["items"])
+                    if first:
+                        await asyncio.to_thread(self._remove_strange_folders, set(self._workers))
+                    first = False
+                case "DELETED":
+                    self._pod_removed(event["object"]["metadata"]["uid"])
+                case _:
+                    self._pod_seen(event["object"])
+
+    def _sync(self, pods: list[JSONObject]) -> None:
+        present = {pod["metadata"]["uid"] for pod in pods}
+        for uid in set(self._workers) - present:
+            self._pod_removed(uid)
+        for pod in pods:
+            self._pod_seen(pod)
+
+    def _pod_removed(self, uid: str) -> None:
+        if worker := self._workers.get(uid):
+            worker.removed()
+
+    def _pod_seen(self, pod: JSONObject) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid not in self._workers:
+            self._workers[uid] = worker = self._new_worker(pod)
+            self._tasks[uid] = asyncio.create_task(self._run_pod(uid, worker))
+        self._workers[uid].update(pod)
+
+    async def _run_pod(self, uid: str, worker: PodWorker) -> None:
+        try:
+            await worker.run()
+        except Exception:
+            # One pod's failure is not the node's: it is reported, and the pod stays as it is.
+            metadata = worker.context.pod["metadata"]
+            log.exception("pod %s/%s: its worker failed", metadata["namespace"], metadata["name"])
+
+    def _new_worker(self, pod: JSONObject) -> PodWorker:
+        config, uid = self._config, pod["metadata"]["uid"]
+        if pod["spec"].get("hostNetwork"):
+            address = config.node_ip
+        else:
+            address = self._addresses.take((pod.get("status") or {}).get("podIP"))
+        place = PodPlace(
+            node_name=config.name, pod_ip=address, host_ip=config.node_ip, cpu=config.cpu, memory=config.memory
+        )
+        directory = self._pod_directory(uid)
+        context = PodContext(
+            pod=pod,
+            config=config,
+            place=place,
+            directory=directory,
+            volumes=PodVolumes(directory / "v", pod, place, self._source),
+            source=self._source,
+            runtime=self._runtime,
+            events=self._events,
+            changed=lambda: None,
+        )
+
+        def released() -> None:
+            self._workers.pop(uid, None)
+            self._tasks.pop(uid, None)
+            self._addresses.give_back(address)
+
+        return PodWorker(context, self._client, released)
+
+    def _pod_directory(self, uid: str) -> Path:
+        # Short, because addresses of Unix sockets, which programs put into temporary folders, are.
+        return self._config.state_dir / "pods" / uid[:8]
+
+    def _remove_strange_folders(self, known: set[str]) -> None:
+        keep = {self._pod_directory(uid).name for uid in known}
+        with contextlib.suppress(FileNotFoundError):
+            for folder in (self._config.state_dir / "pods").iterdir():
+                if folder.name not in keep:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    async def _shut_down(self) -> None:
+        """Graceful node shutdown: every pod ends as Failed, within its grace period or the node's."""
+        await self._registration.shut_down()
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.fail("Terminated", SHUTDOWN_MESSAGE, self._config.shutdown_grace_seconds)
+        try:
+            async with asyncio.timeout(self._config.shutdown_grace_seconds + 3):
+                await asyncio.gather(*(worker.finished() for worker in workers))
+        except TimeoutError:
+            log.warning("node %s shuts down before the end of all its pods is on record", self._config.name)
+
+
+def _raise_first_error(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()):
+            raise error

@@ -1,0 +1,122 @@
+"""Probes and lifecycle handlers: httpGet, tcpSocket, exec and sleep."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import aiohttp
+
+from .api import JSONObject
+
+log = logging.getLogger(__name__)
+
+ProbeKind = Literal["startup", "liveness", "readiness"]
+# Runs a command as a container's other processes run: (argv, timeout in seconds) -> (exit code, output).
+Execute = Callable[[Sequence[str], float], Awaitable[tuple[int, str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerTarget:
+    """What a handler is aimed at. `ports` maps the container's port names to numbers."""
+
+    pod_ip: str
+    ports: dict[str, int]
+    execute: Execute
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A handler's result, with what it saw."""
+
+    ok: bool
+    message: str = ""
+
+
+async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
+    """Run one handler; every failure, a timeout included, is an Outcome and not an exception."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            if "httpGet" in handler:
+                return await _http_get(handler["httpGet"], target)
+            if "tcpSocket" in handler:
+                return await _tcp_socket(handler["tcpSocket"], target)
+            if "exec" in handler:
+                return await _exec(handler["exec"], target, timeout_seconds)
+            if "sleep" in handler:
+                await asyncio.sleep(handler["sleep"]["seconds"])
+                return Outcome(True)
+    except TimeoutError:
+        return Outcome(False, f"no answer within {timeout_seconds:g} s")
+    except (OSError, aiohttp.ClientError, ValueError) as error:
+        return Outcome(False, str(error))
+    kinds = ", ".join(key for key in ("grpc",) if key in handler) or "of no kind"
+    return Outcome(False, f"the handler is {kinds}, which this node does not have")
+
+
+def _port(value: int | str, target: HandlerTarget) -> int:
+    if isinstance(value, int):
+        return value
+    if value in target.ports:
+        return target.ports[value]
+    if value.isdigit():
+        return int(value)
+    raise ValueError(f"the container has no port named {value!r}")
+
+
+async def _http_get(action: JSONObject, target: HandlerTarget) -> Outcome:
+    scheme = (action.get("scheme") or "HTTP").lower()
+    path = "/" + (action.get("path") or "/").lstrip("/")
+    url = f"{scheme}://{action.get('host') or target.pod_ip}:{_port(action['port'], target)}{path}"
+    headers = {h["name"]: h["value"] for h in action.get("httpHeaders") or []}
+    headers.setdefault("User-Agent", "kube-probe/spottrain")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, headers=headers, ssl=False, max_redirects=10) as response,
+    ):
+        await response.content.read(10240)
+        return Outcome(200 <= response.status < 400, f"HTTP probe failed with statuscode: {response.status}")
+
+
+async def _tcp_socket(action: JSONObject, target: HandlerTarget) -> Outcome:
+    _, writer = await asyncio.open_connection(action.get("host") or target.pod_ip, _port(action["port"], target))
+    writer.close()
+    return Outcome(True)
+
+
+async def _exec(action: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
+    code, output = await target.execute(action["command"], timeout_seconds)
+    return Outcome(code == 0, output.strip()[-1024:] or f"exit code {code}")
+
+
+@dataclass(slots=True)
+class ProbeCounter:
+    """Turns single outcomes into a verdict, by the probe's thresholds."""
+
+    success_threshold: int = 1
+    failure_threshold: int = 3
+    _last: bool | None = field(default=None, init=False)
+    _run: int = field(default=0, init=False)
+
+    def observe(self, ok: bool) -> bool | None:
+        """The verdict, or None while the threshold isn't reached."""
+        self._run = self._run + 1 if ok == self._last else 1
+        self._last = ok
+        needed = self.success_threshold if ok else self.failure_threshold
+        return ok if self._run >= needed else None
+
+
+async def probe_forever(
+    probe: JSONObject, target: HandlerTarget, verdict: Callable[[bool, str], Awaitable[bool]]
+) -> None:
+    """Run a probe in its period until `verdict`, which is given each verdict with its message, returns False."""
+    counter = ProbeCounter(probe.get("successThreshold") or 1, probe.get("failureThreshold") or 3)
+    period = float(probe.get("periodSeconds") or 10)
+    await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
+    while True:
+        outcome = await run_handler(probe, target, float(probe.get("timeoutSeconds") or 1))
+        decided = counter.observe(outcome.ok)
+        if decided is not None and not await verdict(decided, outcome.message):
+            return
+        await asyncio.sleep(period)

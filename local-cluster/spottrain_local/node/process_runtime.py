@@ -1,0 +1,183 @@
+"""Containers as processes of this machine, each under a shim (see shim.py)."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import shim
+from .containers import ContainerRun, StartError, Terminated
+
+log = logging.getLogger(__name__)
+
+LOG_MAX_BYTES = 50 * 2**20
+_SHIM = str(Path(shim.__file__))
+
+
+class ProcessContainer:
+    """A container's shim, and what it tells."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, container_id: str) -> None:
+        self._popen = popen
+        self._reader = reader
+        self._container_id = container_id
+        self.pid = 0
+
+    async def started(self) -> None:
+        """Wait until the command runs; raises StartError if it can't."""
+        message = await self._message()
+        if "started" in message:
+            self.pid = message["started"]
+            return
+        await self.wait()
+        raise StartError(message.get("failed", "The process that starts containers was killed."))
+
+    async def wait(self) -> Terminated:
+        record = await self._message()
+        # The shim closes its output by ending: from here on it only has to be reaped.
+        await self._reader.read()
+        self._popen.wait()
+        return terminated(record, self._container_id)
+
+    async def _message(self) -> dict[str, Any]:
+        line = await self._reader.readline()
+        return dict(json.loads(line)) if line else {}
+
+    def terminate(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(shim.KILL_ALL)
+
+
+class ProcessRuntime:
+    """Runs containers as processes. Resource limits and securityContext are not enforced.
+
+    The node process becomes the subreaper of what it starts: if a shim itself is killed, what it leaves behind
+    comes back here and is killed too.
+    """
+
+    def __init__(self) -> None:
+        shim.become_subreaper()
+        self._shims: set[int] = set()
+        self._clearing: set[asyncio.Task[None]] = set()
+
+    async def start(self, run: ContainerRun) -> ProcessContainer:
+        run.directory.mkdir(parents=True, exist_ok=True)
+        spec = run.directory / "spec.json"
+        spec.write_text(json.dumps(_shim_spec(run)))
+        spec.chmod(0o600)
+        popen = _start_shim(spec)
+        self._shims.add(popen.pid)
+        container = ProcessContainer(popen, await _reader(popen, self._ended), run.container_id)
+        try:
+            await container.started()
+        except asyncio.CancelledError:
+            container.kill()
+            raise
+        return container
+
+    def _ended(self, popen: subprocess.Popen[bytes]) -> None:
+        popen.wait()
+        self._shims.discard(popen.pid)
+        if strays := self._strays():
+            log.warning("a shim was killed; killing the %d processes it left", len(strays))
+            task = asyncio.create_task(self._kill_strays())
+            self._clearing.add(task)
+            task.add_done_callback(self._clearing.discard)
+
+    def _strays(self) -> list[int]:
+        return shim.descendants(os.getpid(), spare=frozenset(self._shims))
+
+    async def _kill_strays(self) -> None:
+        while strays := self._strays():
+            shim.kill_each(strays)
+            await asyncio.sleep(0.01)
+            for pid in strays:
+                _reap(pid)
+
+    def recover(self, directory: Path, container_id: str) -> Terminated | None:
+        try:
+            return terminated(json.loads((directory / "exit.json").read_text()), container_id)
+        except (OSError, ValueError):
+            return None
+
+
+def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
+    """Not on another thread: the kernel sends the parent death signal when the *thread* that forked ends."""
+    with open(spec.with_name("shim.err"), "ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", _SHIM, str(spec), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={"LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+        )
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return  # the child of another stray: it comes to us when that one is gone
+
+
+def _shim_spec(run: ContainerRun) -> dict[str, Any]:
+    return {
+        "argv": run.argv,
+        "env": run.env,
+        "cwd": str(run.cwd),
+        "log": str(run.log_path),
+        "exit": str(run.directory / "exit.json"),
+        "logMaxBytes": LOG_MAX_BYTES,
+    }
+
+
+def terminated(record: dict[str, Any], container_id: str = "") -> Terminated:
+    """The state that an exit record stands for; an empty record is a shim that was killed."""
+    if "startError" in record:
+        reason, message = "StartError", record["startError"]
+    elif not record:
+        reason, message = "Error", "The container's processes were killed from outside."
+    else:
+        reason, message = ("Error" if record["exitCode"] else "Completed"), ""
+    now = shim.timestamp()
+    return Terminated(
+        exit_code=record.get("exitCode", 137),
+        signal=record.get("signal", 9),
+        reason=reason,
+        message=message,
+        started_at=record.get("startedAt", now),
+        finished_at=record.get("finishedAt", now),
+        container_id=container_id,
+    )
+
+
+class _ShimProtocol(asyncio.StreamReaderProtocol):
+    """Tells when the shim has closed its output, that is, when it has ended."""
+
+    def __init__(self, reader: asyncio.StreamReader, ended: Callable[[], None]) -> None:
+        super().__init__(reader)
+        self._ended = ended
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended()
+        super().connection_lost(error)
+
+
+async def _reader(
+    popen: subprocess.Popen[bytes], ended: Callable[[subprocess.Popen[bytes]], None]
+) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: _ShimProtocol(reader, lambda: ended(popen)), popen.stdout
+    )
+    return reader

@@ -1,0 +1,35 @@
+"""When a container that ended runs again, and after how long."""
+
+from dataclasses import dataclass, field
+
+from .containers import ContainerKind, Terminated
+
+
+def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:
+    """Whether a container of this kind runs again under the pod's restart policy."""
+    if kind == "sidecar":
+        return True
+    if kind == "init":
+        return policy != "Never" and ended.exit_code != 0
+    return policy == "Always" or (policy == "OnFailure" and ended.exit_code != 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Backoff:
+    """Delays between restarts: none before the first, then `base_seconds`, doubling up to `max_seconds`.
+
+    A kubelet has 10 s and 300 s, and forgets the past of a container that ran for ten minutes; here that is
+    60 times the base.
+    """
+
+    base_seconds: float
+    max_seconds: float
+    _next: float = field(default=0.0, init=False)
+
+    def delay(self, ran_seconds: float) -> float:
+        """Seconds to wait now, after a run of `ran_seconds`."""
+        if ran_seconds > 60 * self.base_seconds:
+            self._next = 0.0
+        delay = self._next
+        self._next = min(self.max_seconds, 2 * delay or self.base_seconds)
+        return delay

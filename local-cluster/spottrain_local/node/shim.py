@@ -1,0 +1,288 @@
+"""The small process between the node process and one container's processes.
+
+It is run as a script (`python -I -S shim.py SPEC PARENT_PID`) and imports nothing of the project. It starts the
+container's command in a session of its own, records what it prints as CRI log lines (`TIME stdout F TEXT`),
+and ends only when *every* descendant is gone, also those in sessions of their own: it is their subreaper, so
+an orphan comes back to it. Like PID 1 of a container, the command takes all others along when it exits.
+
+SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record) and `logMaxBytes`.
+On standard output the node process reads one JSON object a line: `{"started": PID}` or `{"failed": SENTENCE}`,
+then the exit record `{"exitCode", "signal", "startedAt", "finishedAt"}`.
+
+SIGTERM is passed on to the command. SIGUSR1 kills everything at once, and is also what the kernel sends when
+the node process dies (PR_SET_PDEATHSIG), so that a killed node leaves nothing behind.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+KILL_ALL = signal.SIGUSR1
+MAX_LINE_BYTES = 16384
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Ask the kernel to send this process a signal when the thread that made it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants get this process as their parent instead of init."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def timestamp() -> str:
+    """Now as RFC 3339 with nanoseconds, in UTC."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    # The name, in parentheses, may itself have spaces and parentheses.
+                    parents[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue  # it ended while we looked
+    return parents
+
+
+def descendants(root: int, *, spare: frozenset[int] = frozenset()) -> list[int]:
+    """Every process below `root` now, leaving out the subtrees of `spare`."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = [pid for pid in children.get(queue.pop(), []) if pid not in spare]
+        found += below
+        queue += below
+    return found
+
+
+def kill_each(pids: list[int]) -> None:
+    """SIGKILL to each process that still exists."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+class LogFile:
+    """Appends CRI log lines; the file is moved to `PATH.1` when it grows past `max_bytes`."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._rest = b""
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._size = os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> None:
+        """Take output as it came from the pipe; whole lines are written, the rest is kept for later."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        stamp = timestamp().encode()
+        for line in lines:
+            self._write_line(stamp, line)
+        while len(self._rest) >= MAX_LINE_BYTES:
+            self._append(stamp + b" stdout P " + self._rest[:MAX_LINE_BYTES] + b"\n")
+            self._rest = self._rest[MAX_LINE_BYTES:]
+
+    def _write_line(self, stamp: bytes, line: bytes) -> None:
+        while len(line) > MAX_LINE_BYTES:
+            self._append(stamp + b" stdout P " + line[:MAX_LINE_BYTES] + b"\n")
+            line = line[MAX_LINE_BYTES:]
+        self._append(stamp + b" stdout F " + line + b"\n")
+
+    def _append(self, record: bytes) -> None:
+        try:
+            if self._size + len(record) > self._max_bytes:
+                os.rename(self._path, self._path + ".1")
+                os.close(self._fd)
+                self._open()
+            self._size += os.write(self._fd, record)
+        except OSError:
+            return  # a full disk loses output, but must not lose the container
+
+    def finish(self) -> None:
+        """Write an unfinished last line."""
+        if self._rest:
+            self._write_line(timestamp().encode(), self._rest)
+            self._rest = b""
+
+
+def _exec(spec: dict[str, Any], output: int, errors: int, shim: int) -> NoReturn:
+    """In the child: become the command. A failure is told through `errors`, which exec closes."""
+    try:
+        os.setsid()
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != shim:
+            os._exit(1)
+        for number in signal.valid_signals():
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(spec["cwd"])
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+    except OSError as error:
+        os.write(errors, _start_failure(spec, error).encode())
+    os._exit(128)
+
+
+def _start_failure(spec: dict[str, Any], error: OSError) -> str:
+    command = spec["argv"][0]
+    if error.filename == spec["cwd"] and not os.path.isdir(spec["cwd"]):
+        return f"The working directory {spec['cwd']!r} does not exist."
+    if isinstance(error, FileNotFoundError):
+        where = "does not exist" if "/" in command else "was not found on the PATH " + spec["env"].get("PATH", "")
+        return f"The command {command!r} {where}."
+    return f"The command {command!r} can't be started: {error.strerror}."
+
+
+class Shim:
+    """Runs one command to its end."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._log = LogFile(spec["log"], spec["logMaxBytes"])
+        self._output: int | None = None
+        self._status: int | None = None
+        self._killing = False
+        self.main_pid = 0
+        self._started_at = timestamp()
+
+    def start(self) -> str | None:
+        """Start the command; a sentence if that is impossible."""
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        errors_read, errors = os.pipe()
+        shim = os.getpid()
+        self.main_pid = os.fork()
+        if self.main_pid == 0:
+            _exec(self._spec, output, errors, shim)
+        os.close(output)
+        os.close(errors)
+        with os.fdopen(errors_read, "rb") as file:
+            failure = file.read().decode()
+        return failure or None
+
+    def run(self, wakeup: int) -> dict[str, Any]:
+        """Serve signals and output until nothing of the container is left; returns the exit record."""
+        delay = 0.005
+        while True:
+            sources = [wakeup] if self._output is None else [wakeup, self._output]
+            select.select(sources, [], [], delay if self._killing else None)
+            self._copy_output()
+            self._take_signals(wakeup)
+            self._reap()
+            if self._killing:
+                left = descendants(os.getpid())
+                if not left:
+                    break
+                kill_each(left)
+                delay = min(delay * 2, 0.5)
+        self._copy_output()
+        self._log.finish()
+        return self._exit_record()
+
+    def _copy_output(self) -> None:
+        if self._output is None:
+            return
+        try:
+            while data := os.read(self._output, 65536):
+                self._log.write(data)
+        except BlockingIOError:
+            return
+        os.close(self._output)
+        self._output = None
+
+    def _take_signals(self, wakeup: int) -> None:
+        try:
+            numbers = os.read(wakeup, 512)
+        except BlockingIOError:
+            return
+        if KILL_ALL in numbers:
+            self._killing = True
+        elif signal.SIGTERM in numbers and self._status is None:
+            os.kill(self.main_pid, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.main_pid:
+                self._status = status
+                self._killing = True
+
+    def _exit_record(self) -> dict[str, Any]:
+        code = os.waitstatus_to_exitcode(self._status) if self._status is not None else -signal.SIGKILL
+        return {
+            "exitCode": code if code >= 0 else 128 - code,
+            "signal": max(0, -code),
+            "startedAt": self._started_at,
+            "finishedAt": timestamp(),
+        }
+
+
+def _tell(message: dict[str, Any]) -> None:
+    try:
+        os.write(1, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:
+        return  # the node process is gone; the exit record on disk remains
+
+
+def _save(path: str, record: dict[str, Any]) -> None:
+    with open(path + ".tmp", "w") as file:
+        json.dump(record, file)
+    os.replace(path + ".tmp", path)
+
+
+def main(spec_path: str, parent: int) -> None:
+    """Run the command of a spec file as the child of `parent`."""
+    wakeup, wakeup_write = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, KILL_ALL, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_subreaper()
+    set_parent_death_signal(KILL_ALL)
+    if os.getppid() != parent:
+        return  # the node process died before the line above
+    with open(spec_path) as file:
+        spec = json.load(file)
+    shim = Shim(spec)
+    failure = shim.start()
+    _tell({"failed": failure} if failure else {"started": shim.main_pid})
+    record = shim.run(wakeup)
+    if failure:
+        record |= {"exitCode": 128, "signal": 0, "startError": failure}
+    _save(spec["exit"], record)
+    _tell(record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

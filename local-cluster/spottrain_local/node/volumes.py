@@ -1,0 +1,203 @@
+"""A pod's volumes as folders, and where each container finds them."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .api import JSONObject
+from .cluster_objects import ObjectSource, Token, TokenRequest
+from .downward import PodPlace, field_value, resource_value
+from .environment import ContainerConfigError, config_map_data, expand, secret_data
+from .paths import PathRewriter
+
+# Mounts that programs and libraries name in their own code: rewriting them in arguments would not help.
+UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
+_DATA_LINK = "..data"
+
+
+class VolumeError(Exception):
+    """A volume can't be set up (yet); the message says why. It is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFile:
+    """One file of a volume that comes from the cluster."""
+
+    content: bytes
+    mode: int = 0o644
+
+
+def write_atomically(directory: Path, files: Mapping[str, VolumeFile]) -> bool:
+    """Make a folder show exactly these files, all at once; says whether anything changed.
+
+    Done as a kubelet does it: the files are in a folder of their own, `..data` is a link to it that is
+    replaced, and each name is a link through `..data`. A reader sees the old files or the new ones.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    link = directory / _DATA_LINK
+    old = directory / os.readlink(link) if link.is_symlink() else None
+    if old and _read_tree(old) == files:
+        return False
+    fresh = directory / f"..{datetime.now(UTC).strftime('%Y_%m_%d_%H_%M_%S.%f')}"
+    for name, file in files.items():
+        target = fresh / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch(mode=0o600)
+        target.write_bytes(file.content)
+        target.chmod(file.mode)
+    fresh.mkdir(exist_ok=True)
+    staged = directory / "..data_tmp"
+    staged.unlink(missing_ok=True)
+    staged.symlink_to(fresh.name)
+    staged.replace(link)
+    _link_names(directory, {name.split("/")[0] for name in files})
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def _read_tree(root: Path) -> dict[str, VolumeFile]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): VolumeFile(path.read_bytes(), path.stat().st_mode & 0o777) for path in paths}
+
+
+def _link_names(directory: Path, names: set[str]) -> None:
+    for name in names:
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(Path(_DATA_LINK) / name)
+    for path in directory.iterdir():
+        if path.is_symlink() and not path.name.startswith("..") and path.name not in names:
+            path.unlink()
+
+
+class PodVolumes:
+    """The volumes of one pod under `root`, one folder a volume."""
+
+    def __init__(self, root: Path, pod: JSONObject, place: PodPlace, source: ObjectSource) -> None:
+        self._root = root
+        self._pod = pod
+        self._place = place
+        self._source = source
+        self._tokens: dict[TokenRequest, Token] = {}
+
+    async def refresh(self, pod: JSONObject) -> None:
+        """Set up all volumes, or bring them up to date. Raises VolumeError."""
+        self._pod = pod
+        for volume in pod["spec"].get("volumes") or []:
+            try:
+                await self._refresh(volume)
+            except (ContainerConfigError, ValueError, OSError) as error:
+                raise VolumeError(f'volume "{volume["name"]}": {error}') from error
+
+    async def _refresh(self, volume: JSONObject) -> None:
+        directory = self._root / volume["name"]
+        if "emptyDir" in volume:
+            directory.mkdir(parents=True, exist_ok=True)
+        elif "hostPath" in volume:
+            _check_host_path(volume["hostPath"])
+        elif files := await self._files(volume):
+            await asyncio.to_thread(write_atomically, directory, files)
+        else:
+            write_atomically(directory, {})
+
+    async def _files(self, volume: JSONObject) -> dict[str, VolumeFile]:
+        for kind in ("configMap", "secret", "downwardAPI", "projected"):
+            if kind in volume:
+                source = volume[kind]
+                mode = source.get("defaultMode", 0o644)
+                if kind != "projected":
+                    return await self._projection(kind, source, mode)
+                files: dict[str, VolumeFile] = {}
+                for item in source.get("sources") or []:
+                    for projected, content in item.items():
+                        files |= await self._projection(projected, content, mode)
+                return files
+        kinds = ", ".join(key for key in volume if key != "name") or "of no kind"
+        raise ValueError(f"{kinds}: this node has no such volumes")
+
+    async def _projection(self, kind: str, source: JSONObject, mode: int) -> dict[str, VolumeFile]:
+        namespace = self._pod["metadata"]["namespace"]
+        match kind:
+            case "configMap":
+                text = await config_map_data(self._source, namespace, source) or {}
+                return _select({k: v.encode() for k, v in text.items()}, source, mode)
+            case "secret":
+                return _select(await secret_data(self._source, namespace, source) or {}, source, mode)
+            case "downwardAPI":
+                return self._downward(source, mode)
+            case "serviceAccountToken":
+                return {source["path"]: VolumeFile((await self._token(source)).encode(), mode)}
+        raise ValueError(f"{kind}: this node has no such projections")
+
+    def _downward(self, source: JSONObject, mode: int) -> dict[str, VolumeFile]:
+        files = {}
+        for item in source.get("items") or []:
+            if ref := item.get("fieldRef"):
+                text = field_value(self._pod, self._place, ref["fieldPath"])
+            else:
+                ref = item["resourceFieldRef"]
+                containers = self._pod["spec"]["containers"]
+                container = next(c for c in containers if c["name"] == ref["containerName"])
+                text = resource_value(container, self._place, ref)
+            files[item["path"]] = VolumeFile(text.encode(), item.get("mode") or mode)
+        return files
+
+    async def _token(self, source: JSONObject) -> str:
+        metadata = self._pod["metadata"]
+        request = TokenRequest(
+            namespace=metadata["namespace"],
+            service_account=self._pod["spec"].get("serviceAccountName") or "default",
+            pod_name=metadata["name"],
+            pod_uid=metadata["uid"],
+            audience=source.get("audience") or "",
+            expiration_seconds=source.get("expirationSeconds") or 3600,
+        )
+        token = self._tokens.get(request)
+        if token is None or token.wants_refresh(datetime.now(UTC)):
+            token = self._tokens[request] = await self._source.token(request)
+        return token.value
+
+    def rewriter(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> PathRewriter:
+        """Where the container's mount paths really are. `env` is for subPathExpr."""
+        mounts = {container.get("terminationMessagePath") or "/dev/termination-log": directory / "termination"}
+        volumes = {volume["name"]: volume for volume in self._pod["spec"].get("volumes") or []}
+        for mount in container.get("volumeMounts") or []:
+            if mount["mountPath"] not in UNTOUCHED_MOUNTS:
+                mounts[mount["mountPath"]] = self._mounted(volumes[mount["name"]], mount, env)
+        return PathRewriter({path: str(real) for path, real in mounts.items()})
+
+    def _mounted(self, volume: JSONObject, mount: JSONObject, env: Mapping[str, str]) -> Path:
+        host_path = volume.get("hostPath")
+        base = Path(host_path["path"]) if host_path else self._root / volume["name"]
+        sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "", dict(env))
+        if not sub_path:
+            return base
+        if "emptyDir" in volume and not (base / sub_path).exists():
+            (base / sub_path).mkdir(parents=True)
+        return base / sub_path
+
+
+def _check_host_path(source: JSONObject) -> None:
+    path, kind = Path(source["path"]), source.get("type") or ""
+    if kind == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True)
+    elif kind == "FileOrCreate":
+        path.touch()
+    elif kind and not path.exists():
+        raise ValueError(f"hostPath {path} does not exist")
+
+
+def _select(data: Mapping[str, bytes], source: JSONObject, mode: int) -> dict[str, VolumeFile]:
+    items = source.get("items")
+    if items is None:
+        return {name: VolumeFile(content, mode) for name, content in data.items()}
+    missing = [item["key"] for item in items if item["key"] not in data]
+    if missing and not source.get("optional"):
+        raise ValueError(f"references non-existent config key: {missing[0]}")
+    return {
+        item["path"]: VolumeFile(data[item["key"]], item.get("mode") or mode) for item in items if item["key"] in data
+    }
