@@ -1,0 +1,59 @@
+"""What a fault cost: the seconds without a new step, and the steps done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SETTLED_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A completed step: Unix time in seconds, and its number."""
+
+    at: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`seconds_without_step` is None where the job didn't come back within the patience."""
+
+    seconds_without_step: float | None
+    steps_redone: int | None
+
+
+def read_steps(path: Path) -> list[Step]:
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [Step(float(at), int(number)) for at, number in (line.split() for line in lines)]
+
+
+def outcome_of(steps: Callable[[], list[Step]], hurt_at: float, patience_seconds: float) -> Outcome:
+    """Wait until steps are made by a world that came after `hurt_at`, and read off what it cost.
+
+    The world before may make a few more steps after the fault; the gap is the longest one between two steps.
+    """
+    deadline = time.time() + patience_seconds
+    while time.time() < deadline:
+        done = steps()
+        gap, index = _longest_gap(done, hurt_at)
+        if index is not None and gap > 1.0 and len(done) - index > SETTLED_STEPS:
+            highest_before = max(step.number for step in done[:index])
+            return Outcome(gap, max(0, highest_before - done[index].number + 1))
+        time.sleep(0.2)
+    return Outcome(None, None)
+
+
+def _longest_gap(steps: list[Step], hurt_at: float) -> tuple[float, int | None]:
+    """The longest time between two steps after the fault, and the index of the step that ended it."""
+    gaps = [
+        (later.at - earlier.at, index)
+        for index, (earlier, later) in enumerate(zip(steps, steps[1:], strict=False), start=1)
+        if later.at > hurt_at
+    ]
+    return max(gaps, default=(0.0, None))

@@ -1,0 +1,49 @@
+"""What people write today: DDP under elastic torchrun, with a checkpoint every 100 steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from model import GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+CHECKPOINT_STEPS = 100
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    checkpoint = Path(os.environ["CHECKPOINT"])
+    model = DistributedDataParallel(build_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    samples = Vectors()
+    while step < int(os.environ["NUM_STEPS"]):
+        first = step * GLOBAL_BATCH + rank * GLOBAL_BATCH // world_size
+        last = step * GLOBAL_BATCH + (rank + 1) * GLOBAL_BATCH // world_size
+        batch = [samples[position % NUM_SAMPLES] for position in range(first, last)]
+        inputs, targets = (torch.stack(column) for column in zip(*batch, strict=True))
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        step += 1
+        if rank == 0:
+            log_step(step)
+            if step % CHECKPOINT_STEPS == 0:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state, checkpoint.with_suffix(".tmp"))
+                checkpoint.with_suffix(".tmp").replace(checkpoint)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
