@@ -49,10 +49,10 @@ class S3Storage:
         """Credentials and region are found where boto3 looks for them (workload identity, environment)."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3")
+        self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self._client: Any = boto3.session.Session().client(
             "s3",
-            endpoint_url=endpoint_url,
+            endpoint_url=self._endpoint,
             region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
             config=Config(
                 connect_timeout=5,
@@ -60,7 +60,7 @@ class S3Storage:
                 retries={"mode": "standard", "total_max_attempts": 6},
                 max_pool_connections=4 * _PARALLEL_PARTS,
                 # Servers other than AWS rarely have a host name for each bucket.
-                s3={"addressing_style": "path" if endpoint_url else "auto"},
+                s3={"addressing_style": "path" if self._endpoint else "auto"},
             ),
         )
 

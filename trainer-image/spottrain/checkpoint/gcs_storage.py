@@ -1,0 +1,165 @@
+"""A store in a bucket of Google Cloud Storage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import requests
+from google.api_core.exceptions import (
+    Forbidden,
+    GoogleAPICallError,
+    NotFound,
+    RequestRangeNotSatisfiable,
+    RetryError,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+)
+from google.api_core.exceptions import PreconditionFailed as GenerationMismatch
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import DefaultCredentialsError, TransportError
+from google.cloud.storage import Blob, Client
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.storage import Buffer
+
+_PARTS = 4
+_SMALLEST_PART = 8 << 20
+_DEADLINE_SECONDS = 60.0
+_RETRY = DEFAULT_RETRY.with_timeout(_DEADLINE_SECONDS)
+
+
+class GcsStorage:
+    """Implements CheckpointStorage. The etag is an object's generation number.
+
+    Large objects are sent as up to four parts at once and composed in the bucket.
+    """
+
+    def __init__(self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None) -> None:
+        """Credentials are Google's application default ones; a server of one's own gets none."""
+        self._prefix = f"{prefix}/" if prefix else ""
+        endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
+        self._name = f"gs://{bucket}/{self._prefix}"
+        try:
+            client: Any = (
+                Client(project="any", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint})
+                if endpoint
+                else Client()
+            )
+        except (DefaultCredentialsError, OSError) as error:
+            raise StorageDenied(
+                f"No credentials for {self._name}: give the job's service account access by workload identity, "
+                "or set GOOGLE_APPLICATION_CREDENTIALS."
+            ) from error
+        self._client = client
+        self._bucket = client.bucket(bucket)
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        expected = int(if_match) if if_match is not None else 0 if if_absent else None
+        blob = self._blob(key)
+        with self._sentences(key):
+            try:
+                blob.upload_from_string(bytes(data), if_generation_match=expected, checksum="crc32c", retry=_RETRY)
+            except NotFound as error:
+                # For a condition on an object that is gone, some servers say so instead of 412.
+                if if_match is not None and self._bucket_exists():
+                    raise PreconditionFailed(key) from error
+                raise
+        return str(blob.generation)
+
+    def upload(self, key: str, data: Buffer) -> None:
+        view = memoryview(data)
+        size = max(_SMALLEST_PART, -(-len(view) // _PARTS))
+        if len(view) <= size:
+            self.put(key, view)
+            return
+        names = [f"{key}.part-{index}" for index in range(-(-len(view) // size))]
+        try:
+            with ThreadPoolExecutor(_PARTS) as pool:
+                list(pool.map(lambda i: self.put(names[i], view[i * size : (i + 1) * size]), range(len(names))))
+            with self._sentences(key):
+                self._blob(key).compose([self._blob(name) for name in names], retry=_RETRY)
+        finally:
+            with contextlib.suppress(StorageError):
+                self.delete(names)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        blob = self._blob(key)
+        with self._sentences(key):
+            data: bytes = blob.download_as_bytes(retry=_RETRY)
+        return data, str(blob.generation)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        with self._sentences(key):
+            try:
+                data: bytes = self._blob(key).download_as_bytes(
+                    start=offset, end=offset + length - 1, checksum=None, retry=_RETRY
+                )
+            except RequestRangeNotSatisfiable:
+                return b""
+        return data
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        with self._sentences(prefix):
+            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, retry=_RETRY):
+                yield blob.name.removeprefix(self._prefix), int(blob.size)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with self._sentences(key), contextlib.suppress(NotFound):
+                self._blob(key).delete(retry=_RETRY)
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
+        return 0
+
+    def _bucket_exists(self) -> bool:
+        exists: bool = self._bucket.exists(retry=_RETRY)
+        return exists
+
+    def _blob(self, key: str) -> Blob:
+        return self._bucket.blob(self._prefix + key)
+
+    @contextlib.contextmanager
+    def _sentences(self, key: str) -> Iterator[None]:
+        where = f"{self._name}{key}"
+        try:
+            yield
+        except GenerationMismatch as error:
+            raise PreconditionFailed(key) from error
+        except NotFound as error:
+            raise self._not_found(key) from error
+        except (Forbidden, Unauthorized) as error:
+            raise StorageDenied(
+                f"Access to {where} is denied: let the job's service account read, write, list and delete there."
+            ) from error
+        except (ServerError, TooManyRequests, RetryError) as error:
+            raise StorageUnavailable(f"{where} failed, after retries: {error}") from error
+        except (requests.RequestException, TransportError, OSError) as error:
+            raise StorageUnavailable(
+                f"{where} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+            ) from error
+        except GoogleAPICallError as error:
+            raise StorageDenied(f"{where} refused the request: {error}") from error
+
+    def _not_found(self, key: str) -> StorageError:
+        try:
+            missing = not self._bucket_exists()
+        except (GoogleAPICallError, requests.RequestException):
+            missing = False
+        if missing:
+            return StorageDenied(
+                f"The bucket of {self._name}{key} does not exist: create it, or correct checkpoint.uri."
+            )
+        return ObjectNotFound(key)
