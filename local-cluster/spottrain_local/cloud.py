@@ -1,0 +1,267 @@
+"""The cloud, played: instances that are announced to go, go, and come back.
+
+`Cloud` decides and remembers; what it does to machines goes through `Machines`. A notice is a file that the
+node's metadata server shows (`interruption.json`); nothing else tells anybody. At the deadline the machine is
+gone, with all that ran on it, and a few seconds later so is its Node object, as a cloud controller does it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, Protocol
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic.alias_generators import to_camel
+
+from spottrain_local.layout import LocalClusterError, write_atomically
+from spottrain_local.shapes import new_instance_id
+from spottrain_local.spec import NodePool
+
+log = logging.getLogger(__name__)
+
+# Between the end of an instance and the deletion of its Node object.
+FORGET_SECONDS = 3.0
+LONGEST_NOTICE_SECONDS = 24 * 3600.0
+
+InterruptionKind = Literal["preempt", "rebalance", "maintenance"]
+Action = Literal["terminate", "stop", "hibernate"]
+
+
+class Interruption(BaseModel):
+    """An announcement, as the node's metadata server reads it from its state folder."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    id: str
+    kind: InterruptionKind
+    action: Action
+    notice_at: datetime
+    deadline: datetime
+
+    @property
+    def takes_the_machine(self) -> bool:
+        """A rebalance recommendation warns of a risk; the others end in the loss of the machine."""
+        return self.kind != "rebalance"
+
+
+class Instance(BaseModel):
+    """The machine behind a node: `gone` from its end until `restore`, which makes a fresh one."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    node: str
+    instance_id: str
+    gone: bool = False
+    interruption: Interruption | None = None
+
+    @property
+    def state(self) -> str:
+        if self.gone:
+            return "gone"
+        return self.interruption.kind if self.interruption else "running"
+
+
+class Machines(Protocol):
+    """What the cloud does to machines and to the cluster's memory of them."""
+
+    def start(self, instance: Instance) -> None:
+        """Start the node process of an instance; returns at once."""
+
+    async def kill(self, node: str) -> None:
+        """End a node and all that runs on it, without a warning."""
+
+    def erase(self, node: str) -> None:
+        """Empty a node's disk."""
+
+    def announce(self, node: str, interruption: Interruption | None) -> None:
+        """Show an interruption (None: none) in the node's metadata."""
+
+    async def forget(self, node: str, *, with_pods: bool) -> None:
+        """Delete the Node object, and with `with_pods` also the pods that were bound to it."""
+
+
+_INSTANCES = TypeAdapter(list[Instance])
+
+
+class Cloud:
+    """The instances of one cluster; their state outlives the supervisor in a file."""
+
+    def __init__(
+        self,
+        pools: dict[str, NodePool],
+        machines: Machines,
+        memory: Path,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._pools = pools
+        self._machines = machines
+        self._memory = memory
+        self._now = now
+        self._instances = self._remembered()
+        # What is to happen to a node later: its end at the deadline, or the deletion of its Node object.
+        self._pending: dict[str, asyncio.Task[None]] = {}
+
+    def instances(self) -> list[Instance]:
+        """All instances, in the order of the cluster's nodes."""
+        return list(self._instances.values())
+
+    def start(self) -> None:
+        """Start what should run, and take up again what was pending when the supervisor ended."""
+        for instance in self.instances():
+            if instance.gone:
+                self._later(instance.node, self._forget_after(instance.node, 0))
+            else:
+                self._machines.announce(instance.node, instance.interruption)
+                self._machines.start(instance)
+                self._expect_end(instance)
+        self._remember()
+
+    async def stop(self) -> None:
+        """Stop the clock of everything that is pending; it goes on at the next start."""
+        for task in self._pending.values():
+            task.cancel()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+
+    def preempt(
+        self,
+        nodes: Iterable[str],
+        notice_seconds: float,
+        kind: InterruptionKind = "preempt",
+        action: Action = "terminate",
+    ) -> None:
+        """Announce that these nodes go; they go when the notice is over, whatever anybody does."""
+        if not 0 <= notice_seconds <= LONGEST_NOTICE_SECONDS:
+            raise LocalClusterError("A notice is between 0 s and 24 h long, as in `--notice 30s`.")
+        instances = self._existing(nodes)
+        for instance in instances:
+            self._check_interruptible(instance, kind)
+        now = self._now()
+        for instance in instances:
+            instance.interruption = Interruption(
+                id=str(uuid4()),
+                kind=kind,
+                action=action,
+                notice_at=now,
+                deadline=now + timedelta(seconds=notice_seconds),
+            )
+            self._machines.announce(instance.node, instance.interruption)
+            self._expect_end(instance)
+        self._remember()
+
+    def cancel(self, nodes: Iterable[str]) -> None:
+        """Take the announcement back: the nodes stay."""
+        instances = self._existing(nodes)
+        for instance in instances:
+            if instance.interruption is None:
+                raise LocalClusterError(f"Nothing is announced for the node {instance.node}: nothing to cancel.")
+        for instance in instances:
+            self._drop_pending(instance.node)
+            instance.interruption = None
+            self._machines.announce(instance.node, None)
+        self._remember()
+
+    async def kill(self, nodes: Iterable[str]) -> None:
+        """End these nodes now, without any notice."""
+        instances = self._existing(nodes)
+        for instance in instances:
+            self._drop_pending(instance.node)
+        await asyncio.gather(*(self._end(instance) for instance in instances))
+
+    async def restore(self, nodes: Iterable[str]) -> None:
+        """Start fresh instances for nodes that are gone, under the same names."""
+        instances = self._known(nodes)
+        for instance in instances:
+            if not instance.gone:
+                raise LocalClusterError(
+                    f"The node {instance.node} is not gone: there is nothing to restore."
+                    " (`spottrain local cancel` takes back a notice.)"
+                )
+        for instance in instances:
+            self._drop_pending(instance.node)
+            # In a cloud the replacement has another name, so nothing bound to the old one would start on it.
+            await self._machines.forget(instance.node, with_pods=True)
+            self._machines.erase(instance.node)
+            instance.gone, instance.interruption = False, None
+            instance.instance_id = new_instance_id(self._pools[instance.node].provider)
+            self._remember()
+            self._machines.start(instance)
+
+    def _check_interruptible(self, instance: Instance, kind: InterruptionKind) -> None:
+        if instance.interruption and instance.interruption.takes_the_machine:
+            raise LocalClusterError(
+                f"The node {instance.node} is already announced to go at"
+                f" {instance.interruption.deadline:%H:%M:%S} UTC: `spottrain local cancel {instance.node}` first."
+            )
+        if kind != "maintenance" and self._pools[instance.node].capacity_type != "spot":
+            raise LocalClusterError(
+                f"The node {instance.node} is on-demand, and clouds take back only spot nodes. Use"
+                f" `spottrain local kill {instance.node}` for a failure, or `--kind maintenance`."
+            )
+
+    def _known(self, nodes: Iterable[str]) -> list[Instance]:
+        names = list(dict.fromkeys(nodes))
+        if not names:
+            raise LocalClusterError("Name at least one node; `spottrain local status` lists them.")
+        unknown = [name for name in names if name not in self._instances]
+        if unknown:
+            raise LocalClusterError(
+                f"There is no node {unknown[0]!r} in this cluster. Its nodes are {', '.join(self._instances)}."
+            )
+        return [self._instances[name] for name in names]
+
+    def _existing(self, nodes: Iterable[str]) -> list[Instance]:
+        instances = self._known(nodes)
+        for instance in instances:
+            if instance.gone:
+                raise LocalClusterError(
+                    f"The node {instance.node} is gone already; `spottrain local restore {instance.node}` brings"
+                    " a fresh one."
+                )
+        return instances
+
+    def _expect_end(self, instance: Instance) -> None:
+        if instance.interruption and instance.interruption.takes_the_machine:
+            self._later(instance.node, self._end_at(instance, instance.interruption.deadline))
+
+    async def _end_at(self, instance: Instance, deadline: datetime) -> None:
+        await asyncio.sleep(max(0.0, (deadline - self._now()).total_seconds()))
+        del self._pending[instance.node]  # `_end` makes a new one
+        await self._end(instance)
+
+    async def _end(self, instance: Instance) -> None:
+        instance.gone = True
+        self._remember()
+        await self._machines.kill(instance.node)
+        log.info("node %s is gone", instance.node)
+        self._later(instance.node, self._forget_after(instance.node, FORGET_SECONDS))
+
+    async def _forget_after(self, node: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self._machines.forget(node, with_pods=False)
+
+    def _later(self, node: str, work: "asyncio._CoroutineLike[None]") -> None:
+        self._drop_pending(node)
+        self._pending[node] = asyncio.create_task(work, name=f"cloud: {node}")
+
+    def _drop_pending(self, node: str) -> None:
+        task = self._pending.pop(node, None)
+        if task:
+            task.cancel()
+
+    def _remembered(self) -> dict[str, Instance]:
+        """The instances of the last run, for the nodes that the cluster has now."""
+        known: dict[str, Instance] = {}
+        if self._memory.exists():
+            known = {item.node: item for item in _INSTANCES.validate_json(self._memory.read_bytes())}
+        return {
+            name: known.get(name) or Instance(node=name, instance_id=new_instance_id(pool.provider))
+            for name, pool in self._pools.items()
+        }
+
+    def _remember(self) -> None:
+        data = [item.model_dump(mode="json", by_alias=True) for item in self.instances()]
+        write_atomically(self._memory, json.dumps(data, indent=1))

@@ -1,0 +1,202 @@
+"""A local cluster as its user handles it: `up`, `down`, and requests to its supervisor."""
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spottrain_local.binaries import find_binaries
+from spottrain_local.layout import ClusterLayout, LocalClusterError, cluster_layout, write_atomically
+from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec
+
+DEFAULT_NAME = "default"
+UP_SECONDS = 120.0
+DOWN_SECONDS = 40.0
+POLL_SECONDS = 0.1
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Handle of one local cluster, running or not."""
+
+    layout: ClusterLayout
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.layout.kubeconfig
+
+    def up(self, spec: ClusterSpec | None = None, progress: Callable[[Sequence[str]], None] | None = None) -> Status:
+        """Start the cluster, wait until it is ready, and return its status; one that runs is left as it is.
+
+        Without `spec` it has the nodes of the last time, or the default ones. `progress` is called with what is
+        still being waited for. Raises LocalClusterError when it doesn't come up.
+        """
+        running = self.status()
+        if running is None:
+            self._write_spec(spec)
+            supervisor = self._start_supervisor()
+        else:
+            if spec and spec != self._spec():
+                raise LocalClusterError(
+                    f"The cluster {self.layout.name} runs with other nodes: `spottrain local down` first."
+                )
+            supervisor = None
+        return self._wait_until_ready(supervisor, progress)
+
+    def down(self, *, delete: bool = False) -> bool:
+        """Stop the cluster, with `delete` for good; returns whether it was running."""
+        running = self.status() is not None
+        if running:
+            pid = int(self.layout.lock.read_text())
+            self.request("POST", "/v1/stop")
+            deadline = time.monotonic() + DOWN_SECONDS
+            while _is_alive(pid):
+                if time.monotonic() > deadline:
+                    raise LocalClusterError(
+                        f"The cluster {self.layout.name} is still stopping after {DOWN_SECONDS:.0f} s: see"
+                        f" {self.layout.root / 'supervisor.log'}, or end its process {pid}."
+                    )
+                time.sleep(POLL_SECONDS)
+        if delete:
+            shutil.rmtree(self.layout.root, ignore_errors=True)
+        return running
+
+    def status(self) -> Status | None:
+        """What the supervisor says, or None where the cluster doesn't run."""
+        try:
+            return self.request("GET", "/v1/status")
+        except OSError:
+            return None
+
+    def preempt(self, nodes: Sequence[str], *, notice_seconds: float, **more: str) -> Status:
+        """Announce that nodes go, and take them when the notice is over."""
+        return self._ask("preempt", nodes, noticeSeconds=notice_seconds, **more)
+
+    def cancel(self, nodes: Sequence[str]) -> Status:
+        """Take a notice back."""
+        return self._ask("cancel", nodes)
+
+    def kill(self, nodes: Sequence[str]) -> Status:
+        """Take nodes away now, without a notice."""
+        return self._ask("kill", nodes)
+
+    def restore(self, nodes: Sequence[str]) -> Status:
+        """Bring fresh instances for nodes that are gone."""
+        return self._ask("restore", nodes)
+
+    def running_status(self) -> Status:
+        """The status; raises LocalClusterError where the cluster doesn't run."""
+        status = self.status()
+        if status is None:
+            name = self.layout.name
+            option = "" if name == DEFAULT_NAME else f" --name {name}"
+            raise LocalClusterError(f"The cluster {name} is not running: start it with `spottrain local up{option}`.")
+        return status
+
+    def _ask(self, verb: str, nodes: Sequence[str], **more: object) -> Status:
+        self.running_status()
+        return self.request("POST", f"/v1/nodes/{verb}", {"nodes": list(nodes), **more})
+
+    def request(self, method: str, path: str, body: dict[str, object] | None = None) -> Status:
+        """One request to the supervisor. Raises OSError when it isn't there, LocalClusterError when it refuses."""
+        connection = _UnixConnection(self.layout.socket)
+        try:
+            connection.request(method, path, json.dumps(body) if body is not None else None)
+            response = connection.getresponse()
+            answer: Status = json.loads(response.read())
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise LocalClusterError(answer["error"])
+        return answer
+
+    def _spec(self) -> ClusterSpec:
+        return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
+
+    def _write_spec(self, spec: ClusterSpec | None) -> None:
+        self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if spec or not self.layout.spec.exists():
+            write_atomically(self.layout.spec, (spec or DEFAULT_SPEC).model_dump_json(by_alias=True, indent=1))
+
+    def _start_supervisor(self) -> subprocess.Popen[bytes]:
+        if find_binaries() is None:
+            raise LocalClusterError("The control plane is not built yet: run `python -m spottrain_local.binaries`.")
+        with (self.layout.root / "supervisor.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "spottrain_local.supervisor", "--state", self.layout.root],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(
+        self, supervisor: subprocess.Popen[bytes] | None, progress: Callable[[Sequence[str]], None] | None
+    ) -> Status:
+        deadline = time.monotonic() + UP_SECONDS
+        while True:
+            if supervisor and supervisor.poll() is not None:
+                log = (self.layout.root / "supervisor.log").read_text().strip().splitlines()
+                raise LocalClusterError(
+                    f"The cluster {self.layout.name} did not start. {' '.join(log[-1:])}"
+                    f" (More in {self.layout.root}.)"
+                )
+            status = self.status()
+            if status and status["ready"]:
+                return status
+            waiting_for = status["waitingFor"] if status else ["supervisor"]
+            if progress:
+                progress(waiting_for)
+            if time.monotonic() > deadline:
+                raise LocalClusterError(
+                    f"The cluster {self.layout.name} was not ready after {UP_SECONDS:.0f} s; it still waits for"
+                    f" {', '.join(waiting_for)}. See the logs in {self.layout.logs}, then `spottrain local down`."
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def open_cluster(name: str = DEFAULT_NAME) -> Cluster:
+    """The handle of the cluster with this name, whether it exists or not."""
+    return Cluster(layout=cluster_layout(name))
+
+
+def list_clusters(root: Path) -> list[str]:
+    """Names of the clusters with state in a folder."""
+    return sorted(path.parent.name for path in root.glob("*/cluster.json"))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket whose path may be longer than the 107 bytes that the kernel takes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        folder = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs (one that has ended and awaits its parent doesn't)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,283 @@
+"""The control plane as processes: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+
+Kubernetes' own programs with the flags of a production cluster where behaviour depends on them, and short
+times where a rehearsal would wait.
+"""
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from spottrain_local.binaries import Binaries
+from spottrain_local.layout import ClusterLayout, write_atomically
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
+from spottrain_local.pki import Authority, KeyPair, open_authority, open_service_account_key
+from spottrain_local.processes import ProcessSpec
+
+LOOPBACK = "127.0.0.1"
+PORT_NAMES = ("apiserver", "etcd", "etcd-peer")
+# The first address of this range is the Service `kubernetes`. Nothing routes these addresses here.
+SERVICE_RANGE = "10.96.0.0/16"
+KUBERNETES_SERVICE_IP = "10.96.0.1"
+# A node whose lease is this old is NotReady (Kubernetes: 50 s); nodes renew theirs every 10 s at most.
+NODE_GRACE_SECONDS = 20
+# What has no meaning without volumes, clouds and certificates of a kubelet; each costs watches and memory.
+NEEDLESS_CONTROLLERS = (
+    "certificatesigningrequest-approving-controller",
+    "certificatesigningrequest-cleaner-controller",
+    "certificatesigningrequest-signing-controller",
+    "cloud-node-lifecycle-controller",
+    "device-taint-eviction-controller",
+    "endpoints-controller",
+    "endpointslice-mirroring-controller",
+    "ephemeral-volume-controller",
+    "horizontal-pod-autoscaler-controller",
+    "node-ipam-controller",
+    "node-route-controller",
+    "persistentvolume-attach-detach-controller",
+    "persistentvolume-binder-controller",
+    "persistentvolume-expander-controller",
+    "persistentvolume-protection-controller",
+    "persistentvolumeclaim-protection-controller",
+    "podcertificaterequest-cleaner-controller",
+    "replicationcontroller-controller",
+    "service-lb-controller",
+    "storage-version-migrator-controller",
+    "volumeattributesclass-protection-controller",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """The files by which the parts of one cluster know each other."""
+
+    authority: Authority
+    etcd_authority: Authority
+    service_account_key: Path
+    apiserver: KeyPair
+    kubelet_client: KeyPair
+    etcd: KeyPair
+    admin: KeyPair
+
+
+def issue_credentials(folder: Path) -> Credentials:
+    """Open the cluster's authorities and issue what the control plane needs for one run."""
+    authority, etcd_authority = open_authority(folder, "ca"), open_authority(folder, "etcd-ca")
+    return Credentials(
+        authority=authority,
+        # etcd lets in whoever it knows: it must not know the nodes, which the other authority signs for.
+        etcd_authority=etcd_authority,
+        service_account_key=open_service_account_key(folder),
+        apiserver=authority.issue(
+            folder / "apiserver",
+            "kube-apiserver",
+            addresses=[LOOPBACK, KUBERNETES_SERVICE_IP],
+            names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
+        ),
+        kubelet_client=authority.issue(
+            folder / "kubelet-client", "kube-apiserver-kubelet-client", organizations=["system:masters"]
+        ),
+        etcd=etcd_authority.issue(folder / "etcd", "etcd", addresses=[LOOPBACK], names=["localhost"]),
+        admin=authority.issue(folder / "admin", "admin", organizations=["system:masters"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlPlane:
+    """One control plane: what to run, and how to reach it."""
+
+    layout: ClusterLayout
+    binaries: Binaries
+    credentials: Credentials
+    ports: dict[str, int]
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return f"https://{LOOPBACK}:{self.ports['apiserver']}"
+
+    def client(self) -> ApiClient:
+        """A client with all rights."""
+        admin = self.credentials.admin
+        ca_file = self.credentials.authority.certificate_file
+        return ApiClient(self.server, ca_file=ca_file, cert_file=admin.certificate, key_file=admin.key)
+
+    def write_kubeconfigs(self) -> None:
+        """Write the user's kubeconfig and those of the controllers; all readable by the user alone."""
+        pki, authority = self.layout.pki, self.credentials.authority
+        self._write_kubeconfig(self.layout.kubeconfig, self.credentials.admin)
+        scheduler = authority.issue(pki / "scheduler", "system:kube-scheduler")
+        self._write_kubeconfig(pki / "scheduler.kubeconfig", scheduler)
+        # The controllers share one identity (--use-service-account-credentials=false), so it needs all rights.
+        controllers = authority.issue(
+            pki / "controller-manager", "system:kube-controller-manager", organizations=["system:masters"]
+        )
+        self._write_kubeconfig(pki / "controller-manager.kubeconfig", controllers)
+
+    def _write_kubeconfig(self, path: Path, user: KeyPair) -> None:
+        name = f"spottrain-{self.layout.name}"
+        cluster = {
+            "server": self.server,
+            "certificate-authority-data": _base64(self.credentials.authority.certificate_file),
+        }
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": name, "cluster": cluster}],
+            "users": [
+                {
+                    "name": name,
+                    "user": {
+                        "client-certificate-data": _base64(user.certificate),
+                        "client-key-data": _base64(user.key),
+                    },
+                }
+            ],
+            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+            "current-context": name,
+        }
+        write_atomically(path, yaml.safe_dump(config, sort_keys=False))
+
+    def processes(self) -> list[ProcessSpec]:
+        """What to run, in the order of starting (each copes with the others being late)."""
+        return [self._etcd(), self._apiserver(), self._controller_manager(), self._scheduler()]
+
+    def _process(self, name: str, *flags: str) -> ProcessSpec:
+        log_file = self.layout.logs / f"{name}.log"
+        return ProcessSpec(name=name, argv=[self.binaries.path(name), *flags], log_file=log_file)
+
+    def _etcd(self) -> ProcessSpec:
+        keys, authority = self.credentials.etcd, self.credentials.etcd_authority
+        client = f"https://{LOOPBACK}:{self.ports['etcd']}"
+        peer = f"https://{LOOPBACK}:{self.ports['etcd-peer']}"
+        return self._process(
+            "etcd",
+            "--name=local",
+            f"--data-dir={self.layout.etcd}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=local={peer}",
+            f"--cert-file={keys.certificate}",
+            f"--key-file={keys.key}",
+            f"--trusted-ca-file={authority.certificate_file}",
+            "--client-cert-auth=true",
+            f"--peer-cert-file={keys.certificate}",
+            f"--peer-key-file={keys.key}",
+            f"--peer-trusted-ca-file={authority.certificate_file}",
+            "--peer-client-cert-auth=true",
+            # A killed process loses nothing by this, only a machine without power does.
+            "--unsafe-no-fsync=true",
+            "--auto-compaction-retention=1h",
+            "--log-level=warn",
+        )
+
+    def _apiserver(self) -> ProcessSpec:
+        keys = self.credentials
+        return self._process(
+            "kube-apiserver",
+            f"--bind-address={LOOPBACK}",
+            f"--secure-port={self.ports['apiserver']}",
+            f"--advertise-address={LOOPBACK}",
+            # EndpointSlices refuse loopback addresses; pods are given the server's address instead.
+            "--endpoint-reconciler-type=none",
+            f"--etcd-servers=https://{LOOPBACK}:{self.ports['etcd']}",
+            f"--etcd-cafile={keys.etcd_authority.certificate_file}",
+            f"--etcd-certfile={keys.etcd.certificate}",
+            f"--etcd-keyfile={keys.etcd.key}",
+            f"--client-ca-file={keys.authority.certificate_file}",
+            f"--tls-cert-file={keys.apiserver.certificate}",
+            f"--tls-private-key-file={keys.apiserver.key}",
+            f"--kubelet-client-certificate={keys.kubelet_client.certificate}",
+            f"--kubelet-client-key={keys.kubelet_client.key}",
+            f"--kubelet-certificate-authority={keys.authority.certificate_file}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--service-account-key-file={keys.service_account_key}",
+            f"--service-account-signing-key-file={keys.service_account_key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--anonymous-auth=false",
+            "--allow-privileged=true",
+            "--profiling=false",
+            "--v=1",
+        )
+
+    def _controller_manager(self) -> ProcessSpec:
+        controllers = ",".join(["*", *(f"-{name}" for name in NEEDLESS_CONTROLLERS)])
+        return self._process(
+            "kube-controller-manager",
+            f"--kubeconfig={self.layout.pki / 'controller-manager.kubeconfig'}",
+            f"--root-ca-file={self.credentials.authority.certificate_file}",
+            f"--service-account-private-key-file={self.credentials.service_account_key}",
+            f"--controllers={controllers}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--node-monitor-period=2s",
+            f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+            "--kube-api-qps=100",
+            "--kube-api-burst=200",
+            "--v=1",
+        )
+
+    def _scheduler(self) -> ProcessSpec:
+        return self._process(
+            "kube-scheduler",
+            f"--kubeconfig={self.layout.pki / 'scheduler.kubeconfig'}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--kube-api-qps=100",
+            "--kube-api-burst=200",
+            "--v=1",
+        )
+
+
+async def wait_until_served(client: ApiClient) -> None:
+    """Wait until the API server answers requests."""
+    await _wait_for_each(client, ["/version"])
+
+
+async def wait_until_ready(client: ApiClient) -> None:
+    """Wait until `kubectl apply` of a pod works.
+
+    `/readyz` alone is early: kubectl needs the OpenAPI documents, and a pod needs its namespace's default
+    service account and the certificate that is published for it.
+    """
+    namespace = "/api/v1/namespaces/default"
+    await _wait_for_each(
+        client,
+        [
+            "/readyz",
+            "/openapi/v3",
+            "/openapi/v3/api/v1",
+            f"{namespace}/serviceaccounts/default",
+            f"{namespace}/configmaps/kube-root-ca.crt",
+        ],
+    )
+
+
+async def _wait_for_each(client: ApiClient, paths: list[str]) -> None:
+    for path in paths:
+        while True:
+            if await _answers(client, path):
+                break
+            await asyncio.sleep(0.1)
+
+
+async def _answers(client: ApiClient, path: str) -> bool:
+    try:
+        await client.request("GET", path)
+    except (ApiError, *UNREACHABLE):
+        return False
+    except ValueError:  # an answer that isn't JSON, as that of /readyz
+        return True
+    return True
+
+
+def _base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,186 @@
+"""Nodes as processes: writes each node's configuration, starts and kills it, and forgets it in the API."""
+
+import asyncio
+import json
+import logging
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spottrain_local.address import NetworkClaim, free_port
+from spottrain_local.cloud import Instance, Interruption
+from spottrain_local.controlplane import ControlPlane
+from spottrain_local.layout import write_atomically
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
+from spottrain_local.processes import ChildProcess, ProcessSpec
+from spottrain_local.shapes import node_shape
+from spottrain_local.spec import NodePool
+
+log = logging.getLogger(__name__)
+
+KUBELET_PORT = 10250
+METADATA_PORT = 8169
+RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSurroundings:
+    """What pods on every node of this cluster find around them."""
+
+    preload_library: Path | None
+    env: dict[str, str]
+
+
+class NodeProcesses:
+    """The `Machines` of the local cluster: one node process for each instance."""
+
+    def __init__(
+        self,
+        *,
+        pools: dict[str, NodePool],
+        control_plane: ControlPlane,
+        client: ApiClient,
+        network: NetworkClaim,
+        surroundings: PodSurroundings,
+    ) -> None:
+        self._pools = pools
+        self._index = {name: index for index, name in enumerate(pools)}
+        self._control_plane = control_plane
+        self._layout = control_plane.layout
+        self._client = client
+        self._network = network
+        self._surroundings = surroundings
+        self._processes: dict[str, ChildProcess] = {}
+
+    def pid(self, node: str) -> int | None:
+        """Process id of a node that runs."""
+        process = self._processes.get(node)
+        return process.pid if process else None
+
+    def start(self, instance: Instance) -> None:
+        """See `Machines`."""
+        node = instance.node
+        folder = self._layout.node(node)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = self._layout.pki / f"node-{node}.json"
+        write_atomically(config, json.dumps(self._config(instance), indent=1))
+        process = ChildProcess(
+            ProcessSpec(
+                name=f"node {node}",
+                argv=[sys.executable, "-m", "spottrain_local.node", "--config", config],
+                log_file=self._layout.logs / f"node-{node}.log",
+                stop_seconds=15.0,
+            )
+        )
+        self._processes[node] = process
+        process.start()
+
+    async def kill(self, node: str) -> None:
+        """See `Machines`."""
+        process = self._processes.pop(node, None)
+        if process:
+            await process.stop(kill=True)
+
+    async def stop_all(self) -> None:
+        """Let all nodes end in order, as machines that are shut down."""
+        await asyncio.gather(*(process.stop() for process in self._processes.values()))
+        self._processes.clear()
+
+    def erase(self, node: str) -> None:
+        """See `Machines`."""
+        shutil.rmtree(self._layout.node(node), ignore_errors=True)
+
+    def announce(self, node: str, interruption: Interruption | None) -> None:
+        """See `Machines`."""
+        path = self._layout.node(node) / "interruption.json"
+        if interruption is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, interruption.model_dump_json(by_alias=True))
+
+    async def forget(self, node: str, *, with_pods: bool) -> None:
+        """See `Machines`. Keeps trying while the API server is away."""
+        while True:
+            try:
+                if with_pods:
+                    await self._delete_pods_of(node)
+                await self._delete(f"/api/v1/nodes/{node}")
+                return
+            except (ApiError, *UNREACHABLE) as error:
+                log.warning("deleting the Node %s: %s; trying again", node, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def forget_strangers(self) -> None:
+        """Delete Node objects that no node of this cluster stands behind (any more)."""
+        nodes = await self._client.get("/api/v1/nodes")
+        for node in nodes.get("items") or []:
+            if node["metadata"]["name"] not in self._pools:
+                await self.forget(node["metadata"]["name"], with_pods=True)
+
+    async def _delete_pods_of(self, node: str) -> None:
+        pods = await self._client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+        for pod in pods.get("items") or []:
+            metadata = pod["metadata"]
+            await self._delete(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}", metadata["uid"])
+
+    async def _delete(self, path: str, uid: str | None = None) -> None:
+        """Delete an object at once; one that is not there (or is another by now) is fine."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._client.delete(path, options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    def _config(self, instance: Instance) -> dict[str, Any]:
+        """The node's configuration file; see `spottrain_local.node.config`."""
+        node, pool, index = instance.node, self._pools[instance.node], self._index[instance.node]
+        pki, authority = self._layout.pki, self._control_plane.credentials.authority
+        ip = self._network.node_ip(index)
+        identity = authority.issue(pki / f"node-{node}", f"system:node:{node}", organizations=["system:nodes"])
+        serving = authority.issue(pki / f"node-{node}-serving", node, addresses=[ip], names=[node])
+        shape = node_shape(
+            name=node,
+            pool=pool.name,
+            provider=pool.provider,
+            capacity_type=pool.capacity_type,
+            instance_type=pool.chosen_instance_type,
+            zone=pool.chosen_zone,
+            gpus=pool.gpus,
+        )
+        preload = self._surroundings.preload_library
+        return {
+            "name": node,
+            "provider": pool.provider,
+            "capacityType": pool.capacity_type,
+            "instanceType": pool.chosen_instance_type,
+            "instanceID": instance.instance_id,
+            "zone": pool.chosen_zone,
+            "gpus": pool.gpus,
+            "cpu": pool.cpu,
+            "memory": pool.memory,
+            "labels": shape.labels | pool.labels,
+            "taints": [*shape.taints, *(taint.model_dump() for taint in pool.taints)],
+            "nodeIP": ip,
+            "podNetwork": self._network.pod_network(index),
+            "apiserver": self._control_plane.server,
+            "caFile": str(authority.certificate_file),
+            "clientCAFile": str(authority.certificate_file),
+            "clientCertFile": str(identity.certificate),
+            "clientKeyFile": str(identity.key),
+            "servingCertFile": str(serving.certificate),
+            "servingKeyFile": str(serving.key),
+            "kubeletPort": free_port(ip, KUBELET_PORT),
+            "metadataPort": free_port(ip, METADATA_PORT),
+            "stateDir": str(self._layout.node(node)),
+            "hostsFile": str(self._layout.hosts),
+            "preloadLibrary": str(preload) if preload else None,
+            "podEnv": self._surroundings.env,
+            "pathPrefix": str(Path(sys.executable).parent),
+            "runtime": "process",
+        }

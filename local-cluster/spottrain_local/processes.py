@@ -1,0 +1,124 @@
+"""Child processes of the supervisor: they die with it, and are started again when they end by themselves."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+FIRST_RESTART_SECONDS = 0.5
+LONGEST_RESTART_SECONDS = 20.0
+# A process that ran this long is not in a crash loop.
+STEADY_SECONDS = 30.0
+# Logs are cut when a process starts, so that they can't fill a disk over many starts.
+LOG_BYTES = 20 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A program to keep running. `stop_seconds` is its time between SIGTERM and SIGKILL (0: SIGKILL at once)."""
+
+    name: str
+    argv: Sequence[str | Path]
+    log_file: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    stop_seconds: float = 5.0
+
+
+class ChildProcess:
+    """Keeps one program running until `stop`."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.restarts = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process and running else None
+
+    @property
+    def started(self) -> bool:
+        """Whether it is meant to run (it may be between two starts)."""
+        return self._keeper is not None
+
+    def start(self) -> None:
+        """Start the program, and again whenever it ends; returns at once."""
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_running(), name=f"keep {self.spec.name}")
+
+    async def stop(self, *, kill: bool = False) -> None:
+        """End the program and stay ended; with `kill` without a chance to say goodbye."""
+        if self._keeper is None:
+            return
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        self._keeper = None
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        if not kill and self.spec.stop_seconds:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), self.spec.stop_seconds)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def _keep_running(self) -> None:
+        delay = FIRST_RESTART_SECONDS
+        while True:
+            started = time.monotonic()
+            self._process = await start_process(self.spec)
+            code = await self._process.wait()
+            if time.monotonic() - started > STEADY_SECONDS:
+                delay = FIRST_RESTART_SECONDS
+            log.warning(
+                "%s ended by itself (%s); starting it again in %.1f s; see %s",
+                self.spec.name,
+                f"signal {-code}" if code < 0 else f"exit code {code}",
+                delay,
+                self.spec.log_file,
+            )
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LONGEST_RESTART_SECONDS)
+            self.restarts += 1
+
+
+async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
+    """Start a program whose life ends with this process, even if this process is killed."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+    if spec.log_file.exists() and spec.log_file.stat().st_size > LOG_BYTES:
+        spec.log_file.replace(spec.log_file.with_suffix(".old.log"))
+    with spec.log_file.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
+            *spec.argv,
+            env={**os.environ, **spec.env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent,
+            # Ctrl-C in the terminal of `up` is not for them.
+            start_new_session=True,
+        )

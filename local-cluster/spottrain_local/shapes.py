@@ -1,0 +1,113 @@
+"""What nodes of EKS, GKE and AKS look like: labels, taints, provider ids, as their documentation has them.
+
+Sources: EKS managed node groups (capacityType label), GKE Spot VMs and GPU node pools (labels; GKE itself taints
+GPU nodes), AKS spot node pools (label and taint).
+"""
+
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+Provider = Literal["eks", "gke", "aks"]
+CapacityName = Literal["on-demand", "spot"]
+
+GPU_INSTANCE_TYPES: dict[str, str] = {"eks": "g6.2xlarge", "gke": "g2-standard-8", "aks": "Standard_NC8as_T4_v3"}
+CPU_INSTANCE_TYPES: dict[str, str] = {"eks": "m7i.2xlarge", "gke": "n2-standard-8", "aks": "Standard_D8s_v5"}
+DEFAULT_ZONES: dict[str, str] = {"eks": "us-east-1a", "gke": "us-central1-a", "aks": "eastus-1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShape:
+    """One node as its cloud presents it to Kubernetes."""
+
+    labels: dict[str, str]
+    taints: list[dict[str, str]]
+
+
+def node_shape(
+    *,
+    name: str,
+    pool: str,
+    provider: Provider,
+    capacity_type: CapacityName,
+    instance_type: str,
+    zone: str,
+    gpus: int,
+) -> NodeShape:
+    """Labels and taints of a node of this provider's node pool."""
+    labels = {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "node.kubernetes.io/instance-type": instance_type,
+        "topology.kubernetes.io/zone": zone,
+        "topology.kubernetes.io/region": region_of(provider, zone),
+    }
+    spot = capacity_type == "spot"
+    match provider:
+        case "eks":
+            labels |= {
+                "eks.amazonaws.com/nodegroup": pool,
+                "eks.amazonaws.com/capacityType": "SPOT" if spot else "ON_DEMAND",
+            }
+            return NodeShape(labels=labels, taints=[])
+        case "gke":
+            return _gke(labels, pool, spot=spot, gpus=gpus)
+        case "aks":
+            return _aks(labels, pool, spot=spot, gpus=gpus)
+
+
+def _gke(labels: dict[str, str], pool: str, *, spot: bool, gpus: int) -> NodeShape:
+    taints = []
+    labels |= {
+        "cloud.google.com/gke-nodepool": pool,
+        "cloud.google.com/gke-provisioning": "spot" if spot else "standard",
+    }
+    if spot:
+        labels["cloud.google.com/gke-spot"] = "true"
+        taints.append({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"})
+    if gpus:
+        labels |= {
+            "cloud.google.com/gke-accelerator": "nvidia-l4",
+            "cloud.google.com/gke-accelerator-count": str(gpus),
+        }
+        taints.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
+    return NodeShape(labels=labels, taints=taints)
+
+
+def _aks(labels: dict[str, str], pool: str, *, spot: bool, gpus: int) -> NodeShape:
+    taints = []
+    labels |= {"kubernetes.azure.com/agentpool": pool, "kubernetes.azure.com/mode": "user" if gpus else "system"}
+    if gpus:
+        labels["kubernetes.azure.com/accelerator"] = "nvidia"
+    if spot:
+        labels["kubernetes.azure.com/scalesetpriority"] = "spot"
+        taints.append({"key": "kubernetes.azure.com/scalesetpriority", "value": "spot", "effect": "NoSchedule"})
+    return NodeShape(labels=labels, taints=taints)
+
+
+def pool_selector(provider: Provider, pool: str) -> dict[str, str]:
+    """The label by which a workload asks for nodes of this pool."""
+    keys = {
+        "eks": "eks.amazonaws.com/nodegroup",
+        "gke": "cloud.google.com/gke-nodepool",
+        "aks": "kubernetes.azure.com/agentpool",
+    }
+    return {keys[provider]: pool}
+
+
+def region_of(provider: Provider, zone: str) -> str:
+    """Region of a zone: us-east-1a -> us-east-1, us-central1-a -> us-central1, eastus-1 -> eastus."""
+    return zone.rstrip("abcdefgh") if provider == "eks" else zone.rsplit("-", 1)[0]
+
+
+def new_instance_id(provider: Provider) -> str:
+    """An id in the provider's form for an instance that is being started."""
+    unique = uuid.uuid4()
+    match provider:
+        case "eks":
+            return f"i-0{unique.hex[:16]}"
+        case "gke":
+            return str(unique.int % 10**19)
+        case "aks":
+            return str(unique)

@@ -1,0 +1,214 @@
+"""The daemon behind one local cluster: starts its processes, keeps them running, and plays the cloud.
+
+Started by `spottrain local up`; ends with `spottrain local down`. Everything it starts dies with it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.util
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spottrain_local.address import NetworkClaim, claim_network
+from spottrain_local.binaries import find_binaries
+from spottrain_local.cloud import Cloud
+from spottrain_local.control_api import serve_control_api
+from spottrain_local.controlplane import (
+    PORT_NAMES,
+    ControlPlane,
+    issue_credentials,
+    wait_until_ready,
+    wait_until_served,
+)
+from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
+from spottrain_local.machines import NodeProcesses, PodSurroundings
+from spottrain_local.names import find_preload_library, hosts_file
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, list_and_watch
+from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore
+from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
+from spottrain_local.processes import ChildProcess
+from spottrain_local.spec import ClusterSpec
+
+log = logging.getLogger(__name__)
+
+NODES_POLL_SECONDS = 0.2
+
+
+class Supervisor:
+    """One local cluster, from `run` until `stop` is asked for."""
+
+    def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim) -> None:
+        binaries = find_binaries()
+        if binaries is None:
+            raise LocalClusterError("The control plane is not built: run `python -m spottrain_local.binaries`.")
+        ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES])
+        self.layout = layout
+        self.control_plane = ControlPlane(
+            layout=layout, binaries=binaries, credentials=issue_credentials(layout.pki), ports=ports
+        )
+        self.store = ObjectStore(layout=layout, ports=ports)
+        self.client: ApiClient = self.control_plane.client()
+        self.pools = spec.pool_of_nodes()
+        self.nodes = NodeProcesses(
+            pools=self.pools,
+            control_plane=self.control_plane,
+            client=self.client,
+            network=network,
+            surroundings=PodSurroundings(preload_library=find_preload_library(), env=self.store.environment()),
+        )
+        self.cloud = Cloud(self.pools, self.nodes, layout.instances)
+        self.parts = [ChildProcess(spec) for spec in self.control_plane.processes()]
+        self.store_process = ChildProcess(self.store.process())
+        # What `up` still waits for, in the words it shows.
+        self.waiting_for = ["control plane", "object store", "nodes"]
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask for the end of `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Start the cluster, keep it running until it is stopped, and stop it."""
+        write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
+        self.control_plane.write_kubeconfigs()
+        async with self.client, serve_control_api(self):
+            starting = asyncio.create_task(self._start())
+            names = asyncio.create_task(self._keep_names())
+            stopping = asyncio.create_task(self._stop.wait())
+            try:
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                await stopping
+            finally:
+                for task in (starting, names, stopping):
+                    task.cancel()
+                await asyncio.gather(starting, names, stopping, return_exceptions=True)
+                await self._end()
+
+    async def _start(self) -> None:
+        etcd, apiserver, *controllers = self.parts
+        etcd.start()
+        apiserver.start()
+        self.store_process.start()
+        store = asyncio.create_task(self.store.wait_until_ready())
+        await wait_until_served(self.client)
+        for part in controllers:
+            part.start()
+        await self.nodes.forget_strangers()
+        if importlib.util.find_spec("spottrain_local.node.__main__"):
+            self.cloud.start()
+        else:
+            self.waiting_for.remove("nodes")
+        await wait_until_ready(self.client)
+        self.waiting_for.remove("control plane")
+        await store
+        self.waiting_for.remove("object store")
+        if "nodes" in self.waiting_for:
+            await self._wait_for_nodes()
+            self.waiting_for.remove("nodes")
+        log.info("ready")
+
+    async def _wait_for_nodes(self) -> None:
+        """Wait until every node that isn't gone is Ready."""
+        while True:
+            expected = {instance.node for instance in self.cloud.instances() if not instance.gone}
+            with contextlib.suppress(ApiError, *UNREACHABLE):
+                nodes = (await self.client.get("/api/v1/nodes")).get("items") or []
+                if expected <= {node["metadata"]["name"] for node in nodes if _is_ready(node)}:
+                    return
+            await asyncio.sleep(NODES_POLL_SECONDS)
+
+    async def _keep_names(self) -> None:
+        """Keep the hosts file in step with Services and pods."""
+        objects: dict[str, dict[str, Any]] = {"services": {}, "pods": {}}
+        await wait_until_served(self.client)
+
+        async def follow(kind: str) -> None:
+            known = objects[kind]
+            async for event in list_and_watch(self.client, f"/api/v1/{kind}"):
+                if event["type"] == "SYNC":
+                    known.clear()
+                    known.update({item["metadata"]["uid"]: item for item in event["items"]})
+                elif event["type"] == "DELETED":
+                    known.pop(event["object"]["metadata"]["uid"], None)
+                else:
+                    known[event["object"]["metadata"]["uid"]] = event["object"]
+                self._write_hosts(hosts_file(objects["services"].values(), objects["pods"].values()))
+
+        await asyncio.gather(follow("services"), follow("pods"))
+
+    def _write_hosts(self, text: str) -> None:
+        if self.layout.hosts.read_text() != text:
+            write_atomically(self.layout.hosts, text, mode=0o644)
+
+    async def _end(self) -> None:
+        """Stop everything: first what talks to the API server, then the API server, then its store."""
+        await self.cloud.stop()
+        await self.nodes.stop_all()
+        etcd, apiserver, *controllers = self.parts
+        await asyncio.gather(self.store_process.stop(), *(part.stop(kill=True) for part in controllers))
+        await apiserver.stop(kill=True)
+        await etcd.stop()
+        self.store.remove_sockets()
+        log.info("stopped")
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = node.get("status", {}).get("conditions") or []
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def _claim(layout: ClusterLayout) -> NetworkClaim:
+    """The network of the last start where it is free, so that kubeconfigs stay valid."""
+    last = json.loads(layout.address.read_text())["network"] if layout.address.exists() else None
+    claim = claim_network(last)
+    write_atomically(layout.address, json.dumps({"network": claim.number}))
+    return claim
+
+
+async def _supervise(layout: ClusterLayout) -> None:
+    spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
+    supervisor = Supervisor(layout, spec, _claim(layout))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    await supervisor.run()
+
+
+@click.command()
+@click.option("--state", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
+def main(state: Path) -> None:
+    """Run the local cluster whose state is in this folder, until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    layout = ClusterLayout(root=state.resolve())
+    # Relative paths keep the socket's name within the 107 bytes that a unix socket's may have.
+    os.chdir(layout.root)
+    if sys.version_info < (3, 12):
+        # The default one waits for children in threads; with pidfds there are none beside fork.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+    with layout.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.ClickException(f"The cluster {layout.name} runs already.") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        try:
+            asyncio.run(_supervise(layout))
+        except LocalClusterError as error:
+            raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
