@@ -1,0 +1,210 @@
+"""The state of a run, and when and how the loop saves and restores it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain import random_state
+from spottrain.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointMismatch,
+    Commit,
+    CorruptCheckpoint,
+    Fenced,
+    Loaded,
+    SaveHandle,
+)
+from spottrain.interval import CheckpointCost, CommitInterval
+from spottrain.progress import ProgressReporter
+from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+
+log = logging.getLogger(__name__)
+
+# Names of optimizer state by parameter, not by number: it fits any engine and any world size.
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """Everything that makes a resumed run the same run.
+
+    `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
+    and the number of samples.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    identity: dict[str, Any]
+
+    def tensors(self) -> dict[str, Any]:
+        """Model and optimizer as DCP wants them, sharded as they are."""
+        return {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_OPTIONS),
+        }
+
+    def extra(self) -> dict[str, Any]:
+        scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
+        return {"identity": self.identity, "scheduler": scheduler}
+
+    def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
+        set_model_state_dict(self.model, tensors["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"], options=_OPTIONS)
+        if self.scheduler is not None and loaded.extra["scheduler"] is not None:
+            self.scheduler.load_state_dict(loaded.extra["scheduler"])
+        if loaded.rank_state is not None:
+            random_state.restore(loaded.rank_state)
+        else:
+            random_state.seed_everything(seed, step=loaded.step, rank=rank)
+
+    def check(self, extra: dict[str, Any], step: int) -> None:
+        """Raises CheckpointMismatch where the saved run had another identity."""
+        for name, now in self.identity.items():
+            before = extra["identity"].get(name)
+            if before != now:
+                raise CheckpointMismatch(
+                    f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
+                    "set it back, or use another checkpoint.uri to start afresh."
+                )
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointSchedule:
+    """Commits of one generation. `checkpointer` None: nothing is saved.
+
+    All methods but `is_due` and `poll` are collectives.
+    """
+
+    checkpointer: Checkpointer | None
+    newest: Commit | None  # what HEAD named when the generation started
+    interval: CommitInterval
+    keep: int
+    reporter: ProgressReporter
+    committed_step: int = 0
+    _cost: CheckpointCost = field(default_factory=CheckpointCost)
+    _last_at: float = field(default_factory=time.monotonic)
+    _handle: SaveHandle | None = None
+
+    def resume(self, state: TrainingState, *, seed: int, rank: int) -> int:
+        """Load the newest commit into `state`; the step to go on from, 0 where there is no commit.
+
+        A commit that turns out to be damaged is passed over for the kept one before it. Raises
+        CheckpointError where a commit exists and none can be loaded: to start again from 0 would be worse.
+        """
+        if self.checkpointer is None or self.newest is None:
+            return 0
+        tensors = state.tensors()
+        try:
+            loaded = self.checkpointer.load(tensors, self.newest)
+        except CorruptCheckpoint as error:
+            log.warning("%s Looking for an older commit that is whole.", error)
+            self.newest = self.checkpointer.latest(verify=True)
+            if self.newest is None:
+                raise
+            loaded = self.checkpointer.load(tensors, self.newest)
+        state.check(loaded.extra, loaded.step)
+        state.restore(tensors, loaded, seed=seed, rank=rank)
+        self.committed_step = loaded.step
+        self.reporter.committed(reference(self.newest))
+        return loaded.step
+
+    def is_due(self) -> bool:
+        """Whether a commit is due by this rank's clock."""
+        idle = self._handle is None or self._handle.done
+        return idle and self.interval.due_after(time.monotonic() - self._last_at, self._cost)
+
+    def save(self, state: TrainingState, step: int) -> None:
+        """Begin to save in the background; skipped, on all ranks, while the save before is under way."""
+        if self.checkpointer is None:
+            return
+        handle = self.checkpointer.save(
+            state.tensors(), step=step, extra=state.extra(), rank_state=random_state.capture()
+        )
+        if handle is not None:
+            self._handle = handle
+            self._last_at = time.monotonic()
+
+    def poll(self) -> None:
+        """Note what became of the save in the background."""
+        if self._handle is None or not self._handle.done:
+            return
+        handle, self._handle = self._handle, None
+        if isinstance(handle.error, Fenced):
+            raise handle.error
+        if handle.error is not None:
+            log.warning("%s", handle.error)
+            return
+        self._note(handle)
+
+    def commit(self, state: TrainingState, step: int, *, seconds_left: float | None = None) -> None:
+        """Commit this step, unless that was done, and return when it is. Raises CheckpointError."""
+        if self.checkpointer is None or step <= self.committed_step:
+            return
+        self.reporter.update(phase=TrainerPhase.SAVING)
+        if self._handle is not None and self._handle.step == step:
+            self._handle.wait()
+            self.poll()
+            self.committed_step = step
+            return
+        handle = self.checkpointer.save(
+            state.tensors(),
+            step=step,
+            extra=state.extra(),
+            rank_state=random_state.capture(),
+            asynchronous=False,
+            deadline_seconds=max(seconds_left, 1.0) if seconds_left is not None else None,
+        )
+        if handle is not None:
+            self._note(handle)
+            self.committed_step = step
+
+    def clean_up(self) -> None:
+        """Drop what `keep` doesn't keep. What is left over costs space only, so that an error is no failure."""
+        if self.checkpointer is None:
+            return
+        try:
+            self.checkpointer.cleanup(keep_last=self.keep)
+        except CheckpointError as error:
+            log.warning("Old checkpoints could not be deleted: %s", error)
+
+    def _note(self, handle: SaveHandle) -> None:
+        upload, commit = handle.upload_seconds or 0.0, handle.commit_seconds or 0.0
+        self._cost = CheckpointCost(
+            stall_seconds=handle.staging_seconds, total_seconds=handle.staging_seconds + upload + commit
+        )
+        timings = CheckpointTimings(
+            staging_seconds=handle.staging_seconds,
+            upload_seconds=upload,
+            commit_seconds=commit,
+            num_bytes=handle.bytes,
+        )
+        self.reporter.update(checkpoint=timings)
+        if handle.commit is not None:
+            self.reporter.committed(reference(handle.commit))
+
+
+def reference(commit: Commit) -> CommitRef:
+    """A commit as the contract's messages name it."""
+    return CommitRef(
+        generation=commit.generation,
+        step=commit.step,
+        manifest=commit.manifest,
+        committed_at=datetime.fromisoformat(commit.committed_at),
+    )

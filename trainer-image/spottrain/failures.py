@@ -1,0 +1,84 @@
+"""What ended a rank, as the contract's outcome and a sentence for the person who runs the job."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch.distributed as dist
+
+from spottrain.checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    CorruptCheckpoint,
+    Fenced,
+    StorageDenied,
+    StorageUnavailable,
+)
+from spottrain_api.contract import Failure, FailureReason
+
+_REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
+    (StorageUnavailable, FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE),
+    (StorageDenied, FailureReason.CHECKPOINT_ACCESS_DENIED),
+    (CheckpointMismatch, FailureReason.CHECKPOINT_INCOMPATIBLE),
+    (CorruptCheckpoint, FailureReason.CHECKPOINT_INCOMPATIBLE),
+    (Fenced, FailureReason.LOST_PEER),
+)
+_PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
+
+
+class UserError(Exception):
+    """Something that the user can put right: shown as its sentence, without a traceback."""
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Drained(SystemExit):
+    """Ends the script after a drain, before it does what comes after training. Not an error: exit code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
+    """A checkpoint store or checkpoint that is no good at the start.
+
+    Once a job has commits (`resumes`), a store that doesn't answer is an outage, which a later try survives.
+    """
+    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), FailureReason.START_FAILED)
+    if resumes and reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE:
+        reason = FailureReason.START_FAILED
+    return UserError(reason, str(error))
+
+
+def failure_of(error: BaseException, rank: int) -> Failure | None:
+    """The failure that an exception means; None where it means a normal end."""
+    match error:
+        case UserError():
+            return Failure(reason=error.reason, message=str(error), exit_code=1, rank=rank)
+        case SystemExit(code=None | 0):
+            return None
+        case SystemExit(code=code):
+            number = code if isinstance(code, int) else 1
+            said = f": {code}" if isinstance(code, str) else ""
+            message = f"The script ended with exit code {number}{said}."
+            return Failure(reason=FailureReason.SCRIPT_ERROR, message=message, exit_code=number, rank=rank)
+        case KeyboardInterrupt():
+            return Failure(reason=FailureReason.KILLED, message="The script was interrupted.", rank=rank)
+        case _:
+            return _of_exception(error, rank)
+
+
+def _of_exception(error: BaseException, rank: int) -> Failure:
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    reason = FailureReason.LOST_PEER if _is_lost_peer(error) else FailureReason.SCRIPT_ERROR
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return Failure(reason=reason, message=last_line + where, exit_code=1, rank=rank)
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError | Fenced):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _PEER_MESSAGES)

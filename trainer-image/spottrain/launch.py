@@ -1,0 +1,99 @@
+"""How this process was started: by an operator's agent, by torchrun, or alone."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch._C._distributed_c10d import HashStore
+
+from spottrain.failures import UserError
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig
+
+PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """This rank's place in the world, and the run directory where an agent started it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    run_dir: Path | None
+
+    @classmethod
+    def from_environment(cls) -> Launch:
+        """From what torchrun and the agent set; without either, a world of one."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        run_dir = os.environ.get(ENV_RUN_DIR)
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            local_rank=local_rank,
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            device=torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu"),
+            run_dir=Path(run_dir) if run_dir else None,
+        )
+
+    def read_config(self) -> TrainerConfig | None:
+        """What the agent wrote for this generation; None where there is no agent. Raises UserError."""
+        if self.run_dir is None:
+            return None
+        path = self.run_dir / FILE_RUN
+        try:
+            config = TrainerConfig.read(path)
+        except ValidationError as error:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, f"{path} can't be read: {error}") from error
+        if config is None:
+            message = f"{ENV_RUN_DIR} is set, but there is no {path}; unset it to run without an operator."
+            raise UserError(FailureReason.INVALID_CONFIGURATION, message)
+        return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups beside the default one; each is used by one part alone, so that the order of
+    collectives can't differ between ranks. None in a world of one."""
+
+    agreement: dist.ProcessGroup | None
+    checkpoint: dist.ProcessGroup | None
+
+
+def join_world(launch: Launch) -> Groups:
+    """Initialise torch.distributed: NCCL where there is CUDA, and gloo for everything on the CPU."""
+    backend = "gloo"
+    if launch.device.type == "cuda":
+        torch.cuda.set_device(launch.device)
+        backend = "cpu:gloo,cuda:nccl"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=PROCESS_GROUP_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=PROCESS_GROUP_TIMEOUT)
+    if launch.world_size == 1:
+        return Groups(agreement=None, checkpoint=None)
+    return Groups(
+        agreement=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
+        checkpoint=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
+    )
+
+
+def identify_run(generation: int) -> tuple[int, str]:
+    """For runs without an operator: rank 0's `generation` and an id unique to this start, on all ranks."""
+    identity = [(generation, uuid.uuid4().hex)]
+    dist.broadcast_object_list(identity, src=0, device=torch.device("cpu"))
+    return identity[0]
+
+
+def process_started_at() -> datetime:
+    """When this process began, by the kernel's clock, to a hundredth of a second."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
+    age_seconds = uptime_seconds - ticks / os.sysconf("SC_CLK_TCK")
+    return datetime.now(UTC) - timedelta(seconds=age_seconds)

@@ -1,0 +1,93 @@
+"""What a rank tells its agent: small files in the run directory, each replaced atomically."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from spottrain_api.contract import (
+    CommitRef,
+    Failure,
+    Outcome,
+    OutcomeKind,
+    Progress,
+    TrainerPhase,
+    outcome_file,
+    progress_file,
+)
+
+# Steps are faster than anyone reads. A tenth of a second also bounds how old the newest step on disk is.
+_MIN_SECONDS_BETWEEN_WRITES = 0.1
+_SMOOTHING = 0.2
+
+
+class ProgressReporter:
+    """Keeps this rank's Progress, and writes it; with no run directory it only keeps it."""
+
+    def __init__(self, run_dir: Path | None, *, local_rank: int, generation: int) -> None:
+        self._run_dir = run_dir
+        self._local_rank = local_rank
+        self._written_at = 0.0
+        self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
+
+    def milestone(self, name: str, at: datetime | None = None) -> None:
+        """Note when a part of the start-up was done."""
+        self.update(milestones={**self.progress.milestones, name: at or datetime.now(UTC)})
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of Progress and write it now."""
+        self._change(changes)
+        self._write()
+
+    def step(self, step: int, *, seconds: float, samples: int, tokens: int | None) -> None:
+        """Report a completed step: how long it took, and its samples and tokens over the whole world."""
+        now = datetime.now(UTC)
+        before = self.progress
+        smooth = seconds
+        if before.step_seconds is not None:
+            smooth = _SMOOTHING * seconds + (1 - _SMOOTHING) * before.step_seconds
+        changes: dict[str, Any] = {
+            "step": step,
+            "last_step_at": now,
+            "step_seconds": smooth,
+            "samples_per_second": samples / smooth,
+            "tokens_per_second": tokens / smooth if tokens is not None else None,
+        }
+        if before.first_step_at is None:
+            changes["first_step_at"] = now
+            changes["milestones"] = {**before.milestones, "first_step": now}
+            self._written_at = 0.0
+        self._change(changes)
+        if time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def observe_loss(self, loss: float) -> None:
+        """Note the newest mean loss; it is written with the next step. JSON has no NaN: None stands for it."""
+        self._change({"loss": loss if math.isfinite(loss) else None})
+
+    def finish(self, kind: OutcomeKind, failure: Failure | None = None) -> None:
+        """Leave the outcome, then the last progress."""
+        if self._run_dir is not None:
+            Outcome(
+                generation=self.progress.generation,
+                kind=kind,
+                step=self.progress.step,
+                commit=self.progress.commit,
+                failure=failure,
+            ).write(self._run_dir / outcome_file(self._local_rank))
+        self.update(phase=TrainerPhase.DONE)
+
+    def committed(self, commit: CommitRef) -> None:
+        """Report the newest commit."""
+        self.update(commit=commit)
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
+
+    def _write(self) -> None:
+        if self._run_dir is not None:
+            self.progress.write(self._run_dir / progress_file(self._local_rank))
+            self._written_at = time.monotonic()

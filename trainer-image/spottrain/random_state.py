@@ -1,0 +1,52 @@
+"""Random numbers that go on where they stopped.
+
+At the same world size every rank gets back the state it had. At another there is no rank that was the same
+before, so all are seeded from (seed, step, rank).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int, *, step: int = 0, rank: int = 0) -> None:
+    """Seed Python, numpy and torch (all devices) with a hash of the three numbers."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    number = int.from_bytes(digest[:8], "little") >> 1
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def capture() -> dict[str, Any]:
+    """The state of every generator, in plain values that a checkpoint can hold."""
+    numpy_kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (str(numpy_kind), np.asarray(keys).tobytes(), int(position), int(has_gauss), float(cached)),
+        "torch": _bytes(torch.get_rng_state()),
+        "cuda": _bytes(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+    }
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Go on from what `capture` returned."""
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_tensor(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return bytes(state.numpy().tobytes())
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -1,0 +1,262 @@
+"""The session: what surrounds a training script, from joining the world to the outcome."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain import random_state
+from spottrain.agreement import Agreement
+from spottrain.audit import AuditHeader, AuditWriter
+from spottrain.batch import BatchPlan
+from spottrain.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointMismatch,
+    Commit,
+    Retention,
+    open_storage,
+    read_head,
+)
+from spottrain.checkpointing import CheckpointSchedule, TrainingState
+from spottrain.data_order import DataOrder
+from spottrain.drain import DrainFlag
+from spottrain.engines import EngineConfig, choose_engine
+from spottrain.failures import Drained, UserError, failure_of, start_error
+from spottrain.interval import CommitInterval
+from spottrain.launch import Groups, Launch, identify_run, join_world, process_started_at
+from spottrain.loader import Collate, MapDataset
+from spottrain.progress import ProgressReporter
+from spottrain.training import Training
+from spottrain_api.contract import (
+    ENV_AUDIT_DIR,
+    CheckpointConfig,
+    FailureReason,
+    OutcomeKind,
+    TrainerConfig,
+)
+
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@contextmanager
+def session(
+    *,
+    global_batch: int = 32,
+    micro_batch: int = 8,
+    seed: int = 0,
+    strategy: str = "auto",
+    precision: str = "fp32",
+    checkpoint_uri: str | None = None,
+    checkpoint_interval: str = "auto",
+) -> Iterator[Session]:
+    """Join the world, open the checkpoints, and report how the script ends.
+
+    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`); in a
+    TrainingJob its spec decides instead. Without a `checkpoint_uri` nothing is saved. Sets the seed, the
+    same on all ranks, so that every rank builds the same model.
+    """
+    launch = Launch.from_environment()
+    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
+    with _reported(reporter, launch.rank):
+        config = launch.read_config() or TrainerConfig(
+            job="local",
+            generation=0,
+            attempt_id="",
+            seed=seed,
+            strategy=strategy,
+            precision=precision,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
+        )
+        reporter.update(generation=config.generation)
+        current = Session(launch, config, reporter)
+        yield current
+        current.finish()
+
+
+class Session:
+    """One rank of one generation; made by `session()`."""
+
+    def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
+        """Joins the world. Raises UserError where the configuration or the checkpoint store is no good."""
+        self.rank = launch.rank
+        self.local_rank = launch.local_rank
+        self.world_size = launch.world_size
+        self.device = launch.device
+        self.config = config
+        self._reporter = reporter
+        self._drain = DrainFlag(launch.run_dir)
+        self._drain.catch_sigterm()
+        self._training: Training | None = None
+        self._interval = _checked(config)
+        reporter.milestone("python_started", process_started_at())
+        reporter.milestone("session_started")
+        self._groups = join_world(launch)
+        reporter.milestone("process_group")
+        random_state.seed_everything(config.seed)
+        self._checkpointer, self._newest = self._open_checkpoints(self._groups)
+        reporter.milestone("checkpoint_store")
+
+    def prepare(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Callable[[nn.Module], Optimizer],
+        dataset: MapDataset,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        wrap: Collection[type[nn.Module]] | None = None,
+        collate: Collate | None = None,
+        shuffle: bool = True,
+        clip_grad_norm: float | None = None,
+        tokens_per_sample: int | None = None,
+        num_workers: int = 0,
+    ) -> Training:
+        """Spread `model` over the ranks, and put everything together that a step needs.
+
+        `optimizer` is called with the spread model, `scheduler` with the optimizer; the scheduler steps once
+        an optimizer step. `wrap` names the classes of blocks that FSDP gathers as one. `dataset` has a length
+        and items; `collate` makes a batch of a list of items (default: torch's). `clip_grad_norm` is the
+        largest norm of the whole gradient. `num_workers` processes fetch samples ahead (default: none).
+        """
+        self._reporter.milestone("model_built")
+        engine_config = EngineConfig(
+            device=self.device,
+            precision=_PRECISIONS[self.config.precision],
+            wrap=wrap,
+            reshard_after_forward=self.config.fsdp_reshard_after_forward,
+        )
+        with _as_user_errors():
+            engine = choose_engine(self.config.strategy, model, engine_config)
+            order = DataOrder(num_samples=len(dataset), seed=self.config.seed, shuffle=shuffle)
+            plan = BatchPlan(
+                global_batch=self.config.global_batch,
+                micro_batch=self.config.micro_batch,
+                world_size=self.world_size,
+            )
+        spread = engine.wrap(model)
+        made_optimizer = optimizer(spread)
+        header = AuditHeader(
+            seed=order.seed, shuffle=shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
+        )
+        self._training = Training(
+            state=TrainingState(
+                model=spread,
+                optimizer=made_optimizer,
+                scheduler=scheduler(made_optimizer) if scheduler is not None else None,
+                identity=header.model_dump(),
+            ),
+            engine=engine,
+            dataset=dataset,
+            collate=collate,
+            num_workers=num_workers,
+            order=order,
+            plan=plan,
+            rank=self.rank,
+            device=self.device,
+            generation=self.config.generation,
+            clip_grad_norm=clip_grad_norm,
+            tokens_per_sample=tokens_per_sample,
+            agreement=Agreement(self._groups.agreement),
+            checkpoints=CheckpointSchedule(
+                checkpointer=self._checkpointer,
+                newest=self._newest,
+                interval=self._interval,
+                keep=self.config.checkpoint.keep,
+                reporter=self._reporter,
+            ),
+            drain=self._drain,
+            reporter=self._reporter,
+            audit=self._open_audit(header),
+        )
+        self._reporter.milestone("prepared")
+        return self._training
+
+    def finish(self) -> None:
+        """Called at the end of the script: commits what the loop has not, if it was left early."""
+        if self._training is not None:
+            self._training.finish()
+
+    def _open_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
+        """Try the store, shut older generations out, and find the newest commit."""
+        settings = self.config.checkpoint
+        if settings.uri is None:
+            return None, None
+        try:
+            storage = open_storage(settings.uri, endpoint_url=settings.endpoint_url)
+            if self.config.generation == 0:
+                head = read_head(storage)
+                generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
+                self.config = self.config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
+                self._reporter.update(generation=generation)
+            checkpointer = Checkpointer(
+                storage,
+                generation=self.config.generation,
+                attempt_id=self.config.attempt_id,
+                rank=self.rank,
+                world_size=self.world_size,
+                process_group=groups.checkpoint,
+                retention=Retention(last=settings.keep),
+            )
+            newest = checkpointer.latest()
+            self._refuse_older(newest)
+        except CheckpointError as error:
+            raise start_error(error, resumes=self.config.resume is not None) from error
+        return checkpointer, newest
+
+    def _refuse_older(self, newest: Commit | None) -> None:
+        known = self.config.resume
+        if known is not None and (newest is None or newest.step < known.step):
+            found = f"its newest commit is step {newest.step}" if newest is not None else "it has no commit"
+            raise CheckpointMismatch(
+                f"The job has committed step {known.step} to {self.config.checkpoint.uri}, but now {found}. "
+                "Restore the bucket's objects, or make a new job with another checkpoint.uri."
+            )
+
+    def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
+        folder = os.environ.get(ENV_AUDIT_DIR)
+        if not folder:
+            return None
+        return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
+
+
+def _checked(config: TrainerConfig) -> CommitInterval:
+    with _as_user_errors():
+        if config.precision not in _PRECISIONS:
+            raise ValueError(f"precision {config.precision!r} is unknown; use one of {', '.join(_PRECISIONS)}")
+        return CommitInterval.parse(config.checkpoint.interval)
+
+
+@contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """A value that a part of this library refuses is a mistake in the configuration."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
+
+
+@contextmanager
+def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
+    """Leave the outcome of what runs inside, and show a user's mistake as a sentence."""
+    try:
+        yield
+    except Drained:
+        raise
+    except BaseException as error:
+        failure = failure_of(error, rank)
+        reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
+        if isinstance(error, UserError):
+            print(f"spottrain: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+        raise
+    reporter.finish(OutcomeKind.SUCCEEDED)

@@ -1,0 +1,207 @@
+"""The step loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from spottrain import random_state
+from spottrain.agreement import Agreement, Ballot, Decision
+from spottrain.audit import AuditRecord, AuditWriter
+from spottrain.batch import BatchPlan
+from spottrain.checkpoint import CheckpointError, Fenced
+from spottrain.checkpointing import CheckpointSchedule, TrainingState
+from spottrain.data_order import DataOrder
+from spottrain.drain import DrainFlag
+from spottrain.engines import Engine
+from spottrain.failures import Drained, start_error
+from spottrain.loader import Collate, MapDataset, load_batches
+from spottrain.progress import ProgressReporter
+from spottrain.step import LossMeter, Step
+from spottrain_api.contract import OutcomeKind, TrainerPhase
+
+log = logging.getLogger(__name__)
+
+
+class Training:
+    """A model in training; made by `Session.prepare`.
+
+    `model` is what to call in forward, and `step` the number of steps completed since the run began.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: TrainingState,
+        engine: Engine,
+        dataset: MapDataset,
+        collate: Collate | None,
+        num_workers: int,
+        order: DataOrder,
+        plan: BatchPlan,
+        rank: int,
+        device: torch.device,
+        generation: int,
+        clip_grad_norm: float | None,
+        tokens_per_sample: int | None,
+        agreement: Agreement,
+        checkpoints: CheckpointSchedule,
+        drain: DrainFlag,
+        reporter: ProgressReporter,
+        audit: AuditWriter | None,
+    ) -> None:
+        self.model: nn.Module = state.model
+        self.step = 0
+        self._state = state
+        self._engine = engine
+        self._dataset = dataset
+        self._collate = collate
+        self._num_workers = num_workers
+        self._order = order
+        self._plan = plan
+        self._rank = rank
+        self._device = device
+        self._generation = generation
+        self._clip_grad_norm = clip_grad_norm
+        self._tokens_per_step = tokens_per_sample * plan.global_batch if tokens_per_sample else None
+        self._agreement = agreement
+        self._checkpoints = checkpoints
+        self._drain_flag = drain
+        self._reporter = reporter
+        self._audit = audit
+        self._meter = LossMeter()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the newest global batch that all ranks have told of: a step or two back."""
+        return self._reporter.progress.loss
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps that are left up to `total` (of the whole run, not of this generation).
+
+        Resumes from the newest commit, commits as the job asks, and commits the last step. When the ranks
+        have agreed to drain it commits and ends the script (as sys.exit does), so that what comes after the
+        loop runs only when all steps are done.
+        """
+        batches = self._resume(total)
+        if self._agreement.settle(self._ballot()).drain:
+            self._drain()
+        while self.step < total:
+            started = time.monotonic()
+            step = self._new_step(batches)
+            yield step
+            self._complete(step, time.monotonic() - started)
+            decision = self._agreement.read()
+            if self.step < total:
+                self._follow(decision)
+            self._agreement.start(self._ballot())
+        self.finish()
+
+    def finish(self) -> None:
+        """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
+        self._observe_loss(self._agreement.read())
+        self._checkpoints.commit(self._state, self.step)
+        self._checkpoints.clean_up()
+        self._reporter.update(step=self.step)
+
+    def _resume(self, total: int) -> Iterator[Any]:
+        random_state.seed_everything(self._order.seed, rank=self._rank)
+        try:
+            self.step = self._checkpoints.resume(self._state, seed=self._order.seed, rank=self._rank)
+        except CheckpointError as error:
+            raise start_error(error, resumes=True) from error
+        self._reporter.milestone("loaded")
+        self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
+        return load_batches(
+            self._dataset,
+            self._order,
+            self._plan,
+            rank=self._rank,
+            first_step=self.step,
+            device=self._device,
+            collate=self._collate,
+            num_workers=self._num_workers,
+        )
+
+    def _new_step(self, batches: Iterator[Any]) -> Step:
+        return Step(
+            self.step + 1,
+            self._plan.micro_batches(self._rank, self.step),
+            batches=batches,
+            engine=self._engine,
+            meter=self._meter,
+            world_size=self._plan.world_size,
+            update=self._update,
+        )
+
+    def _update(self) -> None:
+        if self._clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm)
+        self._state.optimizer.step()
+        if self._state.scheduler is not None:
+            self._state.scheduler.step()
+        self._state.optimizer.zero_grad(set_to_none=True)
+
+    def _complete(self, step: Step, seconds: float) -> None:
+        if not step.updated:
+            raise RuntimeError("step.update() was not called; call it once at the end of each step")
+        self.step = step.number
+        if self._audit is not None:
+            self._write_audit(self._audit)
+        self._reporter.step(self.step, seconds=seconds, samples=self._plan.global_batch, tokens=self._tokens_per_step)
+        self._checkpoints.poll()
+
+    def _write_audit(self, audit: AuditWriter) -> None:
+        positions = self._plan.share(self._rank, self.step - 1)
+        record = AuditRecord(
+            generation=self._generation,
+            step=self.step,
+            rank=self._rank,
+            world=self._plan.world_size,
+            positions=tuple(positions),
+            samples=tuple(self._order.samples(positions).tolist()),
+        )
+        audit.write(record)
+
+    def _follow(self, decision: Decision) -> None:
+        """Do what the ranks have agreed on at the boundary before."""
+        self._observe_loss(decision)
+        if decision.drain:
+            self._drain()
+        if decision.commit or self._checkpoints.interval.due_at_step(self.step):
+            self._checkpoints.save(self._state, self.step)
+
+    def _ballot(self) -> Ballot:
+        """What this rank says at a boundary."""
+        loss = self._meter.close_step()
+        drain = self._drain_flag.is_set()
+        if drain and self._reporter.progress.drain_seen_at is None:
+            self._reporter.update(drain_seen_at=self._drain_flag.seen_at)
+        return Ballot(
+            drain=drain,
+            commit=self._rank == 0 and self._checkpoints.is_due(),
+            loss=loss or 0.0,
+            has_loss=loss is not None,
+        )
+
+    def _observe_loss(self, decision: Decision) -> None:
+        if decision.loss is not None:
+            self._reporter.observe_loss(decision.loss)
+
+    def _drain(self) -> None:
+        """Commit this step, the same on all ranks, and end the script."""
+        self._reporter.update(step=self.step)
+        try:
+            self._checkpoints.commit(self._state, self.step, seconds_left=self._drain_flag.seconds_left())
+        except Fenced:
+            raise
+        except CheckpointError as error:
+            # The newest commit stands, and the outcome names it: the next generation goes on from there.
+            log.warning("Step %d could not be committed before the end of this generation. %s", self.step, error)
+        self._reporter.finish(OutcomeKind.DRAINED)
+        raise Drained
