@@ -1,0 +1,67 @@
+"""python -m spottrain_operator: the operator, in a pod or, with KUBECONFIG, anywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+
+import click
+
+from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
+
+from .cluster import ClusterError
+from .lease import LeaseSettings
+from .process import LeadershipLostError, OperatorSettings, run_operator
+
+log = logging.getLogger("spottrain_operator")
+
+
+@click.command()
+@click.option("--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address of the control API.")
+@click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
+@click.option(
+    "--control-url",
+    envvar=ENV_CONTROL_URL,
+    required=True,
+    help="Where the agents reach the control API, such as http://spottrain-operator.spottrain-system.svc:8080.",
+)
+@click.option("--namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the lease.")
+@click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
+@click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
+def main(host: str, port: int, control_url: str, namespace: str, identity: str, log_level: str) -> None:
+    """Run the spottrain operator until SIGTERM."""
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # kopf tells of every event that it passes on; the decisions are what matters.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    settings = OperatorSettings(
+        control_url=control_url.rstrip("/"),
+        lease=LeaseSettings(namespace=namespace, identity=identity),
+        host=host,
+        port=port,
+    )
+    try:
+        asyncio.run(_until_signalled(settings))
+    except ClusterError as error:
+        raise click.ClickException(str(error)) from error
+    except LeadershipLostError:
+        # What still runs in threads or sockets must not outlive the lease.
+        log.error("the lease is lost: another operator may lead now, so this one ends")
+        os._exit(1)
+
+
+async def _until_signalled(settings: OperatorSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run_operator(settings, stop)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Doing what was decided: one exhaustive match over the core's actions."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from .cluster import AlreadyExistsError, ClusterClient, InvalidObjectError, JobKey
+from .core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
+from .observe import InvalidJobError
+from .pods import JobRef, build_pod
+
+
+async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
+    """Every action is idempotent: done twice, or done already, it changes nothing.
+
+    ClusterError if it may work later; InvalidJobError if the spec makes it impossible.
+    """
+    match action:
+        case CreatePod():
+            await _create_pod(cluster, job, action, control_url)
+        case DeletePod():
+            await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+        case DeleteJob():
+            await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
+        case _:
+            assert_never(action)
+
+
+async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str) -> None:
+    try:
+        pod = build_pod(
+            JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
+            job.spec,
+            name=action.name,
+            sequence=action.sequence,
+            capacity_type=action.capacity_type,
+            pool=action.pool,
+            control_url=control_url,
+        )
+        await cluster.create_pod(pod)
+    except AlreadyExistsError:
+        return
+    except ValueError as error:
+        raise InvalidJobError(f"spec.{error}") from error
+    except InvalidObjectError as error:
+        raise InvalidJobError(f"Kubernetes refuses the job's pods: {error}") from error

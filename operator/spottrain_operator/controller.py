@@ -1,0 +1,112 @@
+"""Wakes and passes: one reconcile pass at a time per job, many jobs side by side, up to a bound.
+
+A wake says that something may have changed, not what. Wakes that come while a pass runs or waits become one more
+pass. A pass that fails is tried again after a growing, jittered pause, which wakes don't shorten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from .cluster import ClusterError, ConflictError, JobKey
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_SECONDS = 0.5
+BACKOFF_MAX_SECONDS = 30.0
+# A lost write race is normal (a user edits while the operator writes): read again soon.
+CONFLICT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass leaves to do: come again after so many seconds even without a wake, or never (job gone)."""
+
+    requeue_after: float | None = None
+    gone: bool = False
+
+
+Reconcile = Callable[[JobKey], Awaitable[PassResult]]
+
+
+def backoff_seconds(num_failures: int, jitter: float) -> float:
+    """Pause after the n-th failure in a row; `jitter` in [0, 1) spreads jobs that failed together."""
+    pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2.0 ** (num_failures - 1))
+    return float(pause * (0.5 + 0.5 * jitter))
+
+
+class Controller:
+    """Runs `reconcile` for every job that was woken."""
+
+    def __init__(self, reconcile: Reconcile, *, max_concurrent: int = 8) -> None:
+        self._reconcile = reconcile
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._wakes: dict[JobKey, asyncio.Event] = {}
+        self._tasks: dict[JobKey, asyncio.Task[None]] = {}
+        self._stopped = False
+
+    def wake(self, key: JobKey) -> None:
+        """Have a pass made for the job soon. Cheap and safe to call from anywhere in the event loop."""
+        if self._stopped:
+            return
+        if key not in self._tasks:
+            self._wakes[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key), name=f"reconcile {key}")
+        self._wakes[key].set()
+
+    def wake_all(self) -> None:
+        """Have a pass made for every job that is known."""
+        for key in list(self._tasks):
+            self.wake(key)
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._tasks)
+
+    async def stop(self) -> None:
+        """Let no pass begin, and cancel those that run: the next leader finishes what they began."""
+        self._stopped = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, key: JobKey) -> None:
+        wake = self._wakes[key]
+        result = PassResult()
+        num_failures = 0
+        while not (result.gone and not wake.is_set()):
+            await _wait(wake, result.requeue_after)
+            wake.clear()
+            pause = 0.0
+            async with self._slots:
+                try:
+                    result = await self._reconcile(key)
+                    num_failures = 0
+                except ConflictError:
+                    pause = CONFLICT_SECONDS
+                except ClusterError as error:
+                    num_failures += 1
+                    pause = backoff_seconds(num_failures, random.random())
+                    log.warning("%s: %s; next try in %.1f s", key, error, pause)
+                except Exception:
+                    # A bug in one job's pass must not stop the other jobs' passes, nor end this one's.
+                    num_failures += 1
+                    pause = backoff_seconds(num_failures, random.random())
+                    log.exception("%s: the pass broke off; next try in %.1f s", key, pause)
+            if pause:
+                await asyncio.sleep(pause)
+                wake.set()
+        del self._wakes[key], self._tasks[key]
+
+
+async def _wait(wake: asyncio.Event, seconds: float | None) -> None:
+    """Until it is set, or so many seconds have passed."""
+    try:
+        await asyncio.wait_for(wake.wait(), seconds)
+    except TimeoutError:
+        return

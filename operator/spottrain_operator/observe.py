@@ -1,0 +1,158 @@
+"""From the API server's JSON to the core's values: parsed once, here."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from spottrain_api.contract import (
+    ANNOTATION_NOTICE,
+    LABEL_CAPACITY_TYPE,
+    LABEL_SEQUENCE,
+    LABEL_TEMPLATE_HASH,
+    CapacityType,
+    Notice,
+)
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+
+from .cluster import Manifest
+from .core.model import JobView, NodeView, PodView
+from .pods import ANNOTATION_POOL
+
+log = logging.getLogger(__name__)
+
+
+class InvalidJobError(Exception):
+    """The CRD let the job through, but its spec can't be used. The message is a sentence for the user."""
+
+
+def job_view(job: Manifest) -> JobView:
+    """InvalidJobError if the spec can't be parsed. A status that can't is taken as an empty one."""
+    meta = job["metadata"]
+    try:
+        spec = TrainingJobSpec.model_validate(job.get("spec", {}))
+    except ValidationError as error:
+        raise InvalidJobError(spec_sentence(error)) from error
+    return JobView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        spec=spec,
+        metadata_generation=meta.get("generation", 0),
+        created_at=_time(meta["creationTimestamp"]),
+        deleting="deletionTimestamp" in meta,
+        status=job_status(job),
+    )
+
+
+def job_status(job: Manifest) -> TrainingJobStatus:
+    try:
+        return TrainingJobStatus.model_validate(job.get("status") or {})
+    except ValidationError as error:
+        # Someone wrote it by hand, or a much older operator did. Starting afresh beats never moving again;
+        # the newest commit is read from the storage by the ranks in any case.
+        log.error("status of %s can't be read, starting afresh: %s", job["metadata"]["name"], error)
+        return TrainingJobStatus()
+
+
+def spec_sentence(error: ValidationError) -> str:
+    """The first thing that is wrong with a spec, and how many more there are."""
+    errors = error.errors(include_url=False)
+    where = ".".join(str(part) for part in errors[0]["loc"]) or "it"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"spec.{where}: {errors[0]['msg']}{more}; change the spec and apply it again under a new name"
+
+
+def pod_view(pod: Manifest) -> PodView:
+    meta, status = pod["metadata"], pod.get("status", {})
+    labels = meta.get("labels", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    state = _container_state(status)
+    waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
+    failed_start = terminated if terminated.get("reason") in ("StartError", "ContainerCannotRun") else {}
+    ready = _is_true(conditions.get("Ready"))
+    scheduled = conditions.get("PodScheduled", {})
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        sequence=int(labels[LABEL_SEQUENCE]),
+        capacity_type=CapacityType(labels[LABEL_CAPACITY_TYPE]),
+        template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
+        created_at=_time(meta["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        ready=ready,
+        ready_since=_transition(conditions["Ready"]) if ready else None,
+        node=pod["spec"].get("nodeName"),
+        scheduled_at=_transition(scheduled) if _is_true(scheduled) else None,
+        ip=status.get("podIP"),
+        deleting="deletionTimestamp" in meta,
+        deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+        waiting_reason=waiting.get("reason") or failed_start.get("reason"),
+        waiting_message=waiting.get("message") or failed_start.get("message"),
+        exit_code=terminated.get("exitCode"),
+        exit_reason=terminated.get("reason"),
+        unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
+        disruption=_disruption(status, conditions),
+        container_started="running" in state or bool(terminated and not failed_start),
+        pool=meta.get("annotations", {}).get(ANNOTATION_POOL),
+    )
+
+
+def node_view(node: Manifest) -> NodeView:
+    meta = node["metadata"]
+    conditions = {each["type"]: each for each in node.get("status", {}).get("conditions", ())}
+    return NodeView(
+        name=meta["name"],
+        ready=_is_true(conditions.get("Ready")),
+        deleting="deletionTimestamp" in meta,
+        taints=tuple(taint["key"] for taint in node.get("spec", {}).get("taints") or ()),
+        notice=_notice(meta),
+        labels=meta.get("labels", {}),
+    )
+
+
+def owned_by(pod: Manifest, job_uid: str) -> bool:
+    """Whether the job controls the pod. Labels alone could be anyone's."""
+    owners = pod["metadata"].get("ownerReferences", ())
+    return any(owner["uid"] == job_uid and owner.get("controller") for owner in owners)
+
+
+def _container_state(status: Manifest) -> dict[str, Any]:
+    for container in status.get("containerStatuses", ()):
+        state: dict[str, Any] = container.get("state", {})
+        return state
+    return {}
+
+
+def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
+    target = conditions.get("DisruptionTarget")
+    if _is_true(target):
+        return str(target.get("reason") or "DisruptionTarget") if target else None
+    return "Evicted" if status.get("reason") == "Evicted" else None
+
+
+def _notice(meta: Manifest) -> Notice | None:
+    text = meta.get("annotations", {}).get(ANNOTATION_NOTICE)
+    if not text:
+        return None
+    try:
+        return Notice.from_json(text)
+    except ValidationError as error:
+        log.warning("node %s: its notice can't be read and is ignored: %s", meta["name"], error)
+        return None
+
+
+def _is_true(condition: dict[str, Any] | None) -> bool:
+    return condition is not None and condition.get("status") == "True"
+
+
+def _transition(condition: dict[str, Any]) -> datetime | None:
+    text = condition.get("lastTransitionTime")
+    return _time(text) if text else None
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,103 @@
+"""Where a pod may run: node affinity and tolerations for bought-as-spot and bought-on-demand nodes.
+
+The labels and taints are those that EKS managed node groups, Karpenter, GKE and AKS put on their nodes. GKE and
+AKS mark only spot nodes, so an on-demand node there is one that has the provider's label without the spot mark.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
+
+Expression = dict[str, Any]
+Term = tuple[Expression, ...]
+
+
+def _in(key: str, *values: str) -> Expression:
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+def _not_in(key: str, *values: str) -> Expression:
+    return {"key": key, "operator": "NotIn", "values": list(values)}
+
+
+def _exists(key: str) -> Expression:
+    return {"key": key, "operator": "Exists"}
+
+
+EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
+KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
+GKE_SPOT = "cloud.google.com/gke-spot"
+AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
+
+TERMS: dict[tuple[PoolProvider, CapacityType], Term] = {
+    (PoolProvider.EKS, CapacityType.SPOT): (_in(EKS_CAPACITY_TYPE, "SPOT"),),
+    (PoolProvider.EKS, CapacityType.ON_DEMAND): (_in(EKS_CAPACITY_TYPE, "ON_DEMAND"),),
+    (PoolProvider.KARPENTER, CapacityType.SPOT): (_in(KARPENTER_CAPACITY_TYPE, "spot"),),
+    (PoolProvider.KARPENTER, CapacityType.ON_DEMAND): (_in(KARPENTER_CAPACITY_TYPE, "on-demand", "reserved"),),
+    (PoolProvider.GKE, CapacityType.SPOT): (_in(GKE_SPOT, "true"),),
+    (PoolProvider.GKE, CapacityType.ON_DEMAND): (
+        _exists("cloud.google.com/gke-nodepool"),
+        _not_in(GKE_SPOT, "true"),
+        _not_in("cloud.google.com/gke-preemptible", "true"),
+    ),
+    (PoolProvider.AKS, CapacityType.SPOT): (_in(AKS_PRIORITY, "spot"),),
+    (PoolProvider.AKS, CapacityType.ON_DEMAND): (
+        _exists("kubernetes.azure.com/agentpool"),
+        _not_in(AKS_PRIORITY, "spot"),
+    ),
+}
+
+# Spot nodes on GKE and AKS are tainted by the provider; the other two by whoever set them up, with these keys
+# by custom. GPU nodes are tainted on most.
+SPOT_TAINTS = (
+    (GKE_SPOT, "true"),
+    (AKS_PRIORITY, "spot"),
+    (KARPENTER_CAPACITY_TYPE, "spot"),
+    (EKS_CAPACITY_TYPE, "SPOT"),
+)
+GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, Any]:
+    """Required node affinity: any of the terms of `pool`, of the pools of that capacity type, or, where the
+    job names no pools, of all providers. ValueError if the job has pools but none of that type."""
+    pools = _pools(spec, capacity_type, pool)
+    if spec.capacity.pools:
+        terms = [_pool_term(each) for each in pools]
+    else:
+        terms = [term for (_, kind), term in TERMS.items() if kind == capacity_type]
+    if not terms:
+        raise ValueError(
+            f"capacity.pools has no pool for {capacity_type.value} nodes; add one, or set the maximum to 0"
+        )
+    required = {"nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": required}
+
+
+def tolerations(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[dict[str, Any]]:
+    """For the GPU taint, the spot taints (on spot only), and what the pools and the podTemplate add."""
+    result: list[dict[str, Any]] = [GPU_TOLERATION]
+    if capacity_type is CapacityType.SPOT:
+        result += [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in SPOT_TAINTS
+        ]
+    for each in _pools(spec, capacity_type, pool):
+        result += [toleration.to_dict() for toleration in each.tolerations]
+    result += [toleration.to_dict() for toleration in spec.pod_template.tolerations]
+    return result
+
+
+def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[Pool]:
+    return [
+        each
+        for each in spec.capacity.pools
+        if each.capacity_type is capacity_type and (pool is None or each.name == pool)
+    ]
+
+
+def _pool_term(pool: Pool) -> Term:
+    preset = TERMS.get((pool.provider, pool.capacity_type), ())
+    return preset + tuple(_in(key, value) for key, value in sorted((pool.node_selector or {}).items()))

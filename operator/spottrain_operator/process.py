@@ -1,0 +1,168 @@
+"""The operator as a process: control API, lease, watches and passes, started and stopped in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import kopf
+from aiohttp import web
+
+from .agents import AssignmentBoard, ReportBox
+from .cluster import ClusterError, ConflictError, JobKey
+from .control_api import ControlApi
+from .controller import Controller, PassResult
+from .core.plan import plan
+from .handlers import NodeIndex, build_registry, build_settings
+from .history import HistoryKeeper
+from .kubernetes_cluster import KubernetesCluster, client_configuration
+from .lease import LeaderElection, LeaseSettings
+from .metrics import Metrics
+from .reconcile import Reconciler
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+
+
+class LeadershipLostError(Exception):
+    """Another operator may lead now; this process has to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """How the operator is started. `control_url` is where the agents reach the control API."""
+
+    control_url: str
+    lease: LeaseSettings
+    host: str = "0.0.0.0"
+    port: int
+    max_concurrent_passes: int = 8
+
+
+class Operator:
+    """Wires the parts together and runs them until `stop` is set or the lease is lost."""
+
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._election = LeaderElection(cluster, settings.lease)
+        self._board = AssignmentBoard()
+        self._reports = ReportBox(self._wake)
+        self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
+        self._controller: Controller | None = None
+        self._watching = asyncio.Event()
+
+    def _wake(self, job: JobKey) -> None:
+        if self._controller is not None:
+            self._controller.wake(job)
+
+    def _is_ready(self) -> bool:
+        return self._election.is_leader and self._watching.is_set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Returns once `stop` is set and all has ended; LeadershipLostError if the lease or the watches end."""
+        async with AsyncExitStack() as stack:
+            await self._serve(stack)
+            await _first_of(stop.wait(), self._election.acquire())
+            if stop.is_set():
+                return
+            stack.push_async_callback(self._election.release)
+            self._metrics.leader.set(1)
+            self._controller = self._build_controller()
+            stack.push_async_callback(self._controller.stop)
+            watches = await self._watch(stack, self._controller)
+            await _first_of(stop.wait(), self._election.hold(), watches)
+            if not stop.is_set():
+                raise LeadershipLostError
+        log.info("stopped")
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        api = ControlApi(
+            reviewer=self._cluster,
+            board=self._board,
+            reports=self._reports,
+            is_ready=self._is_ready,
+            metrics=self._metrics.exposition,
+        )
+        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, self._settings.host, self._settings.port).start()
+        log.info("control API on %s:%d", self._settings.host, self._settings.port)
+
+    def _build_controller(self) -> Controller:
+        reconciler = Reconciler(
+            plan=plan,
+            cluster=self._cluster,
+            board=self._board,
+            reports=self._reports,
+            metrics=self._metrics,
+            history=HistoryKeeper(self._cluster),
+            control_url=self._settings.control_url,
+            now=lambda: datetime.now(UTC),
+        )
+
+        async def measured(key: JobKey) -> PassResult:
+            begun = time.perf_counter()
+            try:
+                return await reconciler.reconcile(key)
+            except ConflictError:
+                self._metrics.reconcile_errors.labels("conflict").inc()
+                raise
+            except ClusterError:
+                self._metrics.reconcile_errors.labels("cluster").inc()
+                raise
+            except Exception:
+                self._metrics.reconcile_errors.labels("internal").inc()
+                raise
+            finally:
+                self._metrics.reconcile_seconds.observe(time.perf_counter() - begun)
+
+        return Controller(measured, max_concurrent=self._settings.max_concurrent_passes)
+
+    async def _watch(self, stack: AsyncExitStack, controller: Controller) -> asyncio.Task[None]:
+        stop_watching = asyncio.Event()
+        watches = asyncio.create_task(
+            kopf.operator(
+                registry=build_registry(controller, NodeIndex()),
+                settings=build_settings(),
+                standalone=True,
+                clusterwide=True,
+                stop_flag=stop_watching,
+                ready_flag=self._watching,
+            ),
+            name="watches",
+        )
+
+        async def end() -> None:
+            stop_watching.set()
+            await asyncio.wait({watches}, timeout=STOP_SECONDS)
+            watches.cancel()
+
+        stack.push_async_callback(end)
+        return watches
+
+
+async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
+    """Run until `stop` is set. ClusterError if no cluster is configured, LeadershipLostError when it must end."""
+    cluster = KubernetesCluster(client_configuration())
+    try:
+        await Operator(settings, cluster).run(stop)
+    finally:
+        cluster.close()
+
+
+async def _first_of(*doing: Awaitable[object]) -> None:
+    """Wait until one is done, give up the others, and raise what that one raised."""
+    tasks = [asyncio.ensure_future(each) for each in doing]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    for task in done:
+        task.result()

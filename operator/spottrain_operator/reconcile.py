@@ -1,0 +1,154 @@
+"""One pass over one job: observe, plan, write the status, tell the agents, act, say so.
+
+The order matters. What agents are told follows from the status that the API server has accepted, so that a new
+operator finds every decision that anyone may have acted on. Whatever breaks off a pass, the next one observes
+afresh and comes to the same end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from spottrain_api.contract import LABEL_JOB_UID, Assignment, AssignmentAction
+from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
+
+from .agents import AssignmentBoard, ReportBox
+from .apply import apply
+from .cluster import ClusterClient, ClusterError, JobKey, Manifest
+from .controller import PassResult
+from .core.assignments import assignment_for
+from .core.model import Action, CreatePod, Event, JobView, Observed, Plan
+from .events import EventRecorder
+from .history import HistoryKeeper
+from .metrics import Metrics
+from .observe import InvalidJobError, job_status, job_view, node_view, owned_by, pod_view
+from .pods import template_hash
+
+Planner = Callable[[Observed, datetime], Plan]
+
+
+class Reconciler:
+    """Makes the passes. `plan` decides; everything else here only carries in and out."""
+
+    def __init__(
+        self,
+        *,
+        plan: Planner,
+        cluster: ClusterClient,
+        board: AssignmentBoard,
+        reports: ReportBox,
+        metrics: Metrics,
+        history: HistoryKeeper,
+        control_url: str,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._board = board
+        self._reports = reports
+        self._events = EventRecorder(cluster)
+        self._metrics = metrics
+        self._history = history
+        self._control_url = control_url
+        self._now = now
+        self._started_at = now()
+        self._known_pods: dict[JobKey, frozenset[str]] = {}
+
+    async def reconcile(self, key: JobKey) -> PassResult:
+        """ClusterError: the pass broke off, make it again."""
+        job = await self._cluster.get_job(key)
+        if job is None:
+            self._forget(key)
+            return PassResult(gone=True)
+        pods = await self._pods(key, job)
+        try:
+            view = job_view(job)
+            observed = await self._observe(view, pods)
+            decided = self._plan(observed, self._now())
+            job = await self._write_status(job, decided.status)
+            written = job_view(job)
+            self._board.publish(key, {pod.uid: assignment_for(written, pod.uid) for pod in observed.pods})
+            await self._apply(job, written, decided.actions)
+        except InvalidJobError as error:
+            return await self._reject(key, job, pods, str(error))
+        for event in decided.events:
+            await self._events.record(job, event)
+        self._metrics.passed(key, view, decided.status, observed.reports)
+        await self._history.keep(job, decided.status, self._now())
+        return PassResult(requeue_after=decided.requeue_after)
+
+    async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
+        uid = job["metadata"]["uid"]
+        labelled = await self._cluster.list_pods(key.namespace, labels={LABEL_JOB_UID: uid})
+        pods = [pod for pod in labelled if owned_by(pod, uid)]
+        uids = frozenset(pod["metadata"]["uid"] for pod in pods)
+        self._reports.forget(self._known_pods.get(key, frozenset()) - uids)
+        self._known_pods[key] = uids
+        return pods
+
+    async def _observe(self, job: JobView, pods: Sequence[Manifest]) -> Observed:
+        views = tuple(sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
+        nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
+        return Observed(
+            job=job,
+            pods=views,
+            nodes={node["metadata"]["name"]: node_view(node) for node in nodes},
+            reports=self._reports.of(frozenset(pod.uid for pod in views)),
+            template_hash=template_hash(job.spec),
+            operator_started_at=self._started_at,
+        )
+
+    async def _write_status(self, job: Manifest, status: TrainingJobStatus) -> Manifest:
+        if job.get("status") and job_status(job) == status:
+            return job
+        return await self._cluster.replace_job_status(job | {"status": status.to_dict()})
+
+    async def _apply(self, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
+        """All of them, side by side; one that fails doesn't keep the others from being done."""
+        doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
+        results = await asyncio.gather(*doing, return_exceptions=True)
+        failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
+        for action, error in failed:
+            if isinstance(action, CreatePod) and isinstance(error, ClusterError):
+                message = f"pod {action.name} can't be created now and will be tried again: {error}"
+                await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
+        for _, error in failed:
+            raise error
+
+    async def _reject(self, key: JobKey, job: Manifest, pods: Sequence[Manifest], sentence: str) -> PassResult:
+        """The job can't be run as it is: it fails, and its pods go."""
+        before = job_status(job)
+        if before.phase is not Phase.FAILED:
+            job = await self._write_status(job, failed_status(before, sentence, self._now()))
+        exits = {pod["metadata"]["uid"]: Assignment(action=AssignmentAction.EXIT) for pod in pods}
+        self._board.publish(key, exits)
+        for pod in pods:
+            meta = pod["metadata"]
+            await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
+        if before.phase is not Phase.FAILED:
+            await self._events.record(job, Event(type="Warning", reason="InvalidSpec", message=sentence))
+        return PassResult()
+
+    def _forget(self, key: JobKey) -> None:
+        self._board.publish(key, {})
+        self._reports.forget(self._known_pods.pop(key, frozenset()), key)
+        self._metrics.forget(key)
+        self._history.forget(key)
+
+
+def failed_status(before: TrainingJobStatus, sentence: str, now: datetime) -> TrainingJobStatus:
+    """The status of a job whose spec can't be used."""
+    condition = Condition(
+        type="Failed", status="True", reason="InvalidSpec", message=sentence, last_transition_time=now
+    )
+    others = tuple(each for each in before.conditions if each.type != "Failed")
+    return before.model_copy(
+        update={
+            "phase": Phase.FAILED,
+            "message": sentence,
+            "conditions": (*others, condition),
+            "completion_time": before.completion_time or now,
+        }
+    )
