@@ -110,8 +110,9 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """Objects default to {}: the API server then applies the defaults inside them by itself."""
-    if node.get("default") is not None:
+    """Objects default to {}: the API server then applies the defaults inside them by itself. An empty list says
+    the same as none."""
+    if node.get("default") not in (None, []):
         schema = {**schema, "default": {} if schema.get("type") == "object" else node["default"]}
     return schema
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from urllib3.exceptions import HTTPError
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
+from spottrain_local.cli import local
 
 from .job_view import JobReader, JobSnapshot, UserError, now
 from .live_view import duration, job_view
@@ -45,6 +46,8 @@ class Group(click.Group):
 def main() -> None:
     """Spot-aware training on Kubernetes. kubectl shows the same objects: `kubectl get tj`."""
 
+
+main.add_command(local)
 
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
