@@ -26,7 +26,7 @@ async def run_node(config: NodeConfig) -> None:
         key_file=config.client_key_file,
     )
     async with client:
-        await Kubelet(config, client, ProcessRuntime()).run(stop)
+        await Kubelet(config, client, ProcessRuntime(owns_process=True)).run(stop)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import ssl
@@ -15,6 +16,8 @@ from aiohttp import web
 from .api import JSONObject
 from .containers import ContainerRecord, Terminated, Waiting
 from .pod_worker import PodWorker
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _FRACTION = re.compile(r"\.(\d{1,6})\d*")
@@ -179,13 +182,15 @@ async def _stream(
             if ended or left == 0:
                 break
             # Looked at before the read: what a container wrote before it ended is then in the file.
-            ended = _has_ended(record, number)
+            ended = _has_ended(record, number) or request.transport is None
             if not ended:
                 await asyncio.sleep(_POLL_SECONDS)
             records = reader.more()
+        await response.write_eof()
+    except ConnectionError:
+        log.debug("the reader of %s went away", path)
     finally:
         reader.close()
-    await response.write_eof()
     return response
 
 

@@ -26,13 +26,12 @@ class ProcessContainer:
         self._popen = popen
         self._reader = reader
         self._container_id = container_id
-        self.pid = 0
+        self.shim_pid = popen.pid
 
     async def started(self) -> None:
         """Wait until the command runs; raises StartError if it can't."""
         message = await self._message()
         if "started" in message:
-            self.pid = message["started"]
             return
         await self.wait()
         raise StartError(message.get("failed", "The process that starts containers was killed."))
@@ -60,12 +59,14 @@ class ProcessContainer:
 class ProcessRuntime:
     """Runs containers as processes. Resource limits and securityContext are not enforced.
 
-    The node process becomes the subreaper of what it starts: if a shim itself is killed, what it leaves behind
-    comes back here and is killed too.
+    `owns_process` says that this process starts nothing but containers. It then becomes the subreaper of what
+    it starts: if a shim itself is killed, what it leaves behind comes back here and is killed too.
     """
 
-    def __init__(self) -> None:
-        shim.become_subreaper()
+    def __init__(self, *, owns_process: bool = False) -> None:
+        self._owns_process = owns_process
+        if owns_process:
+            shim.become_subreaper()
         self._shims: set[int] = set()
         self._clearing: set[asyncio.Task[None]] = set()
 
@@ -87,7 +88,7 @@ class ProcessRuntime:
     def _ended(self, popen: subprocess.Popen[bytes]) -> None:
         popen.wait()
         self._shims.discard(popen.pid)
-        if strays := self._strays():
+        if self._owns_process and (strays := self._strays()):
             log.warning("a shim was killed; killing the %d processes it left", len(strays))
             task = asyncio.create_task(self._kill_strays())
             self._clearing.add(task)
