@@ -27,7 +27,10 @@ def add_routes(app: web.Application, instance: Instance) -> None:
             return web.Response(status=404, text="Not Found", headers=_FLAVOR)
         value = _values(instance)[path]
         if request.query.get("wait_for_change", "").lower() == "true":
-            value = await _changed(instance, path, value, request)
+            timeout = request.query.get("timeout_sec") or "inf"
+            if timeout != "inf" and not timeout.isdigit():
+                return web.Response(status=400, text="timeout_sec is not a whole number", headers=_FLAVOR)
+            value = await _changed(instance, path, value, request, float(timeout))
         return web.Response(text=value, headers={**_FLAVOR, "ETag": etag(value)}, content_type="application/text")
 
     async def root(_: web.Request) -> web.Response:
@@ -42,12 +45,11 @@ def etag(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
-async def _changed(instance: Instance, path: str, value: str, request: web.Request) -> str:
+async def _changed(instance: Instance, path: str, value: str, request: web.Request, timeout_seconds: float) -> str:
     """Wait until the value differs from the one the caller knows (last_etag), or from the present one."""
     known = request.query.get("last_etag") or etag(value)
-    timeout = float(request.query.get("timeout_sec") or "inf")
-    give_up = time.monotonic() + timeout
-    while etag(value) == known and time.monotonic() < give_up:
+    give_up = time.monotonic() + timeout_seconds
+    while etag(value) == known and time.monotonic() < give_up and request.transport is not None:
         await asyncio.sleep(_POLL_SECONDS)
         value = _values(instance)[path]
     return value
