@@ -6,4 +6,4 @@ from pathlib import Path
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest_plugins = ["object_stores"]
+pytest_plugins = ["cluster_fixtures", "object_stores"]

@@ -104,6 +104,8 @@ class Cloud:
         self._instances = self._remembered()
         # What is to happen to a node later: its end at the deadline, or the deletion of its Node object.
         self._pending: dict[str, asyncio.Task[None]] = {}
+        # Ends and fresh starts take a moment each, and must not mix.
+        self._changing = asyncio.Lock()
 
     def instances(self) -> list[Instance]:
         """All instances, in the order of the cluster's nodes."""
@@ -112,6 +114,7 @@ class Cloud:
     def start(self) -> None:
         """Start what should run, and take up again what was pending when the supervisor ended."""
         for instance in self.instances():
+            instance.gone = instance.gone or self._is_overdue(instance)
             if instance.gone:
                 self._later(instance.node, self._forget_after(instance.node, 0))
             else:
@@ -166,13 +169,18 @@ class Cloud:
 
     async def kill(self, nodes: Iterable[str]) -> None:
         """End these nodes now, without any notice."""
-        instances = self._existing(nodes)
-        for instance in instances:
-            self._drop_pending(instance.node)
-        await asyncio.gather(*(self._end(instance) for instance in instances))
+        async with self._changing:
+            instances = self._existing(nodes)
+            for instance in instances:
+                self._drop_pending(instance.node)
+            await asyncio.gather(*(self._end(instance) for instance in instances))
 
     async def restore(self, nodes: Iterable[str]) -> None:
         """Start fresh instances for nodes that are gone, under the same names."""
+        async with self._changing:
+            await self._restore(nodes)
+
+    async def _restore(self, nodes: Iterable[str]) -> None:
         instances = self._known(nodes)
         for instance in instances:
             if not instance.gone:
@@ -223,14 +231,20 @@ class Cloud:
                 )
         return instances
 
+    def _is_overdue(self, instance: Instance) -> bool:
+        """Whether its deadline passed while no supervisor ran."""
+        interruption = instance.interruption
+        return bool(interruption and interruption.takes_the_machine and interruption.deadline <= self._now())
+
     def _expect_end(self, instance: Instance) -> None:
         if instance.interruption and instance.interruption.takes_the_machine:
             self._later(instance.node, self._end_at(instance, instance.interruption.deadline))
 
     async def _end_at(self, instance: Instance, deadline: datetime) -> None:
         await asyncio.sleep(max(0.0, (deadline - self._now()).total_seconds()))
-        del self._pending[instance.node]  # `_end` makes a new one
-        await self._end(instance)
+        async with self._changing:
+            del self._pending[instance.node]  # `_end` leaves the next one
+            await self._end(instance)
 
     async def _end(self, instance: Instance) -> None:
         instance.gone = True

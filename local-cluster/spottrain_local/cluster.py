@@ -105,7 +105,13 @@ class Cluster:
 
     def _ask(self, verb: str, nodes: Sequence[str], **more: object) -> Status:
         self.running_status()
-        return self.request("POST", f"/v1/nodes/{verb}", {"nodes": list(nodes), **more})
+        try:
+            return self.request("POST", f"/v1/nodes/{verb}", {"nodes": list(nodes), **more})
+        except OSError as error:
+            raise LocalClusterError(
+                f"The cluster {self.layout.name} did not answer ({error}): see `spottrain local status`, and the"
+                f" logs in {self.layout.logs}."
+            ) from error
 
     def request(self, method: str, path: str, body: dict[str, object] | None = None) -> Status:
         """One request to the supervisor. Raises OSError when it isn't there, LocalClusterError when it refuses."""

@@ -76,6 +76,9 @@ class ObjectStore:
                 "-volume.max=0",
                 "-master.volumeSizeLimitMB=1024",
                 "-master.telemetry=false",
+                # It waits as long for other masters that there are not (10 s).
+                "-master.electionTimeout=500ms",
+                "-master.heartbeatInterval=100ms",
             ],
             log_file=self.layout.logs / "object-store.log",
             # It takes 25 s over SIGTERM, and comes back from SIGKILL with all that it had acknowledged.

