@@ -213,7 +213,7 @@ def test_an_endpoint_that_is_not_there_gets_a_sentence() -> None:
 
 def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageDenied, match="checkpoint folder .*Let the job's user write to it"):
+    with pytest.raises(StorageDenied, match=r"checkpoint folder .*Let the job's user write to it"):
         open_storage(f"file://{tmp_path}/file/store")
 
 

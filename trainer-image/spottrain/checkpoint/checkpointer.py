@@ -17,7 +17,7 @@ from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
-from spottrain.checkpoint.head import Commit, fence
+from spottrain.checkpoint.head import Commit, fence, read_head
 from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.retention import Retention, clean_up
@@ -113,9 +113,10 @@ class Checkpointer:
         )
 
     def prepare(self, state: dict[str, Any]) -> None:
-        """Plan and allocate ahead for states of this structure, so that the first save is not slow."""
+        """Plan, allocate and connect ahead for states of this structure, so that the first save is not slow."""
         tensors, _ = self._agreement.together(lambda: codec.split(state))
         self._staging.prepare(self._planned(tensors, changed=True))
+        self._agreement.together(lambda: read_head(self._storage))
 
     def save(
         self,

@@ -51,9 +51,10 @@ class GcsStorage:
         self._prefix = f"{prefix}/" if prefix else ""
         endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         self._name = f"gs://{bucket}/{self._prefix}"
+        anonymous: Any = AnonymousCredentials  # untyped
         try:
             client: Any = (
-                Client(project="any", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint})
+                Client(project="any", credentials=anonymous(), client_options={"api_endpoint": endpoint})
                 if endpoint
                 else Client()
             )

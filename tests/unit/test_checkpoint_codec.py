@@ -1,0 +1,96 @@
+"""State goes to JSON and back as what it was, and nothing else gets through."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.checkpoint import codec
+from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
+
+keys = st.text(max_size=8) | st.sampled_from(["$tensor", "$items", "$", "a.b", ""])
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+hashable = keys | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), keys)
+trees = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(hashable, inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality that tells 1 from True and 1.0, and takes NaN for NaN and -0.0 not for 0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        pairs = zip(one.items(), other.items(), strict=False)
+        return len(one) == len(other) and all(same(a, b) for pair in pairs for a, b in zip(*pair, strict=True))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return (math.isnan(one) and math.isnan(other)) or (one, math.copysign(1, one)) == (
+            other,
+            math.copysign(1, other),
+        )
+    return bool(one == other)
+
+
+@given(trees)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    text = json.dumps(codec.encode(value), allow_nan=False)
+    assert same(codec.join(json.loads(text), {}), value)
+
+
+def test_tensors_are_named_by_their_path_and_put_back() -> None:
+    weight, moment = torch.ones(2), torch.zeros(3)
+    state = {"model": {"layer.weight": weight}, "optim": {"state": {0: {"m": moment}}, "lr": (0.1, [moment.sum()])}}
+    tensors, tree = codec.split(state)
+    assert set(tensors) == {"model.layer.weight", "optim.state.0.m", "optim.lr.1.0"}
+    back = codec.join(json.loads(json.dumps(tree)), tensors)
+    assert back["model"]["layer.weight"] is weight
+    assert back["optim"]["state"][0]["m"] is moment
+    assert back["optim"]["lr"] == (0.1, [torch.tensor(0.0)])
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"the name 'a\.b'"):
+        codec.split({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, Colour.RED, len, 1j, torch.device("cpu"), torch.float32])
+def test_what_needs_pickle_is_refused_by_its_key(value: Any) -> None:
+    with pytest.raises(UnsupportedState, match=r"at 'optim\.groups\.1\.x' is a .* without pickle"):
+        codec.split({"optim": {"groups": [{}, {"x": value}]}})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$tensor": "gone"},
+        {"$float": "x"},
+        {"$bytes": "%"},
+        {"$tuple": 3},
+        {"$items": [1]},
+        {"$pickle": "gASV"},
+        {"$": 0},
+    ],
+)
+def test_a_tag_that_makes_no_sense_is_corruption(tree: Any) -> None:
+    with pytest.raises(CorruptCheckpoint):
+        codec.join(tree, {})

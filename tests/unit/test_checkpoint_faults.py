@@ -1,0 +1,204 @@
+"""A process that dies, or a store that fails, at each operation in turn: the commit is the old or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageUnavailable
+from spottrain.checkpoint.head import read_head
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.storage import Buffer
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+class FaultyStorage:
+    """Passes everything on to another store, but for one call, which fails before or after its effect."""
+
+    def __init__(self, inner: MemoryStorage, at: int, error: type[BaseException], after: bool) -> None:
+        self._inner = inner
+        self._calls_left = at
+        self._error = error
+        self._after = after
+        self.struck = False
+
+    def _do(self, operation: Callable[[], Any]) -> Any:
+        self._calls_left -= 1
+        strikes = self._calls_left == 0
+        self.struck |= strikes
+        if strikes and not self._after:
+            raise self._error("before")
+        result = operation()
+        if strikes:
+            raise self._error("after")
+        return result
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        return str(self._do(lambda: self._inner.put(key, data, if_match=if_match, if_absent=if_absent)))
+
+    def upload(self, key: str, data: Buffer) -> None:
+        self._do(lambda: self._inner.upload(key, data))
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        found: tuple[bytes, str] = self._do(lambda: self._inner.get(key))
+        return found
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return bytes(self._do(lambda: self._inner.get_range(key, offset, length)))
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return iter(self._do(lambda: [*self._inner.list(prefix)]))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._do(lambda key=key: self._inner.delete([key]))
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        return int(self._do(lambda: self._inner.abandon_uploads(prefix, is_over)))
+
+
+def checkpointer(storage: Any, generation: int) -> Checkpointer:
+    return Checkpointer(storage, generation=generation, attempt_id="a", rank=0, world_size=1)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((3, 2), float(step))}, "step": step}
+
+
+def save(storage: Any, generation: int, *steps: int) -> None:
+    saver = checkpointer(storage, generation)
+    if (newest := saver.latest()) is not None:
+        saver.load(state(0), newest)
+    for step in steps:
+        saver.save(state(step), step=step, extra={"step": step}, asynchronous=False)
+
+
+def resumed_step(storage: MemoryStorage, generation: int) -> int:
+    """The step that the next generation resumes from, having checked every value of it."""
+    resumed = checkpointer(storage, generation)
+    newest = resumed.latest(verify=True)
+    assert newest is not None
+    into = state(0)
+    loaded = resumed.load(into, newest)
+    assert into["step"] == newest.step == loaded.step == loaded.extra["step"]
+    assert torch.equal(into["model"]["w"], torch.full((3, 2), float(newest.step)))
+    return newest.step
+
+
+@pytest.mark.parametrize("error", [Killed, StorageUnavailable])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_whatever_operation_fails_the_next_generation_resumes(error: type[BaseException], after: bool) -> None:
+    committed = set()
+    for at in range(1, 1000):
+        storage = MemoryStorage()
+        save(storage, 1, 10, 20)
+        faulty = FaultyStorage(storage, at, error, after)
+        with contextlib.suppress(Killed, CheckpointError):
+            save(faulty, 2, 30)
+            checkpointer(faulty, 2).cleanup(keep_last=1)
+        head = read_head(storage)
+        assert head is not None
+        committed.add(resumed_step(storage, 3))
+        save(storage, 3, 40)
+        assert checkpointer(storage, 3).cleanup(keep_last=1) > 0
+        assert len(list(storage.list(""))) == 4  # HEAD, manifest, data, receipt
+        assert resumed_step(storage, 4) == 40
+        if not faulty.struck:
+            break
+    assert at > 10
+    assert committed == {20, 30}
+
+
+def test_a_fenced_save_loses_and_says_so() -> None:
+    storage = MemoryStorage()
+    old = checkpointer(storage, 1)
+    old.latest()
+    save(storage, 2, 10)
+    with pytest.raises(Fenced):
+        old.save(state(50), step=50, asynchronous=False)
+    with pytest.raises(Fenced):
+        old.cleanup()
+    assert resumed_step(storage, 2) == 10
+
+
+def damage(storage: MemoryStorage, key: str, how: str) -> None:
+    data = bytearray(storage.get(key)[0])
+    if how == "flip":
+        data[len(data) // 2] ^= 1
+    if how == "cut":
+        del data[-1]
+    storage.delete([key]) if how == "delete" else storage.put(key, data)
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("what", ["rank-00000.data", "manifest.json"])
+def test_damage_is_noticed_and_passed_over_only_if_asked(how: str, what: str) -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10, 20)
+    (key,) = [key for key, _ in storage.list("") if "s000000020" in key and key.endswith(what)]
+    damage(storage, key, how)
+    resumed = checkpointer(storage, 2)
+    newest = resumed.latest()
+    assert newest is not None
+    assert newest.step == 20
+    with pytest.raises(CorruptCheckpoint, match=what):
+        resumed.load(state(0), newest)
+    assert resumed_step(storage, 2) == 10
+
+
+def test_when_all_is_damaged_nothing_is_loaded() -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10, 20)
+    for key in [key for key, _ in storage.list("") if key.endswith(".data")]:
+        damage(storage, key, "flip")
+    with pytest.raises(CorruptCheckpoint, match="None of the 2 kept checkpoints is whole"):
+        checkpointer(storage, 2).latest(verify=True)
+
+
+def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
+    storage = MemoryStorage()
+    save(storage, 2, 10)
+    for key in ("attempts/g000003-s000000005-x/rank-00000.data", "attempts/g000002-s000000010-y/rank-00000.data"):
+        storage.put(key, b"under way")
+    storage.put("attempts/g000001-s000000099-z/rank-00000.data", b"abandoned")
+    storage.put("attempts/of another form/x", b"not ours")
+    assert checkpointer(storage, 2).cleanup(keep_last=1) == 1
+    assert not [key for key, _ in storage.list("attempts/g000001")]
+    assert resumed_step(storage, 2) == 10
+
+
+def test_milestones_are_kept() -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10, 15, 20, 25, 30)
+    checkpointer(storage, 1).cleanup(keep_last=1, keep_every=20)
+    head = read_head(storage)
+    assert head is not None
+    assert [kept.step for kept in head.commits] == [30, 20]
+
+
+def test_a_planted_pickle_is_never_run(tmp_path: Any) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    storage = MemoryStorage()
+    save(storage, 1, 10)
+    for key in [key for key, _ in storage.list("")]:
+        original = storage.get(key)[0]
+        storage.put(key, pickle.dumps(Evil()))
+        with contextlib.suppress(CheckpointError):
+            resumed_step(storage, 2)
+        storage.put(key, original)
+    storage.put("attempts/.metadata", pickle.dumps(Evil()))
+    assert resumed_step(storage, 2) == 10
+    assert not (tmp_path / "executed").exists()
