@@ -41,13 +41,13 @@ crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
 	cp crds/*.yaml charts/spottrain/crds/
 
 bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
-	$(BIN)/python benchmarks/bench_recovery.py --out bench-out
+	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
 
 bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
-	$(BIN)/python benchmarks/bench_agreement.py
+	$(BIN)/python -m benchmarks.bench_agreement
 
 bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
-	$(BIN)/python benchmarks/bench_plan.py
+	$(BIN)/python -m benchmarks.bench_plan
 
 clean: ## Remove what demos and benchmarks wrote.
 	rm -rf demo-out bench-out .spottrain

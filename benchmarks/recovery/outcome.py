@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def _longest_gap(steps: list[Step], hurt_at: float) -> tuple[float, int | None]:
     """The longest time between two steps after the fault, and the index of the step that ended it."""
     gaps = [
         (later.at - earlier.at, index)
-        for index, (earlier, later) in enumerate(zip(steps, steps[1:], strict=False), start=1)
+        for index, (earlier, later) in enumerate(itertools.pairwise(steps), start=1)
         if later.at > hurt_at
     ]
     return max(gaps, default=(0.0, None))

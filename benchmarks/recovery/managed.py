@@ -1,0 +1,164 @@
+"""The spottrain side: the same model as a TrainingJob on a local cluster of two on-demand and two spot nodes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from spottrain_api.contract import Progress
+from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
+from spottrain_cli.job_view import JobReader
+from spottrain_local.cluster import Cluster, open_cluster
+from spottrain_local.install import install_operator
+from spottrain_local.spec import ClusterSpec, NodePool
+
+from .model import GLOBAL_BATCH
+from .outcome import Outcome, Step, outcome_of, read_steps
+
+JOB, NAMESPACE = "recovery", "default"
+NUM_NODES, MIN_NODES, ON_DEMAND_NODES = 4, 2, 2
+NOTICE_SECONDS = 30.0
+SPEC = ClusterSpec(
+    nodes=[
+        NodePool(name="system", gpus=0),
+        NodePool(name="on-demand", count=ON_DEMAND_NODES),
+        NodePool(name="spot", count=NUM_NODES - ON_DEMAND_NODES, capacity_type="spot"),
+    ]
+)
+
+
+class ManagedJob:
+    """A local cluster with the job on it; closing it leaves nothing behind."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder / "clusters")
+        self.steps_file = folder / "steps.txt"
+        self._manifest = folder / "trainingjob.yaml"
+        self._cluster: Cluster = open_cluster("bench")
+        self._cluster.up(SPEC)
+        install_operator(self._cluster.kubeconfig, SPEC)
+        self._reader = JobReader(str(self._cluster.kubeconfig))
+        self._manifest.write_text(yaml.safe_dump(self._job()))
+        self._kubectl("apply", "-f", str(self._manifest))
+
+    def _job(self) -> dict[str, object]:
+        return {
+            "apiVersion": "spottrain.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": JOB},
+            "spec": {
+                "image": "local/trainer",
+                "entrypoint": {"script": str(Path(__file__).with_name("train_spottrain.py"))},
+                "env": [
+                    {"name": "STEP_LOG", "value": str(self.steps_file)},
+                    {"name": "NUM_STEPS", "value": "1000000"},
+                ],
+                "nodes": {"min": MIN_NODES, "max": NUM_NODES},
+                "capacity": {"onDemand": {"min": ON_DEMAND_NODES}, "fallback": {"policy": "None"}},
+                "strategy": "ddp",
+                "batch": {"global": GLOBAL_BATCH, "micro": GLOBAL_BATCH // MIN_NODES},
+                "checkpoint": {"uri": "s3://checkpoints/recovery"},
+            },
+        }
+
+    def _kubectl(self, *arguments: str) -> None:
+        kubectl = Path(sys.executable).with_name("kubectl")
+        subprocess.run(
+            [kubectl, "--kubeconfig", self._cluster.kubeconfig, *arguments], check=True, capture_output=True
+        )
+
+    def status(self) -> TrainingJobStatus:
+        return self._reader.read(NAMESPACE, JOB).status
+
+    def steps(self) -> list[Step]:
+        return read_steps(self.steps_file)
+
+    def wait_until_whole(self, warm_steps: int) -> None:
+        """Until all nodes train together and the newest generation has made `warm_steps` steps."""
+        while True:
+            status = self.status()
+            if status.phase is Phase.FAILED:
+                raise RuntimeError(f"the job failed: {status.message}")
+            generation = status.generation
+            if generation and generation.world_size == NUM_NODES and generation.first_step_at:
+                since = generation.first_step_at.timestamp()
+                if sum(step.at > since for step in self.steps()) >= warm_steps:
+                    return
+            time.sleep(0.2)
+
+    def node_of_rank(self, rank: int) -> str:
+        generation = self.status().generation
+        assert generation is not None
+        return next(member.node for member in generation.members if member.node_rank == rank)
+
+    def hurt(self, case: str) -> str:
+        """Do to a node what `case` says; returns the node."""
+        node = self.node_of_rank(0 if case == "store-host" else NUM_NODES - 1)
+        if case == "sigterm":
+            self._cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
+        else:
+            self._cluster.kill([node])
+        return node
+
+    def restore(self, node: str) -> None:
+        """Bring a fresh node, once the old one is gone."""
+        while (
+            next(item for item in self._cluster.running_status()["nodes"] if item["node"] == node)["state"] != "gone"
+        ):
+            time.sleep(0.2)
+        self._cluster.restore([node])
+
+    def phases(self, last_step_at: float) -> dict[str, float]:
+        """Where the seconds between `last_step_at` and the newest generation's first step went."""
+        status = self.status()
+        generation = status.generation
+        assert generation is not None
+        found = [
+            Progress.read(path) for path in self._cluster.layout.root.rglob(f"g{generation.number}/progress-0.json")
+        ]
+        rank = next(progress for progress in found if progress is not None and "first_step" in progress.milestones)
+        marks = [("decision of the operator", generation.started_at.timestamp())]
+        names = {
+            "python_started": "start of the ranks (rendezvous, fork)",
+            "process_group": "process group",
+            "prepared": "model and store",
+            "loaded": "loading the commit",
+            "first_step": "first step",
+        }
+        marks += [(title, rank.milestones[name].timestamp()) for name, title in names.items()]
+        commit = generation.resume
+        if commit is not None and commit.committed_at.timestamp() > last_step_at:
+            marks.insert(0, ("agreement and commit", commit.committed_at.timestamp()))
+        spent, before = {}, last_step_at
+        for title, at in marks:
+            spent[title] = max(0.0, at - before)
+            before = max(before, at)
+        return spent
+
+    def close(self) -> None:
+        self._cluster.down(delete=True)
+
+
+def measure(
+    job: ManagedJob, case: str, *, warm_steps: int, patience_seconds: float
+) -> tuple[Outcome, dict[str, float]]:
+    """Hurt a whole job, wait until it steps again, and bring the node back for the next case."""
+    job.wait_until_whole(warm_steps)
+    hurt_at = time.time()
+    node = job.hurt(case)
+    outcome = outcome_of(job.steps, hurt_at, patience_seconds)
+    steps = job.steps()
+    last_before = max(
+        (earlier for earlier, later in itertools.pairwise(steps) if later.at > hurt_at),
+        key=lambda earlier: next(step.at for step in steps if step.at > earlier.at) - earlier.at,
+    )
+    phases = job.phases(last_before.at) if outcome.seconds_without_step is not None else {}
+    job.restore(node)
+    return outcome, phases
