@@ -1,0 +1,70 @@
+"""What the job has cost, what on-demand alone would have cost, and how much of the time was training."""
+
+from __future__ import annotations
+
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
+
+from .draft import Draft
+from .progress import is_due
+from .situation import PodFacts, Situation
+from .timing import seconds_between
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Draft:
+    """Charge the nodes that the job's pods hold for the time since the last record, and update the goodput."""
+    status, now = draft.status, situation.now
+    if not (at_once or is_due(status, now)):
+        return draft
+    hours = 0.0 if status.accounted_at is None else seconds_between(status.accounted_at, now) / _SECONDS_PER_HOUR
+    changes = _costs(situation, status, max(0.0, hours)) | _goodput(status, situation)
+    return draft.update(accounted_at=now, **changes)
+
+
+def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, object]:
+    if status.start_time is None:
+        return {}
+    elapsed = seconds_between(status.start_time, situation.now)
+    if elapsed <= 0:
+        return {}
+    share = min(1.0, status.productive_seconds / elapsed)
+    return {"goodput": round(share, 4), "goodput_display": f"{share:.1%}"}
+
+
+def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dict[str, object]:
+    capacity = situation.spec.capacity
+    held = [facts for facts in situation.pods.values() if _holds_node(facts)]
+    on_demand_price = price(capacity, CapacityType.ON_DEMAND, None)
+    prices = [price(capacity, facts.pod.capacity_type, facts.pod.pool) for facts in held]
+    if on_demand_price is None and not any(prices):
+        return {}
+    before = status.cost or CostStatus()
+    total = before.total + hours * sum(p or 0.0 for p in prices)
+    on_demand_only = before.on_demand_only + hours * len(held) * (on_demand_price or 0.0)
+    return {"cost": CostStatus(total=total, on_demand_only=on_demand_only, display=_display(total, on_demand_only))}
+
+
+def _holds_node(facts: PodFacts) -> bool:
+    """Its node is paid for: also while the image is pulled, and until it's gone."""
+    return facts.pod.node is not None and not facts.finished and not facts.unreachable
+
+
+def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:
+    """Price per hour of a node: the pool's own, or else that of its capacity type; None where unknown."""
+    for candidate in capacity.pools:
+        if candidate.name == pool and candidate.price_per_hour is not None:
+            return candidate.price_per_hour
+    general = capacity.on_demand if capacity_type is CapacityType.ON_DEMAND else capacity.spot
+    if general.price_per_hour is not None:
+        return general.price_per_hour
+    of_type = [p.price_per_hour for p in capacity.pools if p.capacity_type is capacity_type]
+    return next((p for p in of_type if p is not None), None)
+
+
+def _display(total: float, on_demand_only: float) -> str:
+    """ "1.23 (saved 61%)" """
+    if on_demand_only <= total or on_demand_only <= 0:
+        return f"{total:.2f}"
+    return f"{total:.2f} (saved {1 - total / on_demand_only:.0%})"

@@ -1,0 +1,172 @@
+"""Which pods the job should have: an on-demand floor, spot above it, and on-demand where spot can't be had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import (
+    FallbackPolicy,
+    GenerationState,
+    GenerationStatus,
+    TrainingJobSpec,
+    TrainingJobStatus,
+)
+
+from .draft import Draft
+from .failure_policy import start_failures
+from .model import CreatePod
+from .situation import PodFacts, Situation
+from .timing import START_FAILURE_PAUSE, seconds_between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """How many pods of each type the job wants when all of them can be had, and how far on-demand may go."""
+
+    on_demand: int
+    spot: int
+    max_on_demand: int
+
+    @property
+    def total(self) -> int:
+        return self.on_demand + self.spot
+
+
+def demand(spec: TrainingJobSpec) -> Demand:
+    """The on-demand floor and the spot surplus. A job that may have no spot is an on-demand job; one whose spot
+    limit is below what nodes.min needs has on-demand nodes for the rest."""
+    nodes, on_demand = spec.nodes, spec.capacity.on_demand
+    limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
+    floor = min(on_demand.min, nodes.max)
+    spot = nodes.max - floor
+    if spec.capacity.spot.max is not None:
+        spot = min(spot, spec.capacity.spot.max)
+    wanted = limit if spot == 0 else nodes.min - spot
+    return Demand(on_demand=max(floor, min(wanted, limit)), spot=spot, max_on_demand=max(floor, limit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Uids of the pods to keep, and how many more of each type to create."""
+
+    kept: tuple[str, ...]
+    missing_on_demand: int
+    missing_spot: int
+
+
+def places(situation: Situation, status: TrainingJobStatus, *, between_generations: bool = False) -> Places:
+    """Which pods keep their place, and what is missing.
+
+    On-demand pods beyond the floor (from a fallback) keep theirs until as many spot pods are up. A running
+    generation isn't broken up for that: they stay members until it ends for another reason, such as growth.
+    `between_generations` asks as if the running generation had ended.
+    """
+    wanted = demand(situation.spec)
+    generation = None if between_generations else _running(status)
+    known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
+    on_demand, spot = _holding(situation, known)
+    if status.fallback_since is None:
+        num_spot, num_on_demand = wanted.spot, wanted.on_demand
+    else:
+        num_spot = min(wanted.spot, sum(f.pod.node is not None for f in spot))
+        num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
+    up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
+    keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
+    if generation is not None and _fits(generation, wanted):
+        keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
+    return Places(
+        kept=tuple(f.pod.uid for f in (*on_demand[:keep], *spot[:num_spot])),
+        missing_on_demand=max(0, num_on_demand - len(on_demand)),
+        missing_spot=max(0, num_spot - len(spot)),
+    )
+
+
+def _running(status: TrainingJobStatus) -> GenerationStatus | None:
+    generation = status.generation
+    return None if generation is None or generation.state is GenerationState.ENDED else generation
+
+
+def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
+    """The user's limits allow the generation as it is."""
+    num_on_demand = sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members)
+    num_spot = len(generation.members) - num_on_demand
+    return (
+        num_on_demand <= wanted.max_on_demand and num_spot <= wanted.spot and num_on_demand + num_spot <= wanted.total
+    )
+
+
+def _holding(situation: Situation, known: set[str]) -> tuple[list[PodFacts], list[PodFacts]]:
+    """On-demand and spot pods that hold a place, the ones to keep first: those that train (or did last), then
+    those that are up, then those that have a node, then the oldest."""
+
+    def worth(facts: PodFacts) -> tuple[bool, bool, bool, int]:
+        pod = facts.pod
+        return (pod.uid not in known, not pod.ready, pod.node is None, pod.sequence)
+
+    holding = sorted((f for f in situation.pods.values() if f.holds_place), key=worth)
+    on_demand = [f for f in holding if f.pod.capacity_type is CapacityType.ON_DEMAND]
+    return on_demand, [f for f in holding if f.pod.capacity_type is CapacityType.SPOT]
+
+
+def fall_back(situation: Situation, draft: Draft) -> Draft:
+    """Where spot pods wait too long for a node, go on with on-demand; after a while try spot again."""
+    status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
+    if status.fallback_since is not None:
+        if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
+            return draft
+        draft = draft.update(fallback_since=None, spot_pending_since=None)
+        return draft.tell("SpotRetried", "Trying spot nodes again")
+    since = min(
+        (
+            f.pod.unschedulable_since
+            for f in situation.pods.values()
+            if f.holds_place and f.pod.capacity_type is CapacityType.SPOT and f.pod.unschedulable_since is not None
+        ),
+        default=None,
+    )
+    if since != status.spot_pending_since:
+        draft = draft.update(spot_pending_since=since)
+    wanted = demand(situation.spec)
+    possible = fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
+    if since is None or not possible or seconds_between(since, now) < fallback.after_seconds:
+        return draft
+    draft = draft.update(fallback_since=now)
+    message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
+    return draft.tell("FellBack", message, warning=True)
+
+
+def create_missing(situation: Situation, draft: Draft) -> Draft:
+    """Create the pods that are missing, under names that were never used before."""
+    if situation.spec.run_policy.suspend or _pauses(situation, draft):
+        return draft
+    needed = places(situation, draft.status)
+    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
+    if not types:
+        return draft
+    job = situation.observed.job
+    last = max((pod.sequence for pod in situation.observed.pods), default=0)
+    last = max(last, draft.status.last_sequence)
+    for sequence, capacity_type in enumerate(types, start=last + 1):
+        pool = _pool(situation.spec, capacity_type, sequence)
+        draft = draft.act(
+            CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
+        )
+    draft = draft.update(last_sequence=last + len(types))
+    text = f"Creating {needed.missing_on_demand} on-demand and {needed.missing_spot} spot pods"
+    return draft.tell("PodsCreated", text)
+
+
+def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:
+    """The pools of a type take turns, so that one without capacity doesn't hold all pods up."""
+    names = [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
+    return names[sequence % len(names)] if names else None
+
+
+def _pauses(situation: Situation, draft: Draft) -> bool:
+    """Pods that ended before they could train are replaced ever more slowly."""
+    failures = start_failures(situation, draft)
+    if not failures:
+        return False
+    newest = max(f.pod.created_at for f in failures)
+    return seconds_between(newest, situation.now) < START_FAILURE_PAUSE * float(2 ** len(failures))

@@ -1,0 +1,93 @@
+"""Pods that are of no use any more are deleted; so is a finished job, when its time to live is over."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from .capacity import places
+from .draft import Draft
+from .failure_policy import CANNOT_START, start_failures
+from .model import DeleteJob, DeletePod
+from .situation import BUSY, PodFacts, Situation
+from .timing import SILENT_ALONE, STRAY, STUCK_START, seconds_between
+
+
+def delete_useless(situation: Situation, draft: Draft) -> Draft:
+    """Delete pods that no generation can use; members of a running generation are left to it."""
+    running = draft.running
+    training = {m.pod_uid for m in running.members} if running is not None else set()
+    evidence = {f.pod.uid for f in start_failures(situation, draft)}
+    kept = set(places(situation, draft.status).kept)
+    for uid, facts in situation.pods.items():
+        if uid in training or uid in evidence:
+            continue
+        reason = "it is being deleted" if facts.pod.deleting else _useless(situation, draft, facts, uid in kept)
+        if reason is not None:
+            draft = _delete(situation, draft, facts, reason)
+    return draft
+
+
+def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
+    """A finished job holds no pods."""
+    for facts in situation.pods.values():
+        draft = _delete(situation, draft, facts, f"the job has ended ({draft.status.phase.value})")
+    return draft
+
+
+def expire(situation: Situation, draft: Draft) -> Draft:
+    """Delete a finished job after ttlSecondsAfterFinished."""
+    ttl, completed = situation.spec.run_policy.ttl_seconds_after_finished, draft.status.completion_time
+    if ttl is None or completed is None or seconds_between(completed, situation.now) < ttl:
+        return draft
+    reason = f"it finished {ttl} s ago (runPolicy.ttlSecondsAfterFinished)"
+    return draft.act(DeleteJob(uid=situation.observed.job.uid, reason=reason))
+
+
+def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) -> Draft:
+    """Delete a pod; where its node is gone nobody confirms that, so its object is removed at once."""
+    pod = facts.pod
+    grace = 0 if facts.unreachable or facts.finished else None
+    if pod.deleting:
+        overdue = pod.deletion_deadline is None or pod.deletion_deadline < situation.now
+        if grace is None or not (facts.unreachable and overdue):
+            return draft
+    return draft.act(DeletePod(name=pod.name, uid=pod.uid, reason=reason, grace_seconds=grace))
+
+
+def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) -> str | None:
+    """Why a pod that isn't in a running generation is to be deleted, if it is."""
+    if situation.spec.run_policy.suspend:
+        return "the job is suspended"
+    if facts.finished:
+        return "its container has ended"
+    if not facts.current:
+        return "it was made from an older template"
+    if facts.unreachable:
+        return "its node is gone or not ready"
+    if facts.doom is not None and not facts.holds_place:
+        return facts.doom.message
+    if not kept and facts.doom is None:
+        return "the job has enough pods"
+    return _stuck(situation, draft, facts)
+
+
+def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:
+    pod, generation = facts.pod, draft.status.generation
+    if pod.waiting_reason in CANNOT_START and _longer_than(
+        STUCK_START, pod.scheduled_at or pod.created_at, situation
+    ):
+        return f"its container can't start ({pod.waiting_reason})"
+    if generation is None:
+        return None
+    # A pod that was never heard isn't blamed: its agent may be unable to reach the operator, as the next would.
+    spoke = facts.report is not None or any(m.pod_uid == pod.uid for m in generation.members)
+    if spoke and pod.ready and facts.silence > SILENT_ALONE and situation.hears_someone_but(pod.uid):
+        return "its agent doesn't answer while others do"
+    busy = facts.report is not None and facts.report.phase in BUSY
+    if busy and _longer_than(STRAY, generation.ended_at or generation.started_at, situation):
+        return "its agent goes on with an earlier generation"
+    return None
+
+
+def _longer_than(seconds: float, since: datetime, situation: Situation) -> bool:
+    return seconds_between(since, situation.now) > seconds

@@ -1,0 +1,117 @@
+"""The job's phase, message, counts and conditions, in words that a person understands."""
+
+from __future__ import annotations
+
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
+
+from .capacity import places
+from .causes import PREEMPTIONS
+from .draft import Draft
+from .situation import Situation
+
+_PHASES = {
+    GenerationState.DRAINING: Phase.DRAINING,
+    GenerationState.STOPPING: Phase.RECOVERING,
+    GenerationState.ENDED: Phase.RECOVERING,
+}
+
+
+def describe(situation: Situation, draft: Draft) -> Draft:
+    """Phase, message and member counts, and the conditions that follow from them."""
+    phase = _phase(situation, draft.status)
+    message = _message(situation, draft.status, phase)
+    if (phase, message) != (draft.status.phase, draft.status.message):
+        draft = draft.update(phase=phase, message=message)
+    return _conditions(situation, count_members(situation, draft))
+
+
+def describe_finished(situation: Situation, draft: Draft) -> Draft:
+    """Counts and conditions of a job that is over; its last message stays."""
+    return _conditions(situation, count_members(situation, draft))
+
+
+def count_members(situation: Situation, draft: Draft) -> Draft:
+    """Members of the running generation by type, and pods that are up besides."""
+    running = draft.running
+    members = running.members if running is not None else ()
+    uids = {m.pod_uid for m in members}
+    num_spot = sum(m.capacity_type is CapacityType.SPOT for m in members)
+    waiting = sum(f.candidate for uid, f in situation.pods.items() if uid not in uids)
+    counts = Counts(on_demand=len(members) - num_spot, spot=num_spot, waiting=waiting)
+    return draft if counts == draft.status.members else draft.update(members=counts)
+
+
+def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
+    generation = status.generation
+    ended = generation is None or generation.state is GenerationState.ENDED
+    if ended and situation.spec.run_policy.suspend:
+        return Phase.SUSPENDED
+    if generation is None or (ended and status.phase in (Phase.SUSPENDED, Phase.PENDING)):
+        return Phase.PENDING
+    if generation.state is GenerationState.ACTIVE:
+        return Phase.STARTING if generation.first_step_at is None else Phase.RUNNING
+    return _PHASES[generation.state]
+
+
+def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
+    generation = status.generation
+    if phase in (Phase.PENDING, Phase.RECOVERING) and (
+        generation is None or generation.state is GenerationState.ENDED
+    ):
+        return _what_is_missing(situation, status)
+    if phase is Phase.SUSPENDED or generation is None:
+        return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
+    return _of_generation(generation, phase)
+
+
+def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
+    name = f"generation {generation.number} with {len(generation.members)} nodes"
+    if phase is Phase.DRAINING:
+        until = f", by {generation.deadline:%H:%M:%S}" if generation.deadline is not None else ""
+        return f"Draining {name} ({generation.reason}){until}"
+    if phase is Phase.RECOVERING:
+        return f"Stopping {name} ({generation.reason})"
+    return f"Starting {name}" if phase is Phase.STARTING else f"Training in {name}"
+
+
+def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
+    up = len(situation.candidates(places(situation, status).kept))
+    text = f"Waiting for nodes: {up} of at least {situation.spec.nodes.min} ready"
+    unschedulable = sum(f.pod.unschedulable_since is not None for f in situation.pods.values())
+    if unschedulable:
+        text += f"; no node has room for {unschedulable} pods"
+    waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
+    if waiting is not None:
+        text += f"; {waiting.name}: {waiting.waiting_reason}: {waiting.waiting_message}"
+    return text
+
+
+def _conditions(situation: Situation, draft: Draft) -> Draft:
+    status, now = draft.status, situation.now
+    phase, message = status.phase, status.message
+    generation = draft.running
+    training = generation is not None and generation.state is GenerationState.ACTIVE
+    draft = draft.condition("Ready", phase is Phase.RUNNING, phase.value, message, now)
+    draft = draft.condition("Progressing", training, phase.value, message, now)
+    draft = draft.condition("Suspended", phase is Phase.SUSPENDED, phase.value, _suspension(phase), now)
+    draft = _preempted(draft, status.generation, situation)
+    if status.fallback_since is not None:
+        return draft.condition("SpotAvailable", False, "FellBack", "On-demand nodes stand in for spot nodes", now)
+    if status.spot_pending_since is not None:
+        return draft.condition("SpotAvailable", False, "SpotPending", "Spot pods wait for a node", now)
+    return draft.condition("SpotAvailable", True, "NoneWaits", "No spot pod waits for a node", now)
+
+
+def _suspension(phase: Phase) -> str:
+    return "The job holds no nodes" if phase is Phase.SUSPENDED else "The job isn't suspended"
+
+
+def _preempted(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
+    """Preempted: nodes are being taken, or were and aren't replaced by a new generation yet."""
+    if generation is not None and generation.reason in PREEMPTIONS:
+        message = f"Nodes of generation {generation.number} are being taken, or were"
+        return draft.condition("Preempted", True, generation.reason, message, situation.now)
+    return draft.condition(
+        "Preempted", False, "Steady", "No node of the newest generation is being taken", situation.now
+    )

@@ -1,0 +1,61 @@
+"""A plan in the making: what the policies so far decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, GenerationStatus, TrainingJobStatus
+
+from .model import Action, Event
+from .situation import Situation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The status to write, the actions to take and the events to tell, so far."""
+
+    status: TrainingJobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    @property
+    def running(self) -> GenerationStatus | None:
+        """The newest generation, unless it has ended."""
+        generation = self.status.generation
+        return None if generation is None or generation.state is GenerationState.ENDED else generation
+
+    @property
+    def finished(self) -> bool:
+        """The job has succeeded or failed."""
+        return self.status.phase in FINISHED_PHASES
+
+    def update(self, **changes: Any) -> Draft:
+        """With these fields of the status replaced."""
+        return replace(self, status=self.status.model_copy(update=changes))
+
+    def update_generation(self, **changes: Any) -> Draft:
+        """With these fields of the newest generation replaced."""
+        generation = self.status.generation
+        return self if generation is None else self.update(generation=generation.model_copy(update=changes))
+
+    def act(self, *actions: Action) -> Draft:
+        return replace(self, actions=(*self.actions, *actions))
+
+    def tell(self, reason: str, message: str, *, warning: bool = False) -> Draft:
+        event = Event(type="Warning" if warning else "Normal", reason=reason, message=message)
+        return replace(self, events=(*self.events, event))
+
+    def condition(self, kind: str, holds: bool, reason: str, message: str, now: datetime) -> Draft:
+        """With the condition `kind`, whose transition time changes only with its truth."""
+        truth = "True" if holds else "False"
+        old = next((c for c in self.status.conditions if c.type == kind), None)
+        since = now if old is None or old.status != truth else old.last_transition_time
+        new = Condition(type=kind, status=truth, reason=reason, message=message, last_transition_time=since)
+        others = tuple(c for c in self.status.conditions if c.type != kind)
+        return self.update(conditions=tuple(sorted((*others, new), key=lambda c: c.type)))
+
+
+Policy = Callable[[Situation, Draft], Draft]

@@ -1,0 +1,96 @@
+"""How a generation, and a job, is asked to end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+
+from .accounting import account
+from .causes import FAILURES, PREEMPTIONS, Cause, outranks
+from .draft import Draft
+from .members import STILL_IN, MemberFacts, MemberState
+from .progress import record_progress
+from .situation import Situation
+from .timing import PLANNED_DRAIN, SILENT_ON_LOST_NODE, after
+
+
+def request_end(
+    situation: Situation,
+    draft: Draft,
+    members: tuple[MemberFacts, ...],
+    cause: Cause,
+    message: str,
+    *,
+    deadline: datetime | None = None,
+    at_once: bool = False,
+) -> Draft:
+    """Ask the running generation to end for `cause`: by a drain, which commits and loses no step, unless
+    `at_once` or nothing can have been trained yet. A generation that is ending already only gets a nearer
+    deadline, a harder stop or a better reason."""
+    generation = draft.running
+    if generation is None:
+        return draft
+    stop = at_once or not _may_have_trained(generation, members)
+    changes = _escalation(situation, generation, cause, stop=stop, deadline=deadline)
+    if not changes:
+        return draft
+    draft = draft.update_generation(**changes)
+    if set(changes) == {"deadline"}:
+        return draft
+    how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
+    text = f"Generation {generation.number} {how}: {message}"
+    return draft.tell(cause.value, text, warning=cause in FAILURES | PREEMPTIONS)
+
+
+def _escalation(
+    situation: Situation, generation: GenerationStatus, cause: Cause, *, stop: bool, deadline: datetime | None
+) -> dict[str, object]:
+    """The fields of the generation that change."""
+    changes: dict[str, object] = {}
+    if generation.state is GenerationState.ACTIVE or outranks(cause, generation.reason):
+        changes["reason"] = cause.value
+    if generation.state is GenerationState.ACTIVE:
+        changes["requested_at"] = situation.now
+    if stop:
+        if generation.state is not GenerationState.STOPPING:
+            changes |= {"state": GenerationState.STOPPING, "requested_at": situation.now, "deadline": None}
+    elif generation.state is GenerationState.ACTIVE:
+        due = deadline or after(situation.now, PLANNED_DRAIN)
+        changes |= {"state": GenerationState.DRAINING, "deadline": due}
+    elif deadline is not None and _is_nearer(deadline, generation):
+        changes["deadline"] = deadline
+    return changes
+
+
+def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:
+    """A second notice leaves less time for the drain than there was."""
+    draining = generation.state is GenerationState.DRAINING
+    return draining and (generation.deadline is None or deadline < generation.deadline)
+
+
+def _may_have_trained(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
+    """Whether a step may have been made. Without a fresh word from all who are in it, it may."""
+    if generation.first_step_at is not None:
+        return True
+    return any(
+        m.training or m.facts is None or m.facts.received_at is None or m.facts.silence > SILENT_ON_LOST_NODE
+        for m in members
+        if m.state in STILL_IN or m.state is MemberState.DRAINED
+    )
+
+
+def finish(situation: Situation, draft: Draft, phase: Phase, reason: str, message: str) -> Draft:
+    """The job is over: SUCCEEDED or FAILED. Its agents leave, its pods are deleted, nothing is tried again."""
+    now = situation.now
+    if draft.running is not None:
+        draft = draft.update_generation(
+            state=GenerationState.ENDED, ended_at=now, reason=draft.running.reason or reason, deadline=None
+        )
+    draft = record_progress(situation, draft, at_once=True)
+    draft = account(situation, draft, at_once=True)
+    failed = phase is Phase.FAILED
+    condition = "Failed" if failed else "Succeeded"
+    draft = draft.update(phase=phase, message=message, completion_time=now)
+    draft = draft.condition(condition, True, reason, message, now)
+    return draft.tell(reason, message, warning=failed)

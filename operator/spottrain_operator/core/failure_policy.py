@@ -1,0 +1,166 @@
+"""Failures of the job's own making: what counts, what is forgiven, and when to give up."""
+
+from __future__ import annotations
+
+from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress, TrainerPhase
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+
+from .causes import Cause
+from .draft import Draft
+from .ending import finish, request_end
+from .members import STILL_IN, MemberFacts, MemberState, culprits, ended_sentence, killed, members_of
+from .progress import newest_progress
+from .situation import PodFacts, Situation
+from .timing import (
+    MAX_GENERATIONS_WITHOUT_PROGRESS,
+    MAX_START_FAILURES,
+    START_FAILURE_MEMORY,
+    START_FAILURE_PATIENCE,
+    seconds_between,
+)
+from .transitions import open_transition
+
+# What a kubelet says of a container that can't start, and won't by waiting.
+CANNOT_START = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+        "StartError",
+    }
+)
+# Reasons that say little of themselves: one that comes with a cause of its own is told instead.
+_CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED, FailureReason.KILLED})
+
+
+def heed_failures(situation: Situation, draft: Draft) -> Draft:
+    """Ranks failed: the others hang, so they are stopped. Whose fault it was is judged once all have ended."""
+    generation = draft.running
+    if generation is None:
+        return draft
+    members = members_of(situation, generation)
+    failed = [m for m in members if m.state in (MemberState.FAILED, MemberState.BROKEN)]
+    if not failed:
+        return draft
+    guilty = culprits(generation, members)
+    fatal = next((m.failure for m in failed if m.failure is not None and m.failure.reason in FATAL_REASONS), None)
+    if fatal is not None and not guilty:
+        draft = open_transition(situation, draft, Cause.FAILURE, fatal.message)
+        draft = draft.update(failures=draft.status.failures + 1)
+        return finish(situation, draft, Phase.FAILED, fatal.reason.value, fatal.message)
+    cause = Cause.NODE_LOST if guilty else Cause.FAILURE
+    message = guilty[0].message if guilty and guilty[0].message else failure_message(members)
+    return request_end(situation, draft, members, cause, message, at_once=True)
+
+
+def failure_message(members: tuple[MemberFacts, ...]) -> str:
+    """The sentence that says most about why a generation failed."""
+    failures = [m.failure for m in members if m.failure is not None]
+    failures.sort(key=lambda failure: failure.reason in _CONSEQUENCES)
+    if failures:
+        return failures[0].message
+    return next((m.message for m in members if m.message), "ranks failed without saying why")
+
+
+def heed_hang(situation: Situation, draft: Draft) -> Draft:
+    """No rank has made a step for longer than the job allows."""
+    generation = draft.running
+    if generation is None or generation.state is not GenerationState.ACTIVE:
+        return draft
+    members = members_of(situation, generation)
+    heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
+    if not heard or any(m.state not in STILL_IN for m in members):
+        return draft
+    policy = situation.spec.run_policy
+    if generation.first_step_at is None:
+        age, limit, what = (
+            seconds_between(generation.started_at, situation.now),
+            policy.start_timeout_seconds,
+            "first",
+        )
+    else:
+        age, limit, what = min(_step_age(m) for m in heard), policy.hang_timeout_seconds, "further"
+        if any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard):
+            limit = max(limit, policy.start_timeout_seconds)
+    if age <= limit:
+        return draft
+    message = f"no {what} step for {age:.0f} s (the limit is {limit} s)"
+    return request_end(situation, draft, members, Cause.HANG, message, at_once=True)
+
+
+def _step_age(m: MemberFacts) -> float:
+    age = m.report.step_age_seconds if m.report is not None else None
+    return 0.0 if age is None else age
+
+
+def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
+    """Count a failure that no lost node explains, and give up when the budget is spent or nothing moves."""
+    policy, status = situation.spec.run_policy, draft.status
+    failures = status.failures + 1
+    stuck = 0 if made_progress(newest_progress(situation, generation)) else status.generations_without_progress + 1
+    draft = draft.update(failures=failures, generations_without_progress=stuck)
+    if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
+        text = f"{stuck} generations in a row failed without a step; the last: {message}"
+        return finish(situation, draft, Phase.FAILED, "NoProgress", text)
+    if failures > policy.failure_budget:
+        text = (
+            f"{failures} failures, more than runPolicy.failureBudget ({policy.failure_budget}); the last: {message}"
+        )
+        return finish(situation, draft, Phase.FAILED, "FailureBudgetExceeded", text)
+    return draft
+
+
+def made_progress(newest: Progress | None) -> bool:
+    return newest is not None and newest.step > newest.start_step
+
+
+def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
+    """Give up on a template of which no container ever started, instead of trying for ever."""
+    if _template_has_run(situation, draft):
+        return draft
+    waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
+    if waiting is not None:
+        pod = waiting.pod
+        message = f"pod {pod.name} can't start: {pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
+        return finish(situation, draft, Phase.FAILED, "CannotStart", message)
+    failures = start_failures(situation, draft)
+    if len(failures) < MAX_START_FAILURES:
+        return draft
+    message = f"{len(failures)} pods ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+    return finish(situation, draft, Phase.FAILED, "CannotStart", message)
+
+
+def _template_has_run(situation: Situation, draft: Draft) -> bool:
+    generation, current = draft.status.generation, situation.observed.template_hash
+    if generation is not None and generation.template_hash.startswith(f"{current}."):
+        return True
+    return any(f.current and f.pod.container_started and not f.finished for f in situation.pods.values())
+
+
+def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
+    pod = facts.pod
+    if not facts.current or facts.doom is not None or pod.container_started or pod.waiting_reason not in CANNOT_START:
+        return False
+    return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > START_FAILURE_PATIENCE
+
+
+def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
+    """Pods whose container ended by itself before they joined a generation, oldest first.
+
+    They are kept for a while: counting what is there can't count twice, whenever the operator restarts.
+    """
+    generation = draft.status.generation
+    joined = {m.pod_uid for m in generation.members} if generation is not None else set()
+    return [
+        facts
+        for uid, facts in situation.pods.items()
+        if facts.pod.phase == "Failed"
+        and facts.current
+        and uid not in joined
+        and not (facts.pod.deleting or facts.node_lost or facts.doom is not None or killed(facts.pod))
+        and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_MEMORY
+    ]

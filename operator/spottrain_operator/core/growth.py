@@ -1,0 +1,59 @@
+"""Pods that wait, warm, are admitted by a drain: seldom, many at a time, and only when it pays."""
+
+from __future__ import annotations
+
+from spottrain_api.v1alpha1 import GenerationState
+
+from .capacity import places
+from .causes import Cause
+from .draft import Draft
+from .ending import request_end
+from .members import members_of
+from .situation import PodFacts, Situation
+from .timing import (
+    GROWTH_INTERVAL,
+    GROWTH_MIN_REMAINING,
+    GROWTH_PATIENCE,
+    GROWTH_PATIENCE_WHILE_COMING,
+    SCHEDULING,
+    seconds_between,
+)
+
+
+def grow(situation: Situation, draft: Draft) -> Draft:
+    """Drain the running generation for a larger (or cheaper) one."""
+    generation = draft.running
+    if generation is None or generation.state is not GenerationState.ACTIVE or generation.first_step_at is None:
+        return draft
+    if seconds_between(generation.first_step_at, situation.now) < GROWTH_INTERVAL:
+        return draft
+    remaining = draft.status.progress.eta_seconds
+    if remaining is not None and remaining < GROWTH_MIN_REMAINING:
+        return draft
+    members = {m.pod_uid for m in generation.members}
+    kept = places(situation, draft.status, between_generations=True).kept
+    waiting = [f for f in situation.candidates(kept) if f.pod.uid not in members]
+    if not waiting or not _is_time(situation, waiting, coming(situation, set(kept) - members)):
+        return draft
+    names = ", ".join(f.pod.name for f in waiting)
+    return request_end(situation, draft, members_of(situation, generation), Cause.GROW, f"to admit {names}")
+
+
+def coming(situation: Situation, uids: set[str]) -> list[PodFacts]:
+    """Those of `uids` that will be candidates soon: on a node already, or just being scheduled."""
+    return [
+        facts
+        for uid in uids
+        if not (facts := situation.pods[uid]).candidate
+        and facts.usable
+        and not (facts.pod.ready and facts.received_at is not None and not facts.heard)
+        and (facts.pod.node is not None or seconds_between(facts.pod.created_at, situation.now) < SCHEDULING)
+    ]
+
+
+def _is_time(situation: Situation, waiting: list[PodFacts], others: list[PodFacts]) -> bool:
+    waited = max(seconds_between(f.pod.ready_since or f.pod.created_at, situation.now) for f in waiting)
+    if others:
+        return waited > GROWTH_PATIENCE_WHILE_COMING
+    expected = any(f.usable and f.pod.node is None for f in situation.pods.values())
+    return not expected or waited > GROWTH_PATIENCE

@@ -1,0 +1,61 @@
+"""What the user wants of the job as a whole: to be suspended, to end by a deadline, to be as it is edited."""
+
+from __future__ import annotations
+
+from spottrain_api.v1alpha1 import GenerationState, Phase
+
+from .capacity import places
+from .causes import Cause
+from .draft import Draft
+from .ending import finish, request_end
+from .members import members_of
+from .situation import Situation
+from .timing import seconds_between
+
+
+def heed_user(situation: Situation, draft: Draft) -> Draft:
+    """Drain the running generation where the user's wishes call for another one, or for none."""
+    generation = draft.running
+    if generation is None or generation.state is not GenerationState.ACTIVE:
+        return draft
+    cause, message = _wish(situation, draft)
+    if cause is None:
+        return draft
+    return request_end(situation, draft, members_of(situation, generation), cause, message)
+
+
+def _wish(situation: Situation, draft: Draft) -> tuple[Cause | None, str]:
+    policy, generation = situation.spec.run_policy, draft.status.generation
+    if is_past_deadline(situation, draft):
+        return Cause.DEADLINE_EXCEEDED, f"runPolicy.activeDeadlineSeconds ({policy.active_deadline_seconds}) is over"
+    if policy.suspend:
+        return Cause.SUSPENDED, "runPolicy.suspend was set"
+    if generation is None:
+        return None, ""
+    if generation.template_hash != situation.run_hash:
+        return Cause.EDITED, "the job was edited"
+    kept = places(situation, draft.status).kept
+    surplus = [m.pod for m in generation.members if m.pod_uid not in kept and _holds_place(situation, m.pod_uid)]
+    if surplus:
+        return Cause.SCALE_DOWN, f"the job's limits leave no place for {', '.join(surplus)}"
+    return None, ""
+
+
+def _holds_place(situation: Situation, uid: str) -> bool:
+    facts = situation.pods.get(uid)
+    return facts is not None and facts.holds_place
+
+
+def is_past_deadline(situation: Situation, draft: Draft) -> bool:
+    """The job has run for longer than it may, counted from its first generation."""
+    limit, since = situation.spec.run_policy.active_deadline_seconds, draft.status.start_time
+    return limit is not None and since is not None and seconds_between(since, situation.now) > limit
+
+
+def end_at_deadline(situation: Situation, draft: Draft) -> Draft:
+    """Past its deadline, and drained: the job has failed. Its newest commit stays."""
+    if draft.running is not None or not is_past_deadline(situation, draft):
+        return draft
+    limit = situation.spec.run_policy.active_deadline_seconds
+    message = f"the job wasn't done within runPolicy.activeDeadlineSeconds ({limit})"
+    return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED.value, message)

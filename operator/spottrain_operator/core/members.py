@@ -1,0 +1,222 @@
+"""Where each member of the newest generation is, from reports that may be late, old, missing or repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from spottrain_api.contract import AgentPhase, AgentReport, Failure, Member, Progress, TrainerPhase
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+
+from .model import PodView
+from .situation import BUSY, PodFacts, Situation
+from .timing import (
+    CULPRIT_LAST_WORD,
+    IN_FLIGHT,
+    RESTARTED,
+    SILENT_ALONE,
+    SILENT_WHILE_OTHERS_ENDED,
+    STEPPING,
+    STOP_TIMEOUT,
+    TAKE_UP,
+    seconds_between,
+)
+
+# Exit codes of containers that were killed from outside (SIGKILL, SIGTERM) or left when they were told to.
+_KILLED = frozenset({None, 0, 137, 143})
+
+
+class MemberState(StrEnum):
+    """AWAITED: it hasn't said yet that it runs the generation. RELEASED: it never did, and won't any more.
+    BROKEN: its agent or container ended by itself. LOST: its pod or node is gone, or silent for too long."""
+
+    AWAITED = "awaited"
+    RUNNING = "running"
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    RELEASED = "released"
+    BROKEN = "broken"
+    LOST = "lost"
+
+
+STILL_IN = frozenset({MemberState.AWAITED, MemberState.RUNNING})
+# States that break a generation up: the other ranks can't go on without this member.
+BREAKING = frozenset(set(MemberState) - STILL_IN - {MemberState.SUCCEEDED})
+
+_ENDED_AS = {
+    AgentPhase.DRAINED: MemberState.DRAINED,
+    AgentPhase.SUCCEEDED: MemberState.SUCCEEDED,
+    AgentPhase.FAILED: MemberState.FAILED,
+    AgentPhase.STOPPED: MemberState.STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFacts:
+    """A member of `generation` and its state; `message` says why it's LOST or BROKEN."""
+
+    member: Member
+    generation: int
+    state: MemberState
+    message: str = ""
+    report: AgentReport | None = None
+    facts: PodFacts | None = None
+
+    @property
+    def failure(self) -> Failure | None:
+        """What its agent said about its failure."""
+        return self.report.failure if self.report is not None and self.state is MemberState.FAILED else None
+
+    @property
+    def progress(self) -> Progress | None:
+        """What its ranks said last in this generation."""
+        report = self.report
+        if report is None or report.progress is None or report.progress.generation != self.generation:
+            return None
+        return report.progress
+
+    @property
+    def training(self) -> bool:
+        """Its ranks are past their start: they may have made steps."""
+        progress = self.progress
+        return progress is not None and progress.phase is not TrainerPhase.STARTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Others:
+    """Whether some members ended already, and whether some still make steps."""
+
+    ended: bool
+    stepping: bool
+
+
+def members_of(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
+    """The members of `generation` (which must be the newest) in the order of their ranks."""
+    alone = tuple(_by_itself(situation, generation, member) for member in generation.members)
+    others = _Others(
+        ended=generation.state is GenerationState.STOPPING or any(m.state in BREAKING for m in alone),
+        stepping=any(_steps(m) for m in alone),
+    )
+    return tuple(_without_patience(situation, generation, m, others=others) for m in alone)
+
+
+def _by_itself(situation: Situation, generation: GenerationStatus, member: Member) -> MemberFacts:
+    """The state of `member` without regard to its silence."""
+    facts = situation.pods.get(member.pod_uid)
+    view = situation.observed.reports.get(member.pod_uid)
+    report = view.report if view is not None else None
+    state, message = _ended(report, generation), ""
+    if state is not None:  # also where the pod is gone since
+        pass
+    elif facts is None:
+        state, message = MemberState.LOST, f"pod {member.pod} is gone"
+    elif facts.finished:
+        state, message = _finished(facts)
+    elif facts.unreachable:
+        state, message = MemberState.LOST, f"node {member.node} with pod {member.pod} is gone or not ready"
+    else:
+        state, message = _alive(situation, generation, facts)
+    return MemberFacts(
+        member=member, generation=generation.number, state=state, message=message, report=report, facts=facts
+    )
+
+
+def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberState | None:
+    if report is None or report.generation != generation.number:
+        return None
+    return _ENDED_AS.get(report.phase)
+
+
+def _finished(facts: PodFacts) -> tuple[MemberState, str]:
+    pod = facts.pod
+    if killed(pod) or facts.node_lost or facts.doom is not None:
+        return MemberState.LOST, f"pod {pod.name} was ended ({pod.disruption or pod.exit_reason or 'killed'})"
+    return MemberState.BROKEN, ended_sentence(pod)
+
+
+def killed(pod: PodView) -> bool:
+    """A finished pod was ended from outside rather than by its own program."""
+    return pod.disruption is not None or (pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled")
+
+
+def ended_sentence(pod: PodView) -> str:
+    """Why the container of a finished pod ended, for the user."""
+    if pod.exit_reason == "OOMKilled":
+        return f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory"
+    reason = pod.waiting_message or pod.waiting_reason or pod.exit_reason or "error"
+    return f"the container of pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
+
+
+def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:
+    report, received_at, pod = facts.report, facts.received_at, facts.pod
+    if report is None or received_at is None:
+        return MemberState.AWAITED, ""
+    since_first_step = _between(generation.first_step_at, received_at)
+    if report.generation == generation.number and report.phase in BUSY:
+        if since_first_step > RESTARTED and report.phase is AgentPhase.STARTING:
+            return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
+        return MemberState.RUNNING, ""
+    if since_first_step > IN_FLIGHT:
+        return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
+    if generation.state is not GenerationState.ACTIVE:
+        released = _between(generation.requested_at, received_at) > IN_FLIGHT and report.phase not in BUSY
+        return (MemberState.RELEASED if released else MemberState.AWAITED), ""
+    if _between(generation.started_at, received_at) > TAKE_UP:
+        return MemberState.BROKEN, f"the agent of pod {pod.name} doesn't take its assignment"
+    return MemberState.AWAITED, ""
+
+
+def _between(moment: datetime | None, received_at: datetime) -> float:
+    """Seconds from `moment` until a report arrived; negative where `moment` hasn't come."""
+    return -1.0 if moment is None else seconds_between(moment, received_at)
+
+
+def _steps(m: MemberFacts) -> bool:
+    """Its newest step is recent."""
+    report = m.report
+    if m.state is not MemberState.RUNNING or report is None or m.facts is None or report.step_age_seconds is None:
+        return False
+    return m.training and report.step_age_seconds + max(0.0, m.facts.silence) < STEPPING
+
+
+def _without_patience(
+    situation: Situation, generation: GenerationStatus, m: MemberFacts, *, others: _Others
+) -> MemberFacts:
+    """`m` as it is, or given up where it's still in the generation but isn't waited for any longer."""
+    if m.state not in STILL_IN:
+        return m
+    silence = situation.silence(m.member.pod_uid, since=generation.started_at)
+    if others.ended:
+        silent = silence > SILENT_WHILE_OTHERS_ENDED
+    else:
+        silent = silence > SILENT_ALONE and not others.stepping and situation.hears_someone_but(m.member.pod_uid)
+    if silent:
+        message = f"pod {m.member.pod} on {m.member.node} doesn't answer any more"
+        return replace(m, state=MemberState.LOST, message=message)
+    if (
+        generation.state is GenerationState.STOPPING
+        and _between(generation.requested_at, situation.now) > STOP_TIMEOUT
+    ):
+        return replace(m, state=MemberState.BROKEN, message=f"pod {m.member.pod} doesn't stop")
+    return m
+
+
+def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> list[MemberFacts]:
+    """Members that are gone, or about to go: why others failed.
+
+    A silence that began only after the others failed isn't the cause of it.
+    """
+
+    def silent_before(m: MemberFacts) -> bool:
+        if m.facts is None or m.facts.unreachable or m.facts.finished or m.facts.received_at is None:
+            return True
+        return _between(generation.requested_at, m.facts.received_at) <= CULPRIT_LAST_WORD
+
+    return [
+        m
+        for m in members
+        if (m.state is MemberState.LOST and silent_before(m)) or (m.facts is not None and m.facts.doom is not None)
+    ]

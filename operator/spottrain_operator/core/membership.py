@@ -1,0 +1,195 @@
+"""Generations: how one is concluded, and followed by the next."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spottrain_api.contract import Member
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+
+from .capacity import places
+from .causes import FAILURES, PREEMPTIONS, Cause
+from .draft import Draft
+from .ending import finish, request_end
+from .failure_policy import charge_failure, failure_message, made_progress
+from .growth import coming
+from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
+from .progress import newest_progress, record_progress
+from .situation import PodFacts, Situation
+from .timing import (
+    CULPRIT_GRACE,
+    DRAIN_OVERTIME,
+    FIRST_GENERATION_PATIENCE,
+    NEXT_GENERATION_PATIENCE,
+    after,
+    seconds_between,
+)
+from .transitions import close_transitions, open_transition
+
+
+def succeed(situation: Situation, draft: Draft) -> Draft:
+    """All members are through: the job has succeeded. A member that was lost in its last moment doesn't matter,
+    unless it's the one with rank 0, on which scripts keep their results."""
+    generation = draft.running
+    if generation is None:
+        return draft
+    members = members_of(situation, generation)
+    done = {MemberState.SUCCEEDED, MemberState.LOST}
+    if members[0].state is not MemberState.SUCCEEDED or any(m.state not in done for m in members):
+        return draft
+    newest = newest_progress(situation, generation)
+    draft = record_progress(situation, draft, at_once=True)
+    draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
+    draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
+    return finish(situation, draft, Phase.SUCCEEDED, "Succeeded", f"Trained to step {draft.status.progress.step}")
+
+
+def press(situation: Situation, draft: Draft) -> Draft:
+    """Stop a drain that can't end any more: its time is over, or a member has left without it."""
+    generation = draft.running
+    if generation is None or generation.state is not GenerationState.DRAINING:
+        return draft
+    members = members_of(situation, generation)
+    if not any(m.state in STILL_IN for m in members):
+        return draft
+    cause = Cause(generation.reason or Cause.EDITED)
+    left = next((m for m in members if m.state in (MemberState.STOPPED, MemberState.RELEASED)), None)
+    if left is not None:
+        message = f"pod {left.member.pod} isn't in it any more"
+        return request_end(situation, draft, members, cause, message, at_once=True)
+    if generation.deadline is not None and situation.now > after(generation.deadline, DRAIN_OVERTIME):
+        return request_end(situation, draft, members, cause, "its drain wasn't done by the deadline", at_once=True)
+    return draft
+
+
+def conclude(situation: Situation, draft: Draft) -> Draft:
+    """Once no member is in it any more, the generation has ended; what that means for the job is judged here."""
+    generation = draft.running
+    if generation is None:
+        return draft
+    members = members_of(situation, generation)
+    if any(m.state in STILL_IN for m in members) or _awaits_culprit(situation, generation, members):
+        return draft
+    cause = _cause(generation, members)
+    message = _message(generation, members, cause)
+    draft = record_progress(situation, draft, at_once=True)
+    draft = open_transition(situation, draft, cause, message)
+    draft = draft.update_generation(
+        state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
+    )
+    status = draft.status
+    if cause in FAILURES:
+        return charge_failure(situation, draft, generation, message)
+    if cause in PREEMPTIONS:
+        without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
+        draft = draft.update(preemptions=status.preemptions + 1, preemptions_without_notice=without_notice)
+    if made_progress(newest_progress(situation, generation)) and status.generations_without_progress:
+        draft = draft.update(generations_without_progress=0)
+    return draft
+
+
+def _awaits_culprit(situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
+    """A failure may yet turn out to be the first sign of a lost node."""
+    if generation.reason not in FAILURES or culprits(generation, members) or generation.requested_at is None:
+        return False
+    return seconds_between(generation.requested_at, situation.now) < CULPRIT_GRACE
+
+
+def _cause(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> Cause:
+    cause = Cause(generation.reason) if generation.reason is not None else Cause.FAILURE
+    return Cause.NODE_LOST if cause in FAILURES and culprits(generation, members) else cause
+
+
+def _message(generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause) -> str:
+    if cause is Cause.FAILURE:
+        return failure_message(members)
+    gone = [m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.doom is not None)]
+    names = ", ".join(m.member.node for m in gone)
+    if cause is Cause.PREEMPTED:
+        return f"notice for {names}" if names else "a notice reached an agent"
+    if cause is Cause.NODE_LOST:
+        return f"{names} went without notice" if names else "a node went without notice"
+    return ""
+
+
+def start_next(situation: Situation, draft: Draft) -> Draft:
+    """Start a generation with the pods that are up, if there are enough and no more are worth waiting for."""
+    if draft.running is not None or situation.spec.run_policy.suspend:
+        return draft
+    kept = places(situation, draft.status).kept
+    chosen = situation.candidates(kept)[: situation.spec.nodes.max]
+    if len(chosen) < situation.spec.nodes.min or _waits(situation, draft, kept, chosen):
+        return draft
+    last = draft.status.generation
+    number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
+    generation = _generation(situation, draft, number, chosen)
+    transitions = tuple(
+        t if t.world_size_after is not None else t.model_copy(update={"world_size_after": generation.world_size})
+        for t in draft.status.transitions
+    )
+    draft = draft.update(
+        generation=generation,
+        transitions=transitions,
+        start_time=draft.status.start_time or situation.now,
+    )
+    step = generation.resume.step if generation.resume is not None else 0
+    members = ", ".join(m.pod for m in generation.members)
+    return draft.tell("GenerationStarted", f"Generation {number} starts from step {step} with {members}")
+
+
+def _highest_known(situation: Situation, draft: Draft) -> int:
+    """The highest generation that anyone has seen: agents, or a commit that an earlier job left at this URI.
+
+    A generation with a number that isn't above it would be fenced, or taken for an old one.
+    """
+    commit = draft.status.commit
+    seen = [view.report.generation for view in situation.observed.reports.values()]
+    return max([commit.generation if commit is not None else 0, *seen])
+
+
+def _generation(situation: Situation, draft: Draft, number: int, chosen: list[PodFacts]) -> GenerationStatus:
+    job = situation.observed.job
+    members = tuple(
+        Member(
+            pod=facts.pod.name,
+            pod_uid=facts.pod.uid,
+            address=facts.pod.ip or "",
+            node=facts.pod.node or "",
+            node_rank=node_rank,
+            capacity_type=facts.pod.capacity_type,
+        )
+        for node_rank, facts in enumerate(chosen)
+    )
+    report = chosen[0].report
+    port = report.rendezvous_port if report is not None else 0
+    return GenerationStatus(
+        number=number,
+        state=GenerationState.ACTIVE,
+        rendezvous_id=f"{job.name}-{job.uid[:8]}-g{number}",
+        rendezvous_endpoint=f"{members[0].address}:{port}",
+        world_size=len(members) * situation.spec.processes_per_node,
+        members=members,
+        resume=draft.status.commit,
+        template_hash=situation.run_hash,
+        started_at=situation.now,
+    )
+
+
+def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: list[PodFacts]) -> bool:
+    """Whether more pods are about to be ready, and soon enough to be waited for."""
+    others = coming(situation, set(kept))
+    last = draft.status.generation
+    if not others or len(chosen) >= situation.spec.nodes.max:
+        return False
+    if last is None:
+        return seconds_between(_enough_since(situation, chosen), situation.now) < FIRST_GENERATION_PATIENCE
+    if not any(f.pod.ready and f.heard for f in others):
+        return False
+    since = max(last.ended_at or last.started_at, _enough_since(situation, chosen))
+    return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE
+
+
+def _enough_since(situation: Situation, chosen: list[PodFacts]) -> datetime:
+    """When as many pods as nodes.min asks for were ready."""
+    ready = sorted(f.pod.ready_since or f.pod.created_at for f in chosen)
+    return ready[situation.spec.nodes.min - 1]

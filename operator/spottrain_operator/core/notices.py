@@ -1,0 +1,93 @@
+"""Which pods are doomed: announced to be gone soon, by whatever signal.
+
+Signals come twice, late, from two sides, or are taken back. The newest word on each notice counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from spottrain_api.contract import TAINT_PREEMPTION, AgentReport, Notice, NoticeKind
+
+from .model import NodeView, PodView
+from .timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
+
+# Taints by which autoscalers and termination handlers announce that a node goes (sources in docs/design).
+DOOMING_TAINTS = frozenset(
+    {
+        TAINT_PREEMPTION,
+        "karpenter.sh/disrupted",
+        "ToBeDeletedByClusterAutoscaler",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "node.kubernetes.io/out-of-service",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doom:
+    """A pod is about to go. `announced_at` None: not known, but the pod was there before."""
+
+    message: str
+    deadline: datetime
+    announced_at: datetime | None = None
+
+
+def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime) -> Doom | None:
+    """Why and when `pod` will be gone, if that was announced; the earliest deadline where there are several."""
+    dooms = [
+        Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
+        for notice in _standing(_notices(node, report), pod, now)
+    ]
+    unknown = after(now, UNKNOWN_LEAD)
+    if pod.deleting:
+        dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=pod.deletion_deadline or unknown))
+    elif pod.disruption is not None:
+        dooms.append(Doom(message=f"pod {pod.name} is being evicted ({pod.disruption})", deadline=unknown))
+    if not dooms and node is not None:
+        dooms += _doomed_nodes(node, unknown)
+    return min(dooms, key=lambda doom: doom.deadline, default=None)
+
+
+def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
+    if node.deleting:
+        return [Doom(message=f"node {node.name} is being deleted", deadline=deadline)]
+    cancelled = node.notice is not None and node.notice.cancelled
+    return [
+        Doom(message=f"node {node.name} is tainted {taint}", deadline=deadline)
+        for taint in node.taints
+        if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION)
+    ][:1]
+
+
+def _notices(node: NodeView | None, report: AgentReport | None) -> list[Notice]:
+    return [
+        *([node.notice] if node is not None and node.notice is not None else []),
+        *(report.notices if report is not None else ()),
+    ]
+
+
+def _standing(notices: Iterable[Notice], pod: PodView, now: datetime) -> list[Notice]:
+    """The notices that hold for `pod`: the newest word on each, not taken back, not stale, not older than it."""
+    newest: dict[str, Notice] = {}
+    for notice in notices:
+        known = newest.get(notice.id)
+        if known is None or (notice.observed_at, notice.cancelled) > (known.observed_at, known.cancelled):
+            newest[notice.id] = notice
+    return [
+        notice
+        for notice in newest.values()
+        if not notice.cancelled
+        and notice.kind is not NoticeKind.REBALANCE  # it may go, or not: no reason to stop training
+        and pod.node in (None, notice.node)
+        and notice.deadline > pod.created_at  # else it was about an earlier node of that name
+        and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
+    ]
+
+
+def _sentence(notice: Notice) -> str:
+    return f"node {notice.node} goes at {notice.deadline:%H:%M:%S} ({notice.kind.value} notice from {notice.source})"

@@ -1,0 +1,78 @@
+"""The decision: an ordered list of policies, each of which sees what is the case and what was decided so far."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from . import (
+    accounting,
+    capacity,
+    cleanup,
+    conditions,
+    failure_policy,
+    growth,
+    lifecycle,
+    membership,
+    preemption,
+    progress,
+    rhythm,
+    transitions,
+)
+from .draft import Draft, Policy
+from .model import Observed, Plan
+from .situation import Situation
+
+# What is known comes first, then what ends a generation (the strongest reason first), then the next one, and
+# last the pods. A policy that finishes the job ends the list.
+POLICIES: tuple[Policy, ...] = (
+    progress.record_commit,
+    progress.record_progress,
+    accounting.account,
+    transitions.fill_transitions,
+    membership.succeed,
+    preemption.heed_notices,
+    preemption.heed_losses,
+    failure_policy.heed_failures,
+    failure_policy.heed_hang,
+    failure_policy.heed_pods_that_cannot_start,
+    lifecycle.heed_user,
+    growth.grow,
+    membership.press,
+    membership.conclude,
+    lifecycle.end_at_deadline,
+    membership.start_next,
+    capacity.fall_back,
+    cleanup.delete_useless,
+    capacity.create_missing,
+    conditions.describe,
+)
+# A finished job holds nothing, and goes when its time is over.
+FINISHED_POLICIES: tuple[Policy, ...] = (
+    cleanup.delete_pods_of_finished,
+    conditions.describe_finished,
+    cleanup.expire,
+)
+
+
+def plan(observed: Observed, now: datetime) -> Plan:
+    """What to do about one job, given what is observed of it at `now`. Pure: the same in, the same out."""
+    job = observed.job
+    if job.deleting:  # Kubernetes deletes its pods with it
+        return Plan(status=job.status)
+    situation = Situation(observed, now)
+    draft = Draft(status=job.status)
+    for policy in POLICIES:
+        if draft.finished:
+            break
+        draft = policy(situation, draft)
+    if draft.finished:
+        for policy in FINISHED_POLICIES:
+            draft = policy(situation, draft)
+    if draft.status.observed_generation != job.metadata_generation:
+        draft = draft.update(observed_generation=job.metadata_generation)
+    return Plan(
+        status=draft.status,
+        actions=draft.actions,
+        events=draft.events,
+        requeue_after=rhythm.look_again(situation, draft),
+    )

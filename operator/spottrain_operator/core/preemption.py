@@ -1,0 +1,65 @@
+"""Nodes that go: announced, they are drained in time; gone without a word, what is left is stopped at once."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spottrain_api.v1alpha1 import GenerationState
+
+from .causes import Cause
+from .draft import Draft
+from .ending import request_end
+from .members import STILL_IN, MemberFacts, MemberState, members_of
+from .situation import Situation
+from .timing import UNKNOWN_LEAD, after
+
+
+def heed_losses(situation: Situation, draft: Draft) -> Draft:
+    """A member is gone: the others can't go on, and hang in their collectives until they are stopped."""
+    generation = draft.running
+    if generation is None:
+        return draft
+    members = members_of(situation, generation)
+    lost = [m for m in members if m.state is MemberState.LOST]
+    drained = generation.state is GenerationState.DRAINING and not any(m.state in STILL_IN for m in members)
+    if not lost or drained:
+        return draft
+    message = "; ".join(m.message for m in lost)
+    return request_end(situation, draft, members, Cause.NODE_LOST, message, at_once=True)
+
+
+def heed_notices(situation: Situation, draft: Draft) -> Draft:
+    """A member is about to go. Its agent has got the notice directly, and may have begun the drain already."""
+    generation = draft.running
+    if generation is None or generation.state is GenerationState.STOPPING:
+        return draft
+    members = members_of(situation, generation)
+    dooms = [m.facts.doom for m in members if m.facts is not None and m.facts.doom is not None]
+    doomed_in = any(m.state in STILL_IN and m.facts is not None and m.facts.doom is not None for m in members)
+    if not doomed_in and not any(_drains_by_itself(m) for m in members):
+        return draft
+    message = "; ".join(dict.fromkeys(doom.message for doom in dooms)) or "an agent was told that its node goes"
+    deadline = min((doom.deadline for doom in dooms), default=after(situation.now, UNKNOWN_LEAD))
+    if generation.state is GenerationState.DRAINING and not doomed_in:
+        return draft  # it drains because it was asked to
+    return request_end(
+        situation,
+        draft,
+        members,
+        Cause.PREEMPTED,
+        message,
+        deadline=_not_past(deadline, situation),
+        at_once=any(m.state is MemberState.STOPPED for m in members),
+    )
+
+
+def _drains_by_itself(m: MemberFacts) -> bool:
+    """Its agent acts on a notice: nothing else makes one stop that wasn't told to."""
+    if m.state in (MemberState.DRAINED, MemberState.STOPPED):
+        return True
+    return m.state is MemberState.RUNNING and m.progress is not None and m.progress.drain_seen_at is not None
+
+
+def _not_past(deadline: datetime, situation: Situation) -> datetime:
+    """A deadline that has passed is taken for one that isn't known: the node is still there."""
+    return deadline if deadline > situation.now else after(situation.now, UNKNOWN_LEAD)

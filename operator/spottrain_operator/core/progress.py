@@ -1,0 +1,110 @@
+"""What the ranks have reached, as far as agents reported it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from spottrain_api.contract import CommitRef, Progress, TrainerPhase
+from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
+
+from .draft import Draft
+from .situation import Situation
+from .timing import RECORD_INTERVAL, seconds_between
+
+
+def record_commit(situation: Situation, draft: Draft) -> Draft:
+    """Remember the newest commit that any agent knows of, and when the generation made its first step.
+
+    Both at once, never throttled: what is decided next depends on them.
+    """
+    newest = max(_commits(situation), key=commit_order, default=None)
+    known = draft.status.commit
+    if newest is not None and (known is None or commit_order(newest) > commit_order(known)):
+        draft = draft.update(commit=newest)
+    generation = draft.running
+    if generation is not None and generation.first_step_at is None:
+        first = min(
+            (p.first_step_at for p in reported(situation, generation) if p.first_step_at is not None), default=None
+        )
+        if first is not None:
+            draft = draft.update_generation(first_step_at=first)
+    return draft
+
+
+def commit_order(commit: CommitRef) -> tuple[int, int]:
+    """Order of commits in HEAD: a newer generation fences older ones, so what it commits is newer whatever the
+    step; within a generation steps only grow."""
+    return (commit.generation, commit.step)
+
+
+def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False) -> Draft:
+    """Copy the newest progress into the status, at most every few seconds unless `at_once`."""
+    generation = draft.status.generation
+    if generation is None or not (at_once or is_due(draft.status, situation.now)):
+        return draft
+    newest = newest_progress(situation, generation)
+    if newest is None:
+        return draft
+    productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
+    return draft.update(progress=_as_status(newest), productive_seconds=productive)
+
+
+def is_due(status: TrainingJobStatus, now: datetime) -> bool:
+    """Whether it's time to write what changes all the time."""
+    return status.accounted_at is None or seconds_between(status.accounted_at, now) >= RECORD_INTERVAL
+
+
+def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
+    """What members said of this generation after their start, also those that are gone since."""
+    views = (situation.observed.reports.get(member.pod_uid) for member in generation.members)
+    return [
+        view.report.progress
+        for view in views
+        if view is not None
+        and view.report.progress is not None
+        and view.report.progress.generation == generation.number
+        and view.report.progress.phase is not TrainerPhase.STARTING
+    ]
+
+
+def newest_progress(situation: Situation, generation: GenerationStatus) -> Progress | None:
+    """The report of the furthest member."""
+    return max(reported(situation, generation), key=lambda p: (p.step, p.updated_at), default=None)
+
+
+def _commits(situation: Situation) -> Iterable[CommitRef]:
+    for view in situation.observed.reports.values():
+        if view.report.commit is not None:
+            yield view.report.commit
+        if view.report.progress is not None and view.report.progress.commit is not None:
+            yield view.report.progress.commit
+
+
+def _new_productive_seconds(status: TrainingJobStatus, generation: GenerationStatus, newest: Progress) -> float:
+    """Seconds in which steps were made since the last record."""
+    since = generation.first_step_at
+    if since is None or newest.last_step_at is None:
+        return 0.0
+    recorded = status.progress.last_step_at
+    first_record = recorded is None or recorded < since
+    # The first step took its time as well; it ended at first_step_at.
+    first_step = (newest.step_seconds or 0.0) if first_record else 0.0
+    start = since if first_record or recorded is None else recorded
+    return max(0.0, seconds_between(start, newest.last_step_at)) + first_step
+
+
+def _as_status(progress: Progress) -> ProgressStatus:
+    total, step = progress.total_steps, progress.step
+    remaining = None
+    if total is not None and progress.step_seconds is not None:
+        remaining = round(max(0, total - step) * progress.step_seconds, 1)
+    return ProgressStatus(
+        step=step,
+        total_steps=total,
+        display=f"{step}/{total}" if total is not None else str(step),
+        loss=progress.loss,
+        tokens_per_second=progress.tokens_per_second,
+        eta_seconds=remaining,
+        last_step_at=progress.last_step_at,
+    )

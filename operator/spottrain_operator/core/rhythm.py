@@ -1,0 +1,35 @@
+"""When to look again if nothing happens before. Changes wake the reconciler; time alone is what this is for."""
+
+from __future__ import annotations
+
+from spottrain_api.v1alpha1 import GenerationState
+
+from .draft import Draft
+from .situation import Situation
+from .timing import RECORD_INTERVAL, seconds_between
+
+# While a generation ends, each moment of inattention is a moment without a step.
+_ENDING = 0.5
+_WAITING = 1.0
+_SUSPENDED = 30.0
+
+
+def look_again(situation: Situation, draft: Draft) -> float | None:
+    """Seconds until the passing of time alone may call for a decision; None: never."""
+    if draft.finished:
+        return _until_expiry(situation, draft)
+    running = draft.running
+    if running is not None:
+        return RECORD_INTERVAL if running.state is GenerationState.ACTIVE else _ENDING
+    if situation.spec.run_policy.suspend and not situation.pods:
+        return _SUSPENDED
+    return _WAITING
+
+
+def _until_expiry(situation: Situation, draft: Draft) -> float | None:
+    if situation.pods:
+        return _WAITING
+    ttl, completed = situation.spec.run_policy.ttl_seconds_after_finished, draft.status.completion_time
+    if ttl is None or completed is None:
+        return None
+    return max(_WAITING, ttl - seconds_between(completed, situation.now))

@@ -1,0 +1,152 @@
+"""What is the case: each pod with its node, its agent's report and its prospects, at one moment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from spottrain_api.contract import AgentPhase, AgentReport
+from spottrain_api.v1alpha1 import TrainingJobSpec
+
+from .model import NodeView, Observed, PodView
+from .notices import Doom, doom_of
+from .timing import (
+    CANDIDATE_REPORT_AGE,
+    OPERATOR_RESTART_GRACE,
+    SILENT_ON_LOST_NODE,
+    SILENT_WHILE_OTHERS_ENDED,
+    seconds_between,
+)
+
+BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """A pod and what follows about it. `silence` is in seconds, by the operator's clock."""
+
+    pod: PodView
+    node: NodeView | None
+    report: AgentReport | None
+    received_at: datetime | None
+    silence: float
+    doom: Doom | None
+    current: bool  # it's from the current template
+
+    @property
+    def finished(self) -> bool:
+        return self.pod.phase in ("Succeeded", "Failed")
+
+    @property
+    def node_lost(self) -> bool:
+        """Kubernetes says that the node is gone or doesn't answer."""
+        return self.pod.node is not None and (self.node is None or not self.node.ready)
+
+    @property
+    def unreachable(self) -> bool:
+        """The node is lost, and the agent doesn't say otherwise."""
+        return self.node_lost and self.silence > SILENT_ON_LOST_NODE
+
+    @property
+    def heard(self) -> bool:
+        """The agent has reported lately."""
+        return self.received_at is not None and self.silence <= CANDIDATE_REPORT_AGE
+
+    @property
+    def usable(self) -> bool:
+        """It can be in the next generation, if not now then soon."""
+        pod = self.pod
+        return self.current and self.doom is None and not (pod.deleting or self.finished or self.unreachable)
+
+    @property
+    def candidate(self) -> bool:
+        """It can be in a generation that starts now: up, heard, warm and free."""
+        report = self.report
+        return (
+            self.usable
+            and self.heard
+            and self.pod.ready
+            and self.pod.ip is not None
+            and report is not None
+            and report.warm
+            and report.phase not in BUSY
+        )
+
+    @property
+    def holds_place(self) -> bool:
+        """No other pod is needed in its stead.
+
+        One that was put on a node after it was announced to go holds its place too: its replacement could
+        land there again, and theirs, without end.
+        """
+        if self.doom is not None and not self.pod.deleting:
+            announced_at = self.doom.announced_at
+            return (
+                self.current and not self.finished and announced_at is not None and announced_at < self.pod.created_at
+            )
+        return self.usable
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One job at the moment `now`."""
+
+    observed: Observed
+    now: datetime
+
+    @property
+    def spec(self) -> TrainingJobSpec:
+        return self.observed.job.spec
+
+    @cached_property
+    def pods(self) -> dict[str, PodFacts]:
+        """By uid, in the order of their sequence."""
+        ordered = sorted(self.observed.pods, key=lambda pod: pod.sequence)
+        return {pod.uid: self._facts(pod) for pod in ordered}
+
+    def _facts(self, pod: PodView) -> PodFacts:
+        observed, now = self.observed, self.now
+        view = observed.reports.get(pod.uid)
+        node = observed.nodes.get(pod.node) if pod.node is not None else None
+        report = view.report if view is not None else None
+        return PodFacts(
+            pod=pod,
+            node=node,
+            report=report,
+            received_at=view.received_at if view is not None else None,
+            silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
+            doom=doom_of(pod, node, report, now),
+            current=pod.template_hash == observed.template_hash,
+        )
+
+    def silence(self, uid: str, *, since: datetime) -> float:
+        """Seconds without a word from the agent of pod `uid`, at most since `since` and the operator's start."""
+        view = self.observed.reports.get(uid)
+        if view is not None:
+            return seconds_between(view.received_at, self.now)
+        listening = max(since, self.observed.operator_started_at)
+        return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
+
+    def hears_someone_but(self, uid: str) -> bool:
+        """Another agent gets through, so that one's silence isn't the operator's or the network's fault."""
+        return any(
+            other != uid and facts.received_at is not None and facts.silence <= SILENT_WHILE_OTHERS_ENDED
+            for other, facts in self.pods.items()
+        )
+
+    def candidates(self, kept: Iterable[str]) -> list[PodFacts]:
+        """Those of `kept` that could start now: on-demand first (rank 0 is the last to go), then the oldest."""
+        chosen = [facts for uid in kept if (facts := self.pods[uid]).candidate]
+        return sorted(chosen, key=lambda facts: (facts.pod.capacity_type.value, facts.pod.sequence))
+
+    @cached_property
+    def run_hash(self) -> str:
+        """Changes when a generation would be run otherwise: with the pod template, or with what ranks are told."""
+        told = self.spec.model_dump_json(include=_TOLD_TO_RANKS)
+        return f"{self.observed.template_hash}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+
+_TOLD_TO_RANKS = {"entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "batch", "seed", "checkpoint"}

@@ -1,0 +1,95 @@
+"""The history of membership: each change with what it cost, as the user felt it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spottrain_api.v1alpha1 import GenerationStatus, Transition
+
+from .causes import Cause
+from .draft import Draft
+from .progress import newest_progress
+from .situation import Situation
+from .timing import MAX_TRANSITIONS, seconds_between
+
+
+def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:
+    """Note that the newest generation has ended; what that cost is known after the next one's first step."""
+    status = draft.status
+    generation = status.generation
+    if generation is None:
+        return draft
+    stepped = generation.first_step_at is not None
+    transition = Transition(
+        generation=generation.number,
+        reason=cause.value,
+        message=message,
+        with_notice=cause is Cause.PREEMPTED,
+        at=situation.now,
+        last_step=_last_step(situation, draft, generation),
+        # Without a step of its own it has only prolonged the gap that began before it.
+        last_step_at=_last_step_at(situation, draft, generation) if stepped else situation.now,
+        world_size_before=generation.world_size,
+    )
+    return draft.update(transitions=(*status.transitions, transition)[-MAX_TRANSITIONS:])
+
+
+def _last_step(situation: Situation, draft: Draft, generation: GenerationStatus) -> int:
+    newest = newest_progress(situation, generation)
+    recorded = draft.status.progress.step
+    return recorded if newest is None else max(recorded, newest.step)
+
+
+def _last_step_at(situation: Situation, draft: Draft, generation: GenerationStatus) -> datetime | None:
+    newest = newest_progress(situation, generation)
+    recorded = draft.status.progress.last_step_at
+    if newest is None or newest.last_step_at is None:
+        return recorded
+    return newest.last_step_at if recorded is None else max(recorded, newest.last_step_at)
+
+
+def fill_transitions(situation: Situation, draft: Draft) -> Draft:
+    """Once a generation has made its first step, say what the changes before it have cost."""
+    generation = draft.status.generation
+    if generation is None or generation.first_step_at is None:
+        return draft
+    newest = newest_progress(situation, generation)
+    if newest is None:
+        return draft
+    step_seconds = newest.step_seconds or 0.0
+    return close_transitions(draft, newest.start_step, generation.first_step_at, step_seconds)
+
+
+def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds: float = 0.0) -> Draft:
+    """Fill the open transitions: training went on after `resume_step` at `at`.
+
+    Several are open where generations ended without a step: the first is charged with the steps that are done
+    again, and each with the seconds up to the next, so that their sums are the truth.
+    """
+    generation = draft.status.generation
+    number = generation.number if generation is not None else 0
+    transitions = list(draft.status.transitions)
+    still_open = [i for i, t in enumerate(transitions) if t.seconds_without_step is None and t.generation < number]
+    if not still_open:
+        return draft
+    redone = 0
+    for position, i in enumerate(still_open):
+        transition = transitions[i]
+        until = transitions[still_open[position + 1]].at if position + 1 < len(still_open) else at
+        steps = max(0, transition.last_step - resume_step) if position == 0 else 0
+        redone += steps
+        since = transition.last_step_at or transition.at
+        transitions[i] = transition.model_copy(
+            update={
+                "resume_step": resume_step,
+                "steps_redone": steps,
+                "seconds_without_step": round(max(0.0, seconds_between(since, until)), 3),
+            }
+        )
+    status = draft.status
+    return draft.update(
+        transitions=tuple(transitions),
+        steps_redone=status.steps_redone + redone,
+        # Steps that are done twice were productive once.
+        productive_seconds=max(0.0, status.productive_seconds - redone * step_seconds),
+    )
