@@ -1,0 +1,406 @@
+"""Real agents, a real zygote and real torchrun on gloo, under an operator that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from spottrain_agent.processes import descendants, is_alive
+from spottrain_api.contract import (
+    PATH_ASSIGNMENT,
+    PATH_NOTICE,
+    PATH_REPORT,
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    AssignmentAction,
+    DrainRequest,
+    Entrypoint,
+    FailureReason,
+    GenerationAssignment,
+    Notice,
+    NoticeList,
+    TrainerConfig,
+)
+
+WAIT = Assignment(action=AssignmentAction.WAIT)
+
+GATHER = """
+    import os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    with open(sys.argv[1] + f"/{os.environ['GROUP_RANK']}", "w") as file:
+        file.write(f"{int(total.item())} {__name__} {sys.argv[0]}")
+"""
+
+TRAIN_FOREVER = """
+    import os, sys, time, signal, pathlib, torch, torch.distributed as dist
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    dist.init_process_group("gloo")
+    out = pathlib.Path(sys.argv[1])
+    step = 0
+    while True:
+        flag = torch.tensor([float(bool(stop))])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        step += 1
+        if step == 1:
+            (out / f"started-{os.environ['RANK']}").write_text(str(os.getpid()))
+        if flag.item():
+            (out / f"saved-{os.environ['RANK']}").write_text(os.environ["SPOTTRAIN_GRACE_SECONDS"])
+            assert os.path.exists(os.environ["SPOTTRAIN_DRAIN_FILE"])
+            break
+        time.sleep(0.02)
+"""
+
+
+@dataclass
+class FakeOperator:
+    """Hands out assignments by pod and keeps the newest reports; also plays the watcher."""
+
+    url: str = ""
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    reports: dict[str, AgentReport] = field(default_factory=dict)
+    notices: NoticeList = field(default_factory=lambda: NoticeList(revision="0"))
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_get(PATH_ASSIGNMENT, self._assignment)
+        application.router.add_post(PATH_REPORT, self._report)
+        application.router.add_get(PATH_NOTICE, self._notice)
+        return application
+
+    async def assign(self, assignments: dict[str, Assignment]) -> None:
+        async with self.changed:
+            self.assignments |= assignments
+            self.changed.notify_all()
+
+    async def announce(self, *notices: Notice) -> None:
+        async with self.changed:
+            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices)
+            self.changed.notify_all()
+
+    async def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        async with asyncio.timeout(seconds), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def wait_for_phase(self, phase: AgentPhase, generation: int, pods: list[str], seconds: float = 60) -> None:
+        def reached() -> bool:
+            reports = [self.reports.get(pod) for pod in pods]
+            return all(r is not None and r.generation == generation and r.phase is phase for r in reports)
+
+        await self.wait_for(reached, seconds)
+
+    async def _assignment(self, request: web.Request) -> web.Response:
+        pod = request.headers["Authorization"].removeprefix("Bearer ")
+        after = request.query["after"]
+        try:
+            async with asyncio.timeout(25), self.changed:
+                await self.changed.wait_for(lambda: self.assignments.get(pod, WAIT).revision != after)
+        except TimeoutError:
+            return web.Response(status=204)
+        return web.Response(text=self.assignments.get(pod, WAIT).to_json())
+
+    async def _report(self, request: web.Request) -> web.Response:
+        report = AgentReport.from_json(await request.read())
+        async with self.changed:
+            self.reports[report.pod] = report
+            self.changed.notify_all()
+        return web.Response(status=204)
+
+    async def _notice(self, request: web.Request) -> web.Response:
+        async with asyncio.timeout(25), self.changed:
+            await self.changed.wait_for(lambda: self.notices.revision != request.query["after"])
+        return web.Response(text=self.notices.to_json())
+
+
+@dataclass
+class Pods:
+    """Starts agents as a kubelet would, and ends all they leave behind."""
+
+    folder: Path
+    operator: FakeOperator
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, *names: str, control_url: str | None = None, **environ: str) -> None:
+        for name in names:
+            token = self.folder / f"token-{name}"
+            token.write_text(name)
+            address = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
+            environment = {
+                "PATH": os.environ["PATH"],
+                "SPOTTRAIN_CONTROL_URL": control_url or self.operator.url,
+                "SPOTTRAIN_TOKEN_FILE": str(token),
+                "SPOTTRAIN_POD_NAME": name,
+                "SPOTTRAIN_POD_UID": f"uid-{name}",
+                "SPOTTRAIN_POD_IP": address,
+                "SPOTTRAIN_NODE_NAME": f"node-{name}",
+                "SPOTTRAIN_RUN_ROOT": str(self.folder / f"run-{name}"),
+                "SPOTTRAIN_GRACE_SECONDS": "20",
+                "OUT": str(self.folder),
+            }
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "spottrain_agent"], env=environment | environ, start_new_session=True
+            )
+
+    def script(self, text: str) -> Entrypoint:
+        path = self.folder / "train.py"
+        path.write_text(textwrap.dedent(text))
+        return Entrypoint(script=str(path), args=(str(self.folder),))
+
+    async def warm(self) -> None:
+        def all_warm() -> bool:
+            reports = [self.operator.reports.get(name) for name in self.processes]
+            return all(report is not None and report.warm for report in reports)
+
+        await self.operator.wait_for(all_warm)
+
+    def generation(
+        self, number: int, entrypoint: Entrypoint, names: list[str], processes_per_node: int = 1
+    ) -> dict[str, Assignment]:
+        """RUN for each of the members; the first hosts the store."""
+        port = self.operator.reports[names[0]].rendezvous_port
+        trainer = TrainerConfig(job="job", generation=number, attempt_id=f"g{number}")
+        return {
+            name: Assignment(
+                action=AssignmentAction.RUN,
+                generation=GenerationAssignment(
+                    number=number,
+                    rendezvous_id=f"g{number}",
+                    rendezvous_endpoint=f"127.0.0.1:{port}",
+                    node_rank=rank,
+                    num_nodes=len(names),
+                    processes_per_node=processes_per_node,
+                    entrypoint=entrypoint,
+                    trainer=trainer,
+                ),
+            )
+            for rank, name in enumerate(names)
+        }
+
+    def kill(self, name: str) -> None:
+        """The node vanishes: every process of the pod at once, without notice."""
+        process = self.processes[name]
+        for pid in [process.pid, *descendants(process.pid)]:
+            os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            for pid in [process.pid, *descendants(process.pid)]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            process.wait()
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[FakeOperator]:
+    fake = FakeOperator()
+    runner = web.AppRunner(fake.application(), shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fake
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def pods(tmp_path: Path, operator: FakeOperator) -> AsyncIterator[Pods]:
+    started = Pods(folder=tmp_path, operator=operator)
+    yield started
+    started.end()
+
+
+async def becomes_true(condition: Callable[[], bool], seconds: float) -> None:
+    """Polls, for what tells nobody when it changes: files and processes."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def appears(path: Path, seconds: float = 60) -> None:
+    await becomes_true(path.exists, seconds)
+
+
+def drain(assignment: Assignment, seconds: float = 15) -> Assignment:
+    now = datetime.now(UTC)
+    request = DrainRequest(reason="test", deadline=now + timedelta(seconds=seconds), requested_at=now)
+    return assignment.model_copy(update={"action": AssignmentAction.DRAIN, "drain": request})
+
+
+async def test_three_members_run_and_the_next_generation_starts_within_seconds(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    names = ["a", "b", "c"]
+    pods.start(*names)
+    await pods.warm()
+    entrypoint = pods.script(GATHER)
+
+    await operator.assign(pods.generation(1, entrypoint, names))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, names)
+    assert [(pods.folder / str(rank)).read_text() for rank in range(3)] == [f"3 __main__ {entrypoint.script}"] * 3
+
+    began = time.monotonic()
+    await operator.assign(pods.generation(2, entrypoint, names[:2]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, names[:2], seconds=15)
+    print(f"generation 2 ran from start to end in {time.monotonic() - began:.2f} s")
+    assert (pods.folder / "1").read_text().startswith("2 ")
+
+
+async def test_a_plain_script_drains_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
+    names = ["a", "b"]
+    pods.start(*names)
+    await pods.warm()
+    run = pods.generation(1, pods.script(TRAIN_FOREVER), names, processes_per_node=2)
+    await operator.assign(run)
+    await appears(pods.folder / "started-0")
+
+    await operator.assign({name: drain(assignment) for name, assignment in run.items()})
+    await operator.wait_for_phase(AgentPhase.DRAINED, 1, names, seconds=20)
+
+    assert sorted(p.name for p in pods.folder.glob("saved-*")) == [f"saved-{rank}" for rank in range(4)]
+    assert (pods.folder / "saved-0").read_text() == "20"
+
+
+async def test_stop_kills_workers_and_their_children_in_sessions_of_their_own(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    pods.start("a")
+    await pods.warm()
+    script = """
+        import os, pathlib, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        grandchild = subprocess.Popen(["sh", "-c", "setsid sleep 1000 & echo $!"], stdout=subprocess.PIPE)
+        pid = int(grandchild.stdout.readline())
+        pathlib.Path(sys.argv[1], "pids.new").write_text(f"{os.getpid()} {child.pid} {pid}")
+        os.rename(sys.argv[1] + "/pids.new", sys.argv[1] + "/pids")
+        time.sleep(1000)
+    """
+    run = pods.generation(1, pods.script(script), ["a"])
+    await operator.assign(run)
+    await appears(pods.folder / "pids")
+    pids = [int(pid) for pid in (pods.folder / "pids").read_text().split()]
+    assert all(is_alive(pid) for pid in pids)
+
+    stop = run["a"].model_copy(update={"action": AssignmentAction.STOP})
+    await operator.assign({"a": stop})
+    await operator.wait_for_phase(AgentPhase.STOPPED, 1, ["a"], seconds=5)
+    await becomes_true(lambda: not any(is_alive(pid) for pid in pids), seconds=5)
+
+
+async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_on(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    names = ["a", "b", "c"]
+    pods.start(*names)
+    await pods.warm()
+    entrypoint = pods.script(TRAIN_FOREVER)
+    await operator.assign(pods.generation(1, entrypoint, names))
+    await appears(pods.folder / "started-0")
+
+    pods.kill("a")  # hosts the store
+    began = time.monotonic()
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["b", "c"], seconds=10)
+    print(f"survivors reported after {time.monotonic() - began:.2f} s")
+    reasons = {operator.reports[name].failure.reason for name in ["b", "c"]}  # type: ignore[union-attr]
+    assert reasons == {FailureReason.LOST_PEER}
+
+    (pods.folder / "started-0").unlink()
+    await operator.assign(pods.generation(2, entrypoint, ["b", "c"]))
+    await appears(pods.folder / "started-0", seconds=20)
+    print(f"generation 2 stepped {time.monotonic() - began:.2f} s after the kill")
+
+
+async def test_a_missing_entrypoint_is_told_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await operator.wait_for(lambda: "a" in operator.reports)
+    await operator.assign(pods.generation(1, Entrypoint(script="/nowhere/train.py"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
+    assert "/nowhere/train.py" in failure.message
+
+
+async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column: price')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.SCRIPT_ERROR, 1)
+    assert failure.message == "ValueError: no such column: price"
+
+
+async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    await operator.assign(pods.generation(1, pods.script(script), ["a"], processes_per_node=2))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
+
+
+async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("import os; os._exit(0)"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=10)
+
+
+async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: FakeOperator, tmp_path: Path) -> None:
+    port = operator.url.rpartition(":")[2]
+    pods.start("a", SPOTTRAIN_CAPACITY_TYPE="spot", SPOTTRAIN_HOST_IP="127.0.0.1", SPOTTRAIN_WATCHER_PORT=port)
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    await appears(pods.folder / "started-0")
+    # From here on the operator's half answers nobody.
+    operator.assignments["a"] = WAIT
+    now = datetime.now(UTC)
+    notice = Notice(
+        id="1", node="node-a", source="ec2", deadline=now + timedelta(seconds=15), observed_at=now, cancellable=True
+    )
+    began = time.monotonic()
+    await operator.announce(notice)
+    await appears(tmp_path / "run-a" / "g1" / "drain.json", seconds=5)
+    print(f"notice to drain.json: {time.monotonic() - began:.3f} s")
+    await operator.wait_for_phase(AgentPhase.DRAINED, 1, ["a"], seconds=20)
+    assert operator.reports["a"].notices == (notice,)
+
+
+async def test_sigterm_drains_reports_and_leaves(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    await appears(pods.folder / "started-0")
+    pods.processes["a"].send_signal(signal.SIGTERM)
+    await operator.wait_for_phase(AgentPhase.DRAINED, 1, ["a"], seconds=20)
+    assert await asyncio.to_thread(pods.processes["a"].wait, 20) == 0
+    assert (pods.folder / "saved-0").exists()
+
+
+async def test_an_idle_agent_leaves_at_once_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await operator.wait_for(lambda: "a" in operator.reports)
+    pods.processes["a"].send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(pods.processes["a"].wait, 5) == 0

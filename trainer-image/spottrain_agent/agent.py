@@ -1,0 +1,289 @@
+"""The agent's shell: feeds events to the state machine and carries out its commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import assert_never
+
+import aiohttp
+
+from spottrain_agent.agent_state import (
+    SIGTERM_SOURCE,
+    AgentState,
+    AssignmentReceived,
+    CancelDrain,
+    Command,
+    DrainSeen,
+    Event,
+    GenerationEnded,
+    KillGeneration,
+    Leave,
+    NoticesChanged,
+    ProcessesGone,
+    RanksStarted,
+    RequestDrain,
+    SigtermReceived,
+    StartGeneration,
+    transition,
+)
+from spottrain_agent.control_client import BackOff, ControlClient, follow_notices
+from spottrain_agent.generation_run import GenerationRun, missing_entrypoint
+from spottrain_agent.ports import ReservedPort
+from spottrain_agent.processes import Reaper, become_subreaper, kill_descendants
+from spottrain_agent.run_directory import newest_generation
+from spottrain_agent.settings import AgentSettings
+from spottrain_agent.verdict import judge
+from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    Failure,
+    FailureReason,
+    GenerationAssignment,
+    Notice,
+    NoticeKind,
+    NoticeList,
+)
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_SECONDS = 1.0
+OBSERVE_INTERVAL_SECONDS = 0.05
+# After its ranks have ended well, torchrun waits at its exit barrier for the other members, which may still need
+# the store. The next assignment ends that sooner.
+LINGER_SECONDS = 60.0
+# How long a leaving agent tries to deliver its last report.
+FAREWELL_SECONDS = 3.0
+
+
+def initial_state(settings: AgentSettings) -> AgentState:
+    """A new agent; or one that follows another in the same pod, whose generation is broken."""
+    generation = newest_generation(settings.run_root)
+    if generation == 0:
+        return AgentState()
+    failure = Failure(reason=FailureReason.KILLED, message="The agent was restarted, and its ranks went with it.")
+    return AgentState(generation=generation, phase=AgentPhase.FAILED, failure=failure)
+
+
+@dataclass(slots=True)
+class _Activity:
+    """What belongs to the current generation."""
+
+    run: GenerationRun
+    started_at: float = field(default_factory=time.monotonic)
+    ended_at: float | None = None
+    start: asyncio.Task[None] | None = None
+    kill: asyncio.Task[None] | None = None
+
+
+class Agent:
+    """One per trainer pod, for its whole life."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._state = initial_state(settings)
+        self._reaper = Reaper()
+        self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
+        self._activity: _Activity | None = None
+        self._port = ReservedPort()
+        self._used_port: ReservedPort | None = None
+        self._news = asyncio.Event()
+        self._leave = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the operator or a SIGTERM ends it."""
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        self._reaper.attach(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_sigterm)
+        async with aiohttp.ClientSession() as session:
+            control = ControlClient(session, self._settings.control_url, self._settings.token_file)
+            loops = [
+                self._zygote.run(),
+                control.follow_assignments(self._on_assignment),
+                self._report_forever(control),
+                self._observe_forever(),
+            ]
+            if self._settings.watcher_url:
+                loops.append(follow_notices(session, self._settings.watcher_url, self._on_notices))
+            await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
+            await self._say_farewell(control)
+        await kill_descendants()
+
+    async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
+        leave = asyncio.create_task(self._leave.wait())
+        done, _ = await asyncio.wait({leave, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (leave, *tasks):
+            task.cancel()
+        for task in done - {leave}:
+            # These loops never end: this is a bug, and a pod that fails is better than one that pretends.
+            task.result()
+
+    async def _say_farewell(self, control: ControlClient) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                back_off = BackOff()
+                while not await control.send_report(self._report()):
+                    await back_off.wait()
+
+    # --- events ------------------------------------------------------------------------------------------
+
+    def _on_assignment(self, assignment: Assignment) -> None:
+        number = assignment.generation.number if assignment.generation else None
+        logger.info("assignment: %s generation %s", assignment.action, number)
+        self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _on_notices(self, notices: NoticeList) -> None:
+        self._dispatch(NoticesChanged(notices=notices.notices, now=datetime.now(UTC)))
+
+    def _on_sigterm(self) -> None:
+        now = datetime.now(UTC)
+        notice = Notice(
+            id=f"sigterm-{self._settings.pod_uid}",
+            node=self._settings.node,
+            kind=NoticeKind.EVICT,
+            source=SIGTERM_SOURCE,
+            deadline=now + timedelta(seconds=self._settings.grace_seconds),
+            observed_at=now,
+        )
+        logger.info("SIGTERM: leaving by %s", notice.deadline.isoformat())
+        self._dispatch(SigtermReceived(notice=notice))
+
+    def _dispatch(self, event: Event) -> None:
+        step = transition(self._state, event)
+        if step.state != self._state:
+            self._state = step.state
+            self._report_soon()
+        for command in step.commands:
+            self._perform(command)
+
+    # --- commands ----------------------------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StartGeneration(assignment=assignment):
+                self._start(assignment)
+            case RequestDrain(request=request):
+                logger.info("drain: %s, by %s", request.reason, request.deadline.isoformat())
+                if self._activity:
+                    self._activity.run.request_drain(request)
+            case CancelDrain():
+                logger.info("drain: cancelled")
+                if self._activity:
+                    self._activity.run.cancel_drain()
+            case KillGeneration():
+                self._kill()
+            case Leave():
+                self._leave.set()
+            case _:
+                assert_never(command)
+
+    def _start(self, assignment: GenerationAssignment) -> None:
+        self._activity = _Activity(run=GenerationRun(assignment, self._settings))
+        if assignment.node_rank == 0:
+            self._used_port, self._port = self._port, ReservedPort()
+        self._activity.start = asyncio.create_task(self._launch(self._activity.run))
+
+    async def _launch(self, run: GenerationRun) -> None:
+        failure = missing_entrypoint(run.assignment.entrypoint)
+        if failure is None:
+            try:
+                await run.start(self._zygote, self._reaper)
+                return
+            except (LaunchFailed, OSError) as error:
+                failure = Failure(reason=FailureReason.START_FAILED, message=str(error))
+        else:
+            # Leaves a trace of the generation, for an agent that follows this one in the pod.
+            run.directory.create(run.assignment.trainer)
+        ended = GenerationEnded(generation=run.assignment.number, phase=AgentPhase.FAILED, failure=failure)
+        self._dispatch(ended)
+
+    def _kill(self) -> None:
+        if self._activity is not None and self._activity.kill is None:
+            self._activity.kill = asyncio.create_task(self._kill_all(self._activity))
+
+    async def _kill_all(self, activity: _Activity) -> None:
+        if activity.start is not None and not activity.start.done():
+            activity.start.cancel()
+            # The launch itself may be what asked for the kill: let it return first.
+            await asyncio.wait({activity.start})
+        await self._zygote.settle()
+        await kill_descendants(keep={self._zygote.pid} if self._zygote.pid else ())
+        if self._used_port is not None:
+            self._used_port.release()
+            self._used_port = None
+        self._dispatch(ProcessesGone(generation=activity.run.assignment.number))
+
+    # --- observation -------------------------------------------------------------------------------------
+
+    async def _observe_forever(self) -> None:
+        while True:
+            if self._state.has_processes and self._activity is not None:
+                self._observe(self._activity)
+            await asyncio.sleep(OBSERVE_INTERVAL_SECONDS)
+
+    def _observe(self, activity: _Activity) -> None:
+        run = activity.run
+        number = run.assignment.number
+        if not self._state.is_active:
+            self._clear_away(activity)
+            return
+        if self._state.phase is AgentPhase.STARTING and run.has_started():
+            self._dispatch(RanksStarted(generation=number))
+        run.terminate_plain_scripts()
+        if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
+            self._dispatch(DrainSeen(generation=number))
+        verdict = judge(run.observe())
+        if verdict is not None:
+            logger.info("generation %d: %s %s", number, verdict.phase, verdict.failure or "")
+            self._dispatch(
+                GenerationEnded(
+                    generation=number, phase=verdict.phase, commit=verdict.commit, failure=verdict.failure
+                )
+            )
+
+    def _clear_away(self, activity: _Activity) -> None:
+        """The ranks have ended: once torchrun has too, or has lingered too long, nothing may be left."""
+        activity.ended_at = activity.ended_at or time.monotonic()
+        if activity.run.is_launcher_gone() or time.monotonic() - activity.ended_at > LINGER_SECONDS:
+            self._kill()
+
+    # --- reports -----------------------------------------------------------------------------------------
+
+    def _report_soon(self) -> None:
+        self._news.set()
+
+    async def _report_forever(self, control: ControlClient) -> None:
+        while True:
+            self._news.clear()
+            await control.send_report(self._report())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), REPORT_INTERVAL_SECONDS)
+
+    def _report(self) -> AgentReport:
+        state = self._state
+        activity = self._activity
+        run = activity.run if activity and activity.run.assignment.number == state.generation else None
+        progress = run.progress() if run else None
+        return AgentReport(
+            pod=self._settings.pod,
+            pod_uid=self._settings.pod_uid,
+            generation=state.generation,
+            phase=state.phase,
+            warm=self._zygote.is_warm,
+            rendezvous_port=self._port.number,
+            progress=progress,
+            step_age_seconds=run.step_age_seconds() if run and state.is_active else None,
+            commit=state.commit or (progress.commit if progress else None),
+            failure=state.failure,
+            notices=state.all_notices,
+            sent_at=datetime.now(UTC),
+        )

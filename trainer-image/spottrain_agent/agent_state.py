@@ -1,0 +1,342 @@
+"""What the agent does next: a pure state machine. (state, event) -> (state, commands); no clock, no I/O.
+
+Rules it keeps:
+- at most one generation has processes; the next one starts when all of the last one's are gone;
+- an assignment about another generation than the current one changes nothing (it is late), except that RUN of a
+  higher number replaces what is there;
+- WAIT never stops a running generation: an operator that has just started may not know it yet;
+- the earliest deadline wins when several ask for a drain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from spottrain_api.contract import (
+    AgentPhase,
+    Assignment,
+    AssignmentAction,
+    CommitRef,
+    DrainRequest,
+    Failure,
+    FailureReason,
+    GenerationAssignment,
+    Notice,
+    NoticeKind,
+)
+
+# A rebalance recommendation is only a hint: the operator may act on it, the agent doesn't.
+DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
+ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
+SIGTERM_SOURCE = "sigterm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """`generation` is the newest that was run or is running, 0 for none; `phase` is what became of it.
+
+    `has_processes`: some of its processes may be alive, also after its end. `pending` waits for them to go.
+    `abandoned` is the newest generation that was over before it was run here.
+    `drain` is the request in force, `drain_is_local` that only a notice asked for it, so that a cancelled notice
+    takes it back unless `drain_seen`. `leaving`: no generation is started any more.
+    """
+
+    generation: int = 0
+    phase: AgentPhase = AgentPhase.IDLE
+    has_processes: bool = False
+    pending: GenerationAssignment | None = None
+    abandoned: int = 0
+    drain: DrainRequest | None = None
+    drain_is_local: bool = False
+    drain_seen: bool = False
+    leaving: bool = False
+    notices: tuple[Notice, ...] = ()
+    sigterm: Notice | None = None
+    commit: CommitRef | None = None
+    failure: Failure | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.phase in ACTIVE_PHASES
+
+    @property
+    def all_notices(self) -> tuple[Notice, ...]:
+        return (*self.notices, self.sigterm) if self.sigterm else self.notices
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentReceived:
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticesChanged:
+    """The watcher's current notices."""
+
+    notices: tuple[Notice, ...]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigtermReceived:
+    """The pod is being deleted; SIGKILL comes at the notice's deadline."""
+
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStarted:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainSeen:
+    """The ranks act on the drain request: it can't be taken back any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnded:
+    """It is known how the generation ended on this member; some of its processes may still be there."""
+
+    generation: int
+    phase: AgentPhase
+    commit: CommitRef | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessesGone:
+    generation: int
+
+
+Event = (
+    AssignmentReceived | NoticesChanged | SigtermReceived | RanksStarted | DrainSeen | GenerationEnded | ProcessesGone
+)
+
+# --- commands --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGeneration:
+    assignment: GenerationAssignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDrain:
+    generation: int
+    request: DrainRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelDrain:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillGeneration:
+    """SIGKILL all its processes, workers and their children included."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Report once more and exit with code 0."""
+
+
+Command = StartGeneration | RequestDrain | CancelDrain | KillGeneration | Leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The result of a transition."""
+
+    state: AgentState
+    commands: tuple[Command, ...] = field(default=())
+
+
+def transition(state: AgentState, event: Event) -> Step:
+    """The next state, and what to do now."""
+    match event:
+        case AssignmentReceived(assignment=assignment):
+            return _assigned(state, assignment)
+        case NoticesChanged(notices=notices, now=now):
+            return _noticed(replace(state, notices=notices), now)
+        case SigtermReceived(notice=notice):
+            return _terminated(state, notice)
+        case ProcessesGone(generation=number):
+            return _processes_gone(state) if number == state.generation else Step(state=state)
+        case GenerationEnded():
+            return _ended(state, event)
+        case RanksStarted(generation=number):
+            is_news = number == state.generation and state.phase is AgentPhase.STARTING
+            return Step(state=replace(state, phase=AgentPhase.RUNNING) if is_news else state)
+        case DrainSeen(generation=number):
+            is_news = number == state.generation and state.drain is not None
+            return Step(state=replace(state, drain_seen=True) if is_news else state)
+
+
+# --- assignments -----------------------------------------------------------------------------------------
+
+
+def _assigned(state: AgentState, assignment: Assignment) -> Step:
+    if assignment.action is AssignmentAction.EXIT:
+        return _exit(state)
+    if assignment.generation is None:
+        return Step(state=state)
+    match assignment.action:
+        case AssignmentAction.RUN:
+            return _run(state, assignment.generation)
+        case AssignmentAction.DRAIN if assignment.drain is not None:
+            return _drain(state, assignment.generation.number, assignment.drain)
+        case AssignmentAction.STOP:
+            return _stop(state, assignment.generation.number)
+        case _:
+            return Step(state=state)
+
+
+def _run(state: AgentState, generation: GenerationAssignment) -> Step:
+    newest = state.pending.number if state.pending else state.generation
+    if state.leaving or generation.number <= newest:
+        return Step(state=state)
+    if state.has_processes:
+        commands = (KillGeneration(generation=state.generation),)
+        return Step(state=_stopped(replace(state, pending=generation)), commands=commands)
+    return _start(state, generation)
+
+
+def _start(state: AgentState, generation: GenerationAssignment) -> Step:
+    started = replace(
+        state,
+        generation=generation.number,
+        phase=AgentPhase.STARTING,
+        has_processes=True,
+        pending=None,
+        drain=None,
+        drain_is_local=False,
+        drain_seen=False,
+        commit=None,
+        failure=None,
+    )
+    start = StartGeneration(assignment=generation)
+    # The operator didn't know of this notice, or it would not have chosen this pod: drain as soon as possible.
+    request = _drain_for(started.all_notices)
+    if request is None:
+        return Step(state=started, commands=(start,))
+    drained = _request_drain(started, request, is_local=True)
+    return Step(state=drained.state, commands=(start, *drained.commands))
+
+
+def _drain(state: AgentState, number: int, request: DrainRequest) -> Step:
+    if number == state.generation and state.is_active:
+        return _request_drain(state, request, is_local=False)
+    return _never_run(state, number)
+
+
+def _stop(state: AgentState, number: int) -> Step:
+    if number != state.generation:
+        return _never_run(state, number)
+    if not state.has_processes:
+        return Step(state=state)
+    return Step(state=_stopped(state), commands=(KillGeneration(generation=number),))
+
+
+def _never_run(state: AgentState, number: int) -> Step:
+    """A generation is over before this agent has started it: say so, as nobody else can."""
+    if number <= state.generation:
+        return Step(state=state)
+    pending = state.pending if state.pending and state.pending.number > number else None
+    abandoned = replace(state, pending=pending, abandoned=number)
+    if state.has_processes:
+        return Step(state=_stopped(abandoned), commands=(KillGeneration(generation=state.generation),))
+    return Step(state=_abandon(abandoned))
+
+
+def _abandon(state: AgentState) -> AgentState:
+    return replace(state, generation=state.abandoned, phase=AgentPhase.STOPPED, drain=None, commit=None, failure=None)
+
+
+def _exit(state: AgentState) -> Step:
+    leaving = replace(state, leaving=True, pending=None)
+    if not state.has_processes:
+        return Step(state=leaving, commands=(Leave(),))
+    return Step(state=_stopped(leaving), commands=(KillGeneration(generation=state.generation),))
+
+
+def _stopped(state: AgentState) -> AgentState:
+    return replace(state, phase=AgentPhase.STOPPED) if state.is_active else state
+
+
+# --- drains ----------------------------------------------------------------------------------------------
+
+
+def _request_drain(state: AgentState, request: DrainRequest, *, is_local: bool) -> Step:
+    if state.drain is not None and state.drain.deadline <= request.deadline:
+        return Step(state=replace(state, drain_is_local=state.drain_is_local and is_local))
+    is_local = is_local and (state.drain is None or state.drain_is_local)
+    drained = replace(state, drain=request, drain_is_local=is_local)
+    return Step(state=drained, commands=(RequestDrain(generation=state.generation, request=request),))
+
+
+def _drain_for(notices: tuple[Notice, ...]) -> DrainRequest | None:
+    urgent = [notice for notice in notices if notice.kind in DRAINING_KINDS and not notice.cancelled]
+    if not urgent:
+        return None
+    first = min(urgent, key=lambda notice: notice.deadline)
+    reason = f"{first.source}: {first.kind}"
+    return DrainRequest(reason=reason, deadline=first.deadline, requested_at=first.observed_at)
+
+
+def _noticed(state: AgentState, now: datetime) -> Step:
+    if not state.is_active:
+        return Step(state=state)
+    request = _drain_for(state.all_notices)
+    if request is not None:
+        return _request_drain(state, request.model_copy(update={"requested_at": now}), is_local=True)
+    if state.drain is not None and state.drain_is_local and not state.drain_seen:
+        undone = replace(state, drain=None, drain_is_local=False)
+        return Step(state=undone, commands=(CancelDrain(generation=state.generation),))
+    return Step(state=state)
+
+
+def _terminated(state: AgentState, notice: Notice) -> Step:
+    if state.sigterm is not None:
+        return Step(state=state)
+    leaving = replace(state, sigterm=notice, leaving=True, pending=None)
+    if not state.has_processes:
+        return Step(state=leaving, commands=(Leave(),))
+    return _noticed(leaving, notice.observed_at)
+
+
+# --- ends ------------------------------------------------------------------------------------------------
+
+
+def _ended(state: AgentState, event: GenerationEnded) -> Step:
+    if event.generation != state.generation or not state.is_active:
+        return Step(state=state)
+    ended = replace(state, phase=event.phase, commit=event.commit, failure=event.failure)
+    if event.phase is AgentPhase.FAILED:
+        return Step(state=ended, commands=(KillGeneration(generation=state.generation),))
+    return Step(state=ended)
+
+
+def _processes_gone(state: AgentState) -> Step:
+    gone = replace(state, has_processes=False)
+    if gone.is_active:
+        failure = Failure(
+            reason=FailureReason.KILLED, message="All processes of the generation vanished without a trace."
+        )
+        gone = replace(gone, phase=AgentPhase.FAILED, failure=failure)
+    if gone.leaving:
+        return Step(state=gone, commands=(Leave(),))
+    if gone.abandoned > gone.generation:
+        gone = _abandon(gone)
+    if gone.pending is not None:
+        return _start(gone, gone.pending)
+    return Step(state=gone)

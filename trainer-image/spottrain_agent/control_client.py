@@ -1,0 +1,123 @@
+"""The agent's side of the operator's control API and of the watcher's notice API: long polls that never give up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from pydantic import ValidationError
+
+from spottrain_api.contract import (
+    LONG_POLL_SECONDS,
+    PATH_ASSIGNMENT,
+    PATH_NOTICE,
+    PATH_REPORT,
+    AgentReport,
+    Assignment,
+    NoticeList,
+)
+
+logger = logging.getLogger(__name__)
+
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=2)
+REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
+MIN_BACK_OFF_SECONDS = 0.1
+MAX_BACK_OFF_SECONDS = 1.0
+TROUBLE = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
+
+
+class BackOff:
+    """Waits between attempts: doubling, jittered, never above a second, so that a restart is noticed at once."""
+
+    def __init__(self) -> None:
+        self._seconds = MIN_BACK_OFF_SECONDS
+
+    def reset(self) -> None:
+        self._seconds = MIN_BACK_OFF_SECONDS
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.0))
+        self._seconds = min(2 * self._seconds, MAX_BACK_OFF_SECONDS)
+
+
+class ControlClient:
+    """Talks to the operator. The projected token is read for each request, since the kubelet renews it."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path | None) -> None:
+        self._session = session
+        self._url = url
+        self._token_file = token_file
+
+    async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
+        """Hand over each new assignment, until cancelled. Troubles are only logged: training goes on."""
+        revision = ""
+        back_off = BackOff()
+        while True:
+            try:
+                assignment = await self._poll_assignment(revision)
+            except TROUBLE as error:
+                logger.debug("no assignment from the operator: %r", error)
+                await back_off.wait()
+                continue
+            if assignment is not None and assignment.revision == revision:
+                # A newer operator, whose additional fields this agent doesn't count: don't ask in a tight loop.
+                await back_off.wait()
+                continue
+            back_off.reset()
+            if assignment is not None:
+                revision = assignment.revision
+                on_assignment(assignment)
+
+    async def send_report(self, report: AgentReport) -> bool:
+        """Whether the operator has taken the report; if not, the next one says it all again."""
+        try:
+            async with self._session.post(
+                self._url + PATH_REPORT,
+                data=report.to_json(),
+                headers=self._headers() | {"Content-Type": "application/json"},
+                timeout=REPORT_TIMEOUT,
+            ) as response:
+                response.raise_for_status()
+                return True
+        except TROUBLE as error:
+            logger.debug("the operator has not taken the report: %r", error)
+            return False
+
+    async def _poll_assignment(self, revision: str) -> Assignment | None:
+        async with self._session.get(
+            self._url + PATH_ASSIGNMENT, params={"after": revision}, headers=self._headers(), timeout=POLL_TIMEOUT
+        ) as response:
+            response.raise_for_status()
+            return None if response.status == 204 else Assignment.from_json(await response.read())
+
+    def _headers(self) -> dict[str, str]:
+        if self._token_file is None:
+            return {}
+        return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+
+
+async def follow_notices(
+    session: aiohttp.ClientSession, watcher_url: str, on_notices: Callable[[NoticeList], None]
+) -> None:
+    """Hand over the watcher's notices whenever they change, until cancelled; a missing watcher is waited for."""
+    revision = ""
+    back_off = BackOff()
+    while True:
+        try:
+            async with session.get(
+                watcher_url + PATH_NOTICE, params={"after": revision}, timeout=POLL_TIMEOUT
+            ) as response:
+                response.raise_for_status()
+                notices = None if response.status == 204 else NoticeList.from_json(await response.read())
+        except TROUBLE as error:
+            logger.debug("no answer from the watcher: %r", error)
+            await back_off.wait()
+            continue
+        back_off.reset()
+        if notices is not None:
+            revision = notices.revision
+            on_notices(notices)

@@ -1,0 +1,208 @@
+"""One generation on this member: starts it, watches its processes and files, drains and kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spottrain_agent.launcher import LaunchRequest, torchrun_arguments
+from spottrain_agent.processes import Reaper, is_alive, send_signal
+from spottrain_agent.run_directory import RunDirectory
+from spottrain_agent.settings import AgentSettings
+from spottrain_agent.verdict import GenerationObservation, RankObservation
+from spottrain_agent.zygote_process import ZygoteProcess
+from spottrain_api import contract
+from spottrain_api.contract import (
+    DrainRequest,
+    Entrypoint,
+    Failure,
+    FailureReason,
+    GenerationAssignment,
+    Progress,
+)
+
+logger = logging.getLogger(__name__)
+
+# After a worker has vanished, torchrun gets this long to tell its exit code (it looks every 0.1 s).
+SETTLE_SECONDS = 0.4
+# A script that hasn't declared itself as a library user in its first seconds gets SIGTERM for a drain.
+UNDECLARED_SECONDS = 5.0
+# SIGTERM is sent by then at the latest, as a share of the time until the deadline.
+UNDECLARED_SHARE = 0.25
+
+
+def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
+    """Why the program can't be there, found out before any process is started."""
+    base = Path(entrypoint.working_dir or ".")
+    message = None
+    if entrypoint.working_dir and not base.is_dir():
+        message = (
+            f"entrypoint.workingDir: there is no folder {entrypoint.working_dir} in the image. "
+            "Correct the path, or add the folder to the image."
+        )
+    elif entrypoint.script and not (base / entrypoint.script).is_file():
+        message = (
+            f"entrypoint.script: there is no file {entrypoint.script} in the image"
+            f" (looked in {base.resolve()}). Correct the path, or add the file to the image."
+        )
+    elif entrypoint.module and not _has_module(entrypoint.module, base):
+        message = (
+            f"entrypoint.module: Python finds no module {entrypoint.module} in the image. "
+            "Correct the name, or install it in the image."
+        )
+    return Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message=message) if message else None
+
+
+def _has_module(name: str, base: Path) -> bool:
+    """Looks for the top-level package only: finding a submodule would import its parents."""
+    top = name.partition(".")[0]
+    if (base / top).is_dir() or (base / f"{top}.py").is_file():
+        return True
+    return importlib.util.find_spec(top) is not None
+
+
+class GenerationRun:
+    """The processes of one generation on this member, and the directory it shares with them."""
+
+    def __init__(self, assignment: GenerationAssignment, settings: AgentSettings) -> None:
+        self.assignment = assignment
+        self.directory = RunDirectory(settings.run_root, assignment.number)
+        self._settings = settings
+        self._launcher: asyncio.Future[int] | None = None
+        self._vanished_at: float | None = None
+        self._step_seen: tuple[int, float] = (-1, time.monotonic())
+        self._drain: DrainRequest | None = None
+        self._drain_asked_at = 0.0
+        self._terminated: set[int] = set()
+
+    async def start(self, zygote: ZygoteProcess, reaper: Reaper) -> None:
+        """Raises LaunchFailed."""
+        self.directory.create(self.assignment.trainer)
+        if self._drain is not None:
+            self.directory.write_drain(self._drain)
+        request = LaunchRequest(
+            torchrun_arguments=torchrun_arguments(self.assignment, self._settings.pod_ip, self.directory.path),
+            environment=self._environment(),
+            entrypoint=self.assignment.entrypoint,
+            run_dir=str(self.directory.path),
+        )
+        logger.info("generation %d: torchrun %s", self.assignment.number, " ".join(request.torchrun_arguments))
+        self._launcher = reaper.ended(await zygote.launch(request))
+
+    def _environment(self) -> dict[str, str]:
+        environment = {
+            contract.ENV_RUN_DIR: str(self.directory.path),
+            contract.ENV_DRAIN_FILE: str(self.directory.drain_file),
+            contract.ENV_GRACE_SECONDS: f"{self._settings.grace_seconds:g}",
+        }
+        if self._settings.pod_ip.startswith("127."):
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        return environment
+
+    # --- drain -------------------------------------------------------------------------------------------
+
+    def request_drain(self, request: DrainRequest) -> None:
+        self._drain = request
+        self._drain_asked_at = time.monotonic()
+        if self.directory.path.is_dir():
+            self.directory.write_drain(request)
+
+    def cancel_drain(self) -> None:
+        self._drain = None
+        self.directory.remove_drain()
+
+    def drain_seen(self) -> bool:
+        """Whether any rank acts on the drain: one that can't be taken back."""
+        return bool(self._terminated) or any(
+            progress is not None and progress.drain_seen_at is not None for progress in self._all_progress()
+        )
+
+    def terminate_plain_scripts(self) -> None:
+        """Send SIGTERM, once a worker, to the ranks that don't read drain.json: those without the library.
+
+        A rank that uses the library writes its progress when its session opens; one that is too young to have
+        done so gets a little time.
+        """
+        if self._drain is None:
+            return
+        for local_rank in range(self.assignment.processes_per_node):
+            started = self.directory.worker_started(local_rank)
+            if started is None or local_rank in self._terminated or self.directory.progress(local_rank):
+                continue
+            if self._is_undeclared(started.started_at, self._drain):
+                self._terminated.add(local_rank)
+                if is_alive(started.pid):
+                    send_signal(started.pid, signal.SIGTERM)
+
+    def _is_undeclared(self, started_at: datetime, drain: DrainRequest) -> bool:
+        now = datetime.now(UTC)
+        age = (now - started_at).total_seconds()
+        waited = time.monotonic() - self._drain_asked_at
+        remaining = (drain.deadline - now).total_seconds()
+        return age >= UNDECLARED_SECONDS or waited >= UNDECLARED_SHARE * (waited + remaining)
+
+    # --- observation -------------------------------------------------------------------------------------
+
+    def has_started(self) -> bool:
+        """Whether all local ranks have begun to run the script."""
+        return all(self.directory.worker_started(r) for r in range(self.assignment.processes_per_node))
+
+    def progress(self) -> Progress | None:
+        """Local rank 0's newest."""
+        return self.directory.progress(0)
+
+    def step_age_seconds(self) -> float:
+        """Time since the newest step, or since the start, by this process's monotonic clock."""
+        step = max((progress.step for progress in self._all_progress() if progress), default=-1)
+        if step > self._step_seen[0]:
+            self._step_seen = (step, time.monotonic())
+        return time.monotonic() - self._step_seen[1]
+
+    def _all_progress(self) -> list[Progress | None]:
+        return [self.directory.progress(r) for r in range(self.assignment.processes_per_node)]
+
+    def observe(self) -> GenerationObservation:
+        num_local = self.assignment.processes_per_node
+        ranks = tuple(self._observe_rank(local_rank) for local_rank in range(num_local))
+        launcher_exit_code = self._launcher.result() if self._launcher and self._launcher.done() else None
+        return GenerationObservation(
+            ranks=ranks,
+            launcher=self.directory.launcher_ended(),
+            launcher_exit_code=launcher_exit_code,
+            is_settled=self._is_settled(ranks, launcher_exit_code),
+            drain_requested=self._drain is not None,
+        )
+
+    def _observe_rank(self, local_rank: int) -> RankObservation:
+        started = self.directory.worker_started(local_rank)
+        # Life first, files after: a worker that is gone by now has written all that it ever will.
+        alive = started is not None and is_alive(started.pid)
+        return RankObservation(
+            rank=self.assignment.node_rank * self.assignment.processes_per_node + local_rank,
+            local_rank=local_rank,
+            started=started,
+            is_alive=alive,
+            ended=self.directory.worker_ended(local_rank),
+            outcome=self.directory.outcome(local_rank),
+        )
+
+    def _is_settled(self, ranks: tuple[RankObservation, ...], launcher_exit_code: int | None) -> bool:
+        if launcher_exit_code is not None:
+            return True
+        if not any(_is_unexplained(rank) for rank in ranks):
+            self._vanished_at = None
+            return False
+        self._vanished_at = self._vanished_at or time.monotonic()
+        return time.monotonic() - self._vanished_at >= SETTLE_SECONDS
+
+    def is_launcher_gone(self) -> bool:
+        return self._launcher is not None and self._launcher.done()
+
+
+def _is_unexplained(rank: RankObservation) -> bool:
+    return rank.started is not None and not rank.is_alive and rank.ended is None and rank.outcome is None

@@ -1,0 +1,86 @@
+"""Runs torchrun in this process, for one generation. Forked from the zygote, which has torch imported.
+
+The command line is torchrun's own and goes through torchrun's own parser. What differs from typing it in a
+shell: the workers are forked too (`--start-method=fork` with a function as entrypoint), so that nobody imports
+torch again. They run the script as `python script.py` would, see worker.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from spottrain_agent.records import FILE_LAUNCHER, FILE_TORCHRUN_LOG, LauncherEnded
+from spottrain_agent.worker import Console, run_worker
+from spottrain_api.contract import Entrypoint, GenerationAssignment, Message
+
+# How long a member waits for the others to appear at the store.
+RENDEZVOUS_TIMEOUT_SECONDS = 120
+
+
+class LaunchRequest(Message):
+    """What the agent asks the zygote to start."""
+
+    torchrun_arguments: tuple[str, ...]
+    environment: dict[str, str]
+    entrypoint: Entrypoint
+    run_dir: str
+
+
+def torchrun_arguments(generation: GenerationAssignment, address: str, run_dir: Path) -> tuple[str, ...]:
+    """The torchrun command line of one member, without the leading `torchrun`.
+
+    The rendezvous is torchrun's static one, not c10d: the operator has decided already who takes part and with
+    which rank. It needs no polling (c10d looks once a second), it keeps the operator's node ranks, and with it
+    the process group's store is the one on the member with node rank 0; c10d puts that one on whichever member
+    has the lowest address.
+    """
+    entrypoint = generation.entrypoint
+    program = ("--module", entrypoint.module) if entrypoint.module else (entrypoint.script or "",)
+    return (
+        f"--nnodes={generation.num_nodes}",
+        f"--nproc-per-node={generation.processes_per_node}",
+        f"--node-rank={generation.node_rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={generation.rendezvous_endpoint}",
+        f"--rdzv-id={generation.rendezvous_id}",
+        f"--rdzv-conf=timeout={RENDEZVOUS_TIMEOUT_SECONDS}",
+        f"--local-addr={address}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        "--start-method=fork",
+        f"--log-dir={run_dir / 'torchrun'}",
+        *program,
+        *entrypoint.args,
+    )
+
+
+def run_launcher(request: LaunchRequest) -> int:
+    """Run a member of a generation to its end; returns the process's exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ.update(request.environment)
+    run_dir = Path(request.run_dir)
+    console = Console.divert(run_dir / FILE_TORCHRUN_LOG)
+    try:
+        _run_torchrun(request, console)
+    except ChildFailedError as error:
+        exit_codes = {failure.local_rank: failure.exitcode for failure in error.failures.values()}
+        LauncherEnded(exit_codes=exit_codes).write(run_dir / FILE_LAUNCHER)
+        return 1
+    except BaseException as error:
+        # Whatever it was, the agent turns it into the failure that the user sees.
+        ended = LauncherEnded(exception=type(error).__qualname__, message=str(error))
+        ended.write(run_dir / FILE_LAUNCHER)
+        return 1
+    LauncherEnded().write(run_dir / FILE_LAUNCHER)
+    return 0
+
+
+def _run_torchrun(request: LaunchRequest, console: Console) -> None:
+    from torch.distributed import run
+    from torch.distributed.launcher.api import elastic_launch
+
+    arguments = run.get_args_parser().parse_args(list(request.torchrun_arguments))
+    config, _, _ = run.config_from_args(arguments)
+    elastic_launch(config, run_worker)(request.entrypoint, Path(request.run_dir), console)

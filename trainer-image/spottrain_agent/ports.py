@@ -1,0 +1,38 @@
+"""A port kept free for the store of a generation that this pod may host."""
+
+from __future__ import annotations
+
+import socket
+
+
+class ReservedPort:
+    """A port that is bound but not listened on, so that the system gives it to nobody else.
+
+    torch's store binds it all the same, since both set SO_REUSEADDR. Each generation gets a port of its own: a
+    member that is late must not reach the store of the generation before.
+    """
+
+    def __init__(self) -> None:
+        self._socket = _bind_any()
+        self.number: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+def _bind_any() -> socket.socket:
+    """On all addresses, as torch does; IPv4 alone where the machine has no IPv6."""
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            bound = socket.socket(family)
+        except OSError:
+            continue
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            bound.bind((address, 0))
+            return bound
+        except OSError:
+            bound.close()
+    raise OSError("no port could be bound on any address family")

@@ -1,0 +1,133 @@
+"""Processes as PID 1 sees them: adopting orphans, reaping, and killing everything that is left.
+
+Workers and their children may sit in sessions of their own, so process groups are no help: descendants are
+found by parent in /proc. Linux only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_UNCLAIMED = 64
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, also where this process isn't PID 1."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel send SIGKILL to this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stat(pid: int | str) -> tuple[str, int] | None:
+    """State letter and parent of a process, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may itself contain spaces and parentheses.
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie doesn't."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        stat = _stat(name) if name.isdecimal() else None
+        if stat is not None and stat[0] not in "ZX":
+            children.setdefault(stat[1], []).append(int(name))
+    return list(_walk(root, children))
+
+
+def _walk(root: int, children: dict[int, list[int]]) -> Iterator[int]:
+    waiting = list(children.get(root, ()))
+    while waiting:
+        pid = waiting.pop(0)
+        yield pid
+        waiting.extend(children.get(pid, ()))
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal; a process that is gone already is as good."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.02) -> None:
+    """SIGKILL every descendant of this process but `keep`, until none is left.
+
+    Repeats, because a process may fork between the look and the kill. Waits as long as it takes: a process in
+    uninterruptible sleep can't be killed, and starting its successor beside it would be worse.
+    """
+    while left := [pid for pid in descendants(os.getpid()) if pid not in keep]:
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
+        await asyncio.sleep(retry_seconds)
+
+
+class Reaper:
+    """Collects every child that ends, adopted ones included, and tells who waits for it.
+
+    The one place that calls waitpid: a second one would steal the exit statuses.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        # Children that ended before anyone asked: a fork is announced by message, which may come later.
+        self._unclaimed: OrderedDict[int, int] = OrderedDict()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def ended(self, pid: int) -> asyncio.Future[int]:
+        """Resolves to the exit code of the child `pid` (negative: a signal)."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if pid in self._unclaimed:
+            future.set_result(self._unclaimed.pop(pid))
+        else:
+            self._waiting[pid] = future
+        return future
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._record(pid, os.waitstatus_to_exitcode(status))
+
+    def _record(self, pid: int, exit_code: int) -> None:
+        future = self._waiting.pop(pid, None)
+        if future is None:
+            self._unclaimed[pid] = exit_code
+            if len(self._unclaimed) > _MAX_UNCLAIMED:
+                self._unclaimed.popitem(last=False)
+        elif not future.done():
+            future.set_result(exit_code)

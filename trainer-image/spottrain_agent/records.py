@@ -1,0 +1,50 @@
+"""Files that the agent's own forked processes leave in the run directory, beside those of the contract."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from spottrain_api.contract import Message
+
+FILE_LAUNCHER = "launcher.json"  # LauncherEnded
+FILE_TORCHRUN_LOG = "torchrun.log"
+
+
+def worker_started_file(local_rank: int) -> str:
+    return f"worker-{local_rank}.json"
+
+
+def worker_ended_file(local_rank: int) -> str:
+    return f"ended-{local_rank}.json"
+
+
+class WorkerStarted(Message):
+    """Written by a worker as its first act."""
+
+    pid: int
+    started_at: datetime
+
+
+class WorkerEnded(Message):
+    """Written by a worker when its script is over, however it ended.
+
+    Missing where the process was killed or called `os._exit`. `exception` is the qualified name of the
+    exception's type, `message` the last line of the traceback.
+    """
+
+    exit_code: int
+    exception: str | None = None
+    message: str | None = None
+
+
+class LauncherEnded(Message):
+    """Written by the process that ran torchrun, unless it was killed.
+
+    `exit_codes` holds those of the failed workers by local rank (negative: a signal).
+    """
+
+    exit_codes: dict[int, int] = Field(default_factory=dict)
+    exception: str | None = None
+    message: str | None = None

@@ -1,0 +1,110 @@
+"""A generation's run directory: what the agent writes there, and what it reads of its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from spottrain_agent.records import (
+    FILE_LAUNCHER,
+    LauncherEnded,
+    WorkerEnded,
+    WorkerStarted,
+    worker_ended_file,
+    worker_started_file,
+)
+from spottrain_api.contract import (
+    FILE_DRAIN,
+    FILE_RUN,
+    DrainRequest,
+    Message,
+    Outcome,
+    Progress,
+    TrainerConfig,
+    outcome_file,
+    progress_file,
+)
+
+_NAME = re.compile(r"g(\d+)")
+_M = TypeVar("_M", bound=Message)
+# Run directories that are kept, the current one included, for whoever looks into a pod afterwards.
+NUM_KEPT = 3
+
+
+def newest_generation(root: Path) -> int:
+    """The highest generation that was ever started under `root`, 0 for none."""
+    return max((number for number, _ in _generations(root)), default=0)
+
+
+def _generations(root: Path) -> list[tuple[int, Path]]:
+    if not root.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+class RunDirectory:
+    """The folder `<root>/g<generation>`. Files are read again only when they have changed."""
+
+    def __init__(self, root: Path, generation: int) -> None:
+        self.root = root
+        self.path = root / f"g{generation}"
+        self.generation = generation
+        self._read: dict[Path, tuple[tuple[int, int], Message | None]] = {}
+
+    def create(self, config: TrainerConfig) -> None:
+        """Make it anew, with run.json in it, and drop the oldest ones."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        config.write(self.path / FILE_RUN)
+        for _, old in _generations(self.root)[:-NUM_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    @property
+    def drain_file(self) -> Path:
+        return self.path / FILE_DRAIN
+
+    def write_drain(self, request: DrainRequest) -> None:
+        request.write(self.drain_file)
+
+    def remove_drain(self) -> None:
+        self.drain_file.unlink(missing_ok=True)
+
+    def progress(self, local_rank: int) -> Progress | None:
+        progress = self._message(progress_file(local_rank), Progress)
+        return progress if progress and progress.generation == self.generation else None
+
+    def outcome(self, local_rank: int) -> Outcome | None:
+        outcome = self._message(outcome_file(local_rank), Outcome)
+        return outcome if outcome and outcome.generation == self.generation else None
+
+    def worker_started(self, local_rank: int) -> WorkerStarted | None:
+        return self._message(worker_started_file(local_rank), WorkerStarted)
+
+    def worker_ended(self, local_rank: int) -> WorkerEnded | None:
+        return self._message(worker_ended_file(local_rank), WorkerEnded)
+
+    def launcher_ended(self) -> LauncherEnded | None:
+        return self._message(FILE_LAUNCHER, LauncherEnded)
+
+    def _message(self, name: str, kind: type[_M]) -> _M | None:
+        path = self.path / name
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        version = (stat.st_mtime_ns, stat.st_ino)
+        cached = self._read.get(path)
+        if cached is None or cached[0] != version:
+            message: _M | None = None
+            # The ranks' files are user space: one that can't be read counts as not there.
+            with contextlib.suppress(ValidationError, OSError):
+                message = kind.read(path)
+            cached = (version, message)
+            self._read[path] = cached
+        return cached[1] if isinstance(cached[1], kind) else None

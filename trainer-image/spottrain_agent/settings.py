@@ -1,0 +1,82 @@
+"""What the agent reads from its environment, once, at start."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from spottrain_api import contract
+
+# Folder of the run directories, one `g<n>` a generation.
+ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
+DEFAULT_GRACE_SECONDS = 30.0
+
+
+class InvalidEnvironment(Exception):
+    """The pod's environment lacks something that the agent needs. The message is for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """The agent's surroundings.
+
+    `watcher_url` is None on nodes that nobody takes back. `grace_seconds` is the pod's termination grace: the
+    time between SIGTERM and SIGKILL.
+    """
+
+    control_url: str
+    token_file: Path | None
+    pod: str
+    pod_uid: str
+    pod_ip: str
+    node: str
+    watcher_url: str | None
+    grace_seconds: float
+    run_root: Path
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Raises InvalidEnvironment with a sentence that names what is missing."""
+        pod = _required(environ, contract.ENV_POD_NAME)
+        token_file = environ.get(contract.ENV_TOKEN_FILE)
+        default_root = Path(tempfile.gettempdir()) / "spottrain" / pod
+        return cls(
+            control_url=_required(environ, contract.ENV_CONTROL_URL).rstrip("/"),
+            token_file=Path(token_file) if token_file else None,
+            pod=pod,
+            pod_uid=_required(environ, contract.ENV_POD_UID),
+            pod_ip=_required(environ, contract.ENV_POD_IP),
+            node=environ.get(contract.ENV_NODE_NAME, ""),
+            watcher_url=_watcher_url(environ),
+            grace_seconds=_seconds(environ, contract.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
+            run_root=Path(environ.get(ENV_RUN_ROOT) or default_root),
+        )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise InvalidEnvironment(
+            f"The environment variable {name} is not set. The operator sets it in every trainer pod; "
+            "to run a script without the operator, use torchrun."
+        )
+    return value
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(environ.get(name) or default)
+    except ValueError:
+        raise InvalidEnvironment(f"{name} is {environ[name]!r}, but has to be a number of seconds.") from None
+
+
+def _watcher_url(environ: Mapping[str, str]) -> str | None:
+    host = environ.get(contract.ENV_HOST_IP)
+    if environ.get(contract.ENV_CAPACITY_TYPE) != contract.CapacityType.SPOT or not host:
+        return None
+    port = environ.get(contract.ENV_WATCHER_PORT) or str(contract.WATCHER_PORT)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,170 @@
+"""How a generation ended on this member, from what its processes left behind. Pure.
+
+The ranks' own outcomes come first, then what the workers' exits say, then torchrun.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
+from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
+
+# What gloo, NCCL and the store raise in a rank when another one goes away. Not OSError: a script's own network
+# troubles say "Connection reset by peer" as well.
+_LOST_PEER_TYPES = re.compile(r"(^builtins\.RuntimeError|^torch\.(distributed|_C)\..*|.*DistBackendError)$")
+_LOST_PEER_TEXTS = re.compile(
+    r"connection (was )?(closed|reset|refused) by|connection (closed|reset)|broken pipe|gloo.*(timed out|error)"
+    r"|nccl.*(abort|remote|unhandled system|timeout|timed out)|socket (timeout|error)|failed to (recv|send)"
+    r"|store->get|wait timeout|monitoredbarrier|peer (is )?(gone|closed)|rendezvousclosed",
+    re.IGNORECASE,
+)
+_STORE_TROUBLE = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankObservation:
+    """What is known of one local rank. `is_alive`: its process was seen and still runs."""
+
+    rank: int
+    local_rank: int
+    started: WorkerStarted | None = None
+    ended: WorkerEnded | None = None
+    outcome: Outcome | None = None
+    is_alive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationObservation:
+    """`is_settled`: the launcher has had time to tell how its workers ended, or is gone."""
+
+    ranks: tuple[RankObservation, ...]
+    launcher: LauncherEnded | None = None
+    launcher_exit_code: int | None = None
+    is_settled: bool = False
+    drain_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The end of a generation on this member."""
+
+    phase: AgentPhase
+    commit: CommitRef | None = None
+    failure: Failure | None = None
+
+
+def judge(observation: GenerationObservation) -> Verdict | None:
+    """How the generation ended, or None while it runs. One failed rank ends it."""
+    ends = [_rank_end(rank, observation) for rank in observation.ranks]
+    failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
+    if failed:
+        return min(failed, key=_is_a_consequence)
+    if all(end is not None for end in ends):
+        return _together([end for end in ends if end is not None])
+    return _launcher_end(observation)
+
+
+def _is_a_consequence(end: Verdict) -> bool:
+    return end.failure is not None and end.failure.reason is FailureReason.LOST_PEER
+
+
+def _together(ends: Sequence[Verdict]) -> Verdict:
+    drained = [end for end in ends if end.phase is AgentPhase.DRAINED]
+    commits = [end.commit for end in ends if end.commit is not None]
+    newest = max(commits, key=lambda commit: (commit.generation, commit.step), default=None)
+    return Verdict(phase=AgentPhase.DRAINED if drained else AgentPhase.SUCCEEDED, commit=newest)
+
+
+def _rank_end(rank: RankObservation, observation: GenerationObservation) -> Verdict | None:
+    if rank.outcome is not None:
+        return _of_outcome(rank, rank.outcome)
+    if rank.ended is not None:
+        return _of_exit(rank, rank.ended, observation)
+    if rank.started is None or rank.is_alive or not observation.is_settled:
+        return None
+    exit_codes = observation.launcher.exit_codes if observation.launcher else {}
+    # torchrun notices every exit code but 0, with which os._exit may leave without a word.
+    ended = WorkerEnded(exit_code=exit_codes.get(rank.local_rank, observation.launcher_exit_code or 0))
+    return _of_exit(rank, ended, observation)
+
+
+def _of_outcome(rank: RankObservation, outcome: Outcome) -> Verdict:
+    match outcome.kind:
+        case OutcomeKind.DRAINED:
+            return Verdict(phase=AgentPhase.DRAINED, commit=outcome.commit)
+        case OutcomeKind.SUCCEEDED:
+            return Verdict(phase=AgentPhase.SUCCEEDED, commit=outcome.commit)
+        case OutcomeKind.FAILED:
+            failure = outcome.failure or Failure(
+                reason=FailureReason.SCRIPT_ERROR, message=f"Rank {rank.rank} failed at step {outcome.step}."
+            )
+            if rank.ended is not None and failure.exit_code is None:
+                failure = failure.model_copy(update={"exit_code": rank.ended.exit_code})
+            failure = failure.model_copy(update={"rank": rank.rank})
+            return Verdict(phase=AgentPhase.FAILED, commit=outcome.commit, failure=failure)
+
+
+def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationObservation) -> Verdict:
+    stopped_by_sigterm = ended.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    if observation.drain_requested and (ended.exit_code == 0 or stopped_by_sigterm):
+        return Verdict(phase=AgentPhase.DRAINED)
+    if ended.exit_code == 0:
+        return Verdict(phase=AgentPhase.SUCCEEDED)
+    failure = Failure(
+        reason=_reason(ended),
+        message=ended.message or _describe_exit(rank.rank, ended.exit_code),
+        exit_code=ended.exit_code,
+        rank=rank.rank,
+    )
+    return Verdict(phase=AgentPhase.FAILED, failure=failure)
+
+
+def _reason(ended: WorkerEnded) -> FailureReason:
+    if ended.exit_code < 0:
+        return FailureReason.KILLED
+    if is_lost_peer(ended.exception or "", ended.message or ""):
+        return FailureReason.LOST_PEER
+    return FailureReason.SCRIPT_ERROR
+
+
+def is_lost_peer(exception: str, message: str) -> bool:
+    """Whether an exception says that another rank went away, rather than that this one is wrong."""
+    return bool(_LOST_PEER_TYPES.match(exception) and _LOST_PEER_TEXTS.search(message))
+
+
+def _describe_exit(rank: int, exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"Rank {rank} ended with exit code {exit_code}; the pod's log says why."
+    name = signal.Signals(-exit_code).name
+    hint = " The usual cause is the memory limit: raise resources.limits.memory." if name == "SIGKILL" else ""
+    return f"Rank {rank} was killed by {name}.{hint}"
+
+
+def _launcher_end(observation: GenerationObservation) -> Verdict | None:
+    """torchrun itself gave up, mostly because the others didn't come together."""
+    launcher = observation.launcher
+    if launcher is None and observation.launcher_exit_code is None:
+        return None
+    if not observation.is_settled:
+        return None
+    exception = (launcher.exception if launcher else None) or ""
+    message = (launcher.message if launcher else None) or ""
+    if _STORE_TROUBLE.search(f"{exception} {message}"):
+        reason = FailureReason.RENDEZVOUS_FAILED
+        text = f"The members of the generation didn't come together: {message}"
+    elif launcher is None:
+        reason = FailureReason.KILLED
+        text = _describe_launcher(observation.launcher_exit_code or 0)
+    else:
+        reason = FailureReason.START_FAILED
+        text = f"torchrun could not start the ranks: {exception}: {message}"
+    return Verdict(phase=AgentPhase.FAILED, failure=Failure(reason=reason, message=text))
+
+
+def _describe_launcher(exit_code: int) -> str:
+    how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
+    return f"torchrun {how} before its ranks had ended."

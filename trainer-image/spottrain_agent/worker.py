@@ -1,0 +1,140 @@
+"""Runs the user's program in a forked worker, so that it can't tell the difference from `python script.py`.
+
+That means its own `__main__`, sys.argv and sys.path[0], default signal handlers, fresh random state, exit codes
+and tracebacks as usual, and exit handlers and threads that are waited for at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from spottrain_agent.processes import die_with_parent
+from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
+from spottrain_api.contract import Entrypoint
+
+_MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
+_MAX_MESSAGE_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The pod's stdout and stderr, kept for the workers while torchrun itself writes to a file.
+
+    torchrun reports a failed worker with tracebacks of its own process handling, and a member whose peers end
+    first with its store's: in the pod's log they would bury what the script says.
+    """
+
+    stdout: int
+    stderr: int
+
+    @classmethod
+    def divert(cls, path: Path) -> Self:
+        """From now on this process writes to the file at `path`."""
+        console = cls(os.dup(1), os.dup(2))
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        return console
+
+    def restore(self) -> None:
+        os.dup2(self.stdout, 1)
+        os.dup2(self.stderr, 2)
+
+
+def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
+    """Run the program to its end. Returns only if it ended with exit code 0."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    console.restore()
+    _forget_the_parent()
+    started = WorkerStarted(pid=os.getpid(), started_at=datetime.now(UTC))
+    started.write(run_dir / worker_started_file(local_rank))
+    ended = _run_as_main(entrypoint)
+    if ended.exit_code == 0:
+        _finish()
+        ended.write(run_dir / worker_ended_file(local_rank))
+        return
+    # A failure is told at once: exit handlers of a broken job may hang on peers that are gone.
+    ended.write(run_dir / worker_ended_file(local_rank))
+    _finish()
+    os._exit(ended.exit_code)
+
+
+def _forget_the_parent() -> None:
+    """Undo what a fork inherits from the launcher and the zygote and a new interpreter wouldn't have."""
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _run_as_main(entrypoint: Entrypoint) -> WorkerEnded:
+    if entrypoint.working_dir:
+        os.chdir(entrypoint.working_dir)
+    program = entrypoint.module or entrypoint.script or ""
+    sys.argv = [program, *entrypoint.args]
+    try:
+        if entrypoint.module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(program).resolve().parent)
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as request:
+        return WorkerEnded(exit_code=_exit_code(request))
+    except BaseException as error:
+        return _uncaught(error)
+    return WorkerEnded(exit_code=0)
+
+
+def _exit_code(request: SystemExit) -> int:
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code & 0xFF
+    print(request.code, file=sys.stderr)
+    return 1
+
+
+def _uncaught(error: BaseException) -> WorkerEnded:
+    error.__traceback__ = _of_the_script(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    message = traceback.format_exception_only(error)[-1].strip()
+    return WorkerEnded(
+        exit_code=128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1,
+        exception=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=message[:_MAX_MESSAGE_LENGTH],
+    )
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's own first frame on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
+        trace = trace.tb_next
+    return trace
+
+
+def _finish() -> None:
+    """What the interpreter does at its end, in the same order, before a fork leaves by os._exit."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # A stream that can't be flushed any more doesn't change how the program ended.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

@@ -1,0 +1,110 @@
+"""The zygote: an interpreter with torch imported, from which each generation's torchrun is forked.
+
+Plain torchrun imports torch once in its own process and once more in every worker. On a machine where several
+members start together, that is most of the time between two generations. The zygote pays for the imports when
+the pod starts, and a generation starts by forking: launcher.py runs torchrun in the fork, and its workers are
+forks again.
+
+A fork is only safe from a process without threads and without a CUDA context, so nothing here may compute.
+
+Protocol: JSON lines on the socket whose descriptor is the only argument. The zygote says `{"warm": true}` once
+(or `{"error": …}` and ends), then answers each `LaunchRequest` with `{"pid": …}`, a child of the agent.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+from spottrain_agent.launcher import LaunchRequest, run_launcher
+from spottrain_agent.processes import die_with_parent
+
+REQUIRED_MODULES = ("torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing")
+# What nearly every training script imports sooner or later; torch._dynamo is imported by the first optimizer.
+PRELOADED_MODULES = (
+    "numpy",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+    "torch.distributed.tensor",
+    "boto3",
+    "botocore.session",
+    "spottrain",
+)
+
+
+def _say(channel: socket.socket, **message: object) -> None:
+    channel.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _preload(channel: socket.socket) -> None:
+    for name in REQUIRED_MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            _say(channel, error=f"The image's Python can't import {name}: {error}. Install torch in the image.")
+            raise SystemExit(1) from None
+    for name in PRELOADED_MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            # Not every image has all of them; a script that needs one will say so itself.
+            print(f"spottrain: not preloaded: {name} ({error})", file=sys.stderr)
+
+
+def _fork_launcher(channel: socket.socket, request: LaunchRequest) -> None:
+    """Fork twice, so that the launcher's parent is the agent, which alone watches and reaps it."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    middle = os.getpid()
+    launcher = os.fork()
+    if launcher:
+        _say(channel, pid=launcher)
+        os._exit(0)
+    channel.close()
+    _become_launcher(request, former_parent=middle)
+
+
+def _become_launcher(request: LaunchRequest, former_parent: int) -> NoReturn:
+    exit_code = 1
+    try:
+        while os.getppid() == former_parent:
+            time.sleep(0.001)
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        exit_code = run_launcher(request)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def main(descriptor: int) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=descriptor)
+    _preload(channel)
+    # Move everything to the permanent generation, so that collections in the forks don't copy its pages.
+    gc.collect()
+    gc.freeze()
+    _say(channel, warm=True)
+    with channel.makefile("rb") as requests:
+        for line in requests:
+            _fork_launcher(channel, LaunchRequest.from_json(line))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

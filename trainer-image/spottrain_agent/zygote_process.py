@@ -1,0 +1,144 @@
+"""The agent's side of the zygote: keeps one running, and asks it to start generations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+from spottrain_agent.launcher import LaunchRequest
+from spottrain_agent.processes import Reaper, send_signal
+
+logger = logging.getLogger(__name__)
+
+RESTART_DELAY_SECONDS = 0.5
+LAUNCH_ATTEMPTS = 3
+
+
+class LaunchFailed(Exception):
+    """No process could be started for a generation. The message is for the user."""
+
+
+class ZygoteProcess:
+    """Runs zygotes, one after the other should one die, and forwards launch requests to the living one."""
+
+    def __init__(self, reaper: Reaper, on_change: Callable[[], None]) -> None:
+        self._reaper = reaper
+        self._on_change = on_change
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._ready = asyncio.Event()
+        self._error: str | None = None
+        self._launching = asyncio.Lock()
+        self._exchange: asyncio.Task[int | None] | None = None
+        self.pid: int | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        return self._streams is not None
+
+    async def run(self) -> None:
+        """Keep a zygote alive until cancelled."""
+        while True:
+            await self._live_once()
+            await asyncio.sleep(RESTART_DELAY_SECONDS)
+
+    async def launch(self, request: LaunchRequest) -> int:
+        """Start torchrun for a generation; returns the launcher's process id, a child of this process.
+
+        Waits for the zygote to be warm. If it dies over the request, the next one is asked. Raises LaunchFailed.
+        """
+        async with self._launching:
+            for _ in range(LAUNCH_ATTEMPTS):
+                pid = await self._launch_once(request)
+                if pid is not None:
+                    return pid
+        raise LaunchFailed(
+            self._error
+            or f"The processes of the generation could not be started in {LAUNCH_ATTEMPTS} attempts; "
+            "the pod's log says why."
+        )
+
+    async def settle(self) -> None:
+        """Wait until no request is under way: after a cancelled launch, its process exists or never will."""
+        if self._exchange is not None:
+            await asyncio.wait({self._exchange})
+
+    def stop(self) -> None:
+        if self.pid is not None:
+            send_signal(self.pid, signal.SIGKILL)
+
+    async def _launch_once(self, request: LaunchRequest) -> int | None:
+        await self._ready.wait()
+        if self._streams is None:
+            self._ready.clear()
+            return None
+        self._exchange = asyncio.create_task(_ask(*self._streams, request))
+        return await asyncio.shield(self._exchange)
+
+    async def _live_once(self) -> None:
+        process, ours = _spawn()
+        self.pid = process.pid
+        ended = self._reaper.ended(process.pid)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            await self._greet(reader, writer)
+            exit_code = await ended
+            process.returncode = exit_code
+            logger.warning("the zygote ended with exit code %s; starting another", exit_code)
+        finally:
+            self._streams = None
+            self.pid = None
+            writer.close()
+            # Wake a waiting launch, so that it counts the attempt.
+            self._ready.set()
+            self._on_change()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        greeting = json.loads(line) if line else {}
+        self._error = greeting.get("error")
+        if greeting.get("warm"):
+            self._streams = (reader, writer)
+            self._ready.set()
+            self._on_change()
+
+
+def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a zygote; returns it and our end of its socket. The reaper collects it, not `Popen`."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "spottrain_agent.zygote", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=_environment(),
+    )
+    theirs.close()
+    return process, ours
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: LaunchRequest) -> int | None:
+    try:
+        writer.write(request.to_json().encode() + b"\n")
+        await writer.drain()
+        reply = await reader.readline()
+    except OSError:
+        return None
+    return int(json.loads(reply)["pid"]) if reply else None
+
+
+def _environment() -> dict[str, str]:
+    """Settings that have to be there before torch is imported."""
+    environment = dict(os.environ)
+    # torchrun's default; here also because thread pools don't survive a fork.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    # torchrun asks how many GPUs there are; through NVML that leaves no CUDA state behind that a fork would break.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return environment
