@@ -84,6 +84,13 @@ def join_world(launch: Launch) -> Groups:
     )
 
 
+def leave_world(groups: Groups) -> None:
+    """Close torch.distributed once all ranks are there: a rank that is still at work would see it as a loss."""
+    if groups.agreement is not None:
+        dist.barrier(group=groups.agreement)
+    dist.destroy_process_group()
+
+
 def identify_run(generation: int) -> tuple[int, str]:
     """For runs without an operator: rank 0's `generation` and an id unique to this start, on all ranks."""
     identity = [(generation, uuid.uuid4().hex)]

@@ -32,7 +32,7 @@ from spottrain.drain import DrainFlag
 from spottrain.engines import EngineConfig, choose_engine
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
-from spottrain.launch import Groups, Launch, identify_run, join_world, process_started_at
+from spottrain.launch import Groups, Launch, identify_run, join_world, leave_world, process_started_at
 from spottrain.loader import Collate, MapDataset
 from spottrain.progress import ProgressReporter
 from spottrain.training import Training
@@ -80,8 +80,14 @@ def session(
         )
         reporter.update(generation=config.generation)
         current = Session(launch, config, reporter)
-        yield current
-        current.finish()
+        try:
+            yield current
+            current.finish()
+            reporter.finish(OutcomeKind.SUCCEEDED)
+        except Drained:
+            current.close()
+            raise
+        current.close()
 
 
 class Session:
@@ -186,6 +192,12 @@ class Session:
         if self._training is not None:
             self._training.finish()
 
+    def close(self) -> None:
+        """Leave the world, together with the other ranks. After an error there is nobody to wait for."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        leave_world(self._groups)
+
     def _open_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
         """Try the store, shut older generations out, and find the newest commit."""
         settings = self.config.checkpoint
@@ -259,4 +271,3 @@ def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
             print(f"spottrain: {error}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         raise
-    reporter.finish(OutcomeKind.SUCCEEDED)
