@@ -126,7 +126,7 @@ def server(command: list[str], log: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            process.terminate()
+            process.kill()
 
 
 def wait_until_it_works(attempt: Any, timeout_seconds: float = 60.0) -> None:

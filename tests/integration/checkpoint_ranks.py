@@ -1,0 +1,242 @@
+"""What one gloo rank does in the tests of checkpoints; test_checkpoint_ranks.py starts it.
+
+Arguments: scenario, storage URI, folder for expectations, rank, world size, generation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Retention,
+    SaveFailed,
+    StorageUnavailable,
+    open_storage,
+)
+
+
+class Net(nn.Module):
+    """Shapes that don't divide: over four ranks, some shards are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(7, 3), nn.Linear(3, 64), nn.Linear(64, 7)])
+        self.gain = nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x * self.gain
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """A rank's model, optimizer and checkpointer."""
+
+    uri: str
+    folder: Path
+    rank: int
+    world_size: int
+    generation: int
+    ddp: bool = False
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.generation)
+        self.model: nn.Module = Net()
+        if self.ddp:
+            self.model = DistributedDataParallel(self.model)
+        else:
+            for layer in self.model.layers:  # type: ignore[union-attr]
+                fully_shard(layer)
+            fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.storage = open_storage(self.uri, endpoint_url=os.environ.get("TEST_ENDPOINT"))
+        self.checkpointer = self.new_checkpointer()
+
+    def new_checkpointer(self, **settings: Any) -> Checkpointer:
+        return Checkpointer(
+            self.storage,
+            generation=self.generation,
+            attempt_id="test",
+            rank=self.rank,
+            world_size=self.world_size,
+            process_group=dist.new_group(backend="gloo"),
+            **settings,
+        )
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model(torch.randn(4, 7)).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "schedule": {"steps": (1, 2.5)}}
+
+    def save(self, step: int, **how: Any) -> Any:
+        state = {"rank": self.rank, "rng": torch.get_rng_state().numpy().tobytes()}
+        return self.checkpointer.save(self.state(), step=step, extra={"loss": 0.5}, rank_state=state, **how)
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """The unsharded state, on every rank, by name."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=False)
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        moments = {f"{fqn}.{kind}": m for fqn, s in optimizer["state"].items() for kind, m in s.items()}  # type: ignore[union-attr]
+        return {**model, **moments}
+
+
+def save(me: Rank) -> None:
+    """Two commits, the second in the background, and beside them what they should hold."""
+    assert me.checkpointer.latest() is None
+    me.checkpointer.prepare(me.state())
+    for step, how in ((3, {"asynchronous": False}), (5, {"asynchronous": True})):
+        me.train(2)
+        handle = me.save(step, **how)
+        expected = me.whole()
+        if me.rank == 0:
+            torch.save(expected, me.folder / f"step-{step}.pt")
+        if handle.wait() is not None:
+            assert handle.commit.step == step
+        assert (handle.commit is not None) == (me.rank == 0 or step == 3)
+        # Training over the staged state must not change what is being stored.
+        me.train(1)
+
+
+def load(me: Rank) -> None:
+    """The newest commit is there bit by bit, and training can go on from it."""
+    newest = me.checkpointer.latest()
+    assert newest is not None
+    me.train(1)
+    state = me.state()
+    loaded = me.checkpointer.load(state, newest)
+    set_state_dict(me.model, me.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    expected = torch.load(me.folder / f"step-{newest.step}.pt", weights_only=True)
+    found = me.whole()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+    assert loaded.extra == {"loss": 0.5}
+    assert state["schedule"] == {"steps": (1, 2.5)}
+    same_world = os.environ["TEST_SAVED_BY"] == str(me.world_size)
+    assert (loaded.rank_state is not None) == same_world
+    if loaded.rank_state is not None:
+        assert loaded.rank_state["rank"] == me.rank
+        rng = torch.frombuffer(bytearray(loaded.rank_state["rng"]), dtype=torch.uint8)
+        torch.set_rng_state(rng)
+    me.train(1)
+
+
+class FailingStorage:
+    """A store whose uploads fail on this rank."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def upload(self, key: str, data: Any) -> None:
+        raise StorageUnavailable("the disk of rank 1 is full")
+
+
+def one_rank_fails(me: Rank) -> None:
+    """All ranks hear of the failure at once, and the next save is fine."""
+    me.checkpointer.latest()
+    healthy = me.storage
+    if me.rank == 1:
+        me.storage = FailingStorage(healthy)  # type: ignore[assignment]
+    me.checkpointer = me.new_checkpointer()
+    with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
+        me.save(10, asynchronous=False)
+    assert me.checkpointer.latest() is None
+    me.storage = healthy
+    me.checkpointer = me.new_checkpointer(retention=Retention(last=1))
+    assert me.save(10, asynchronous=False).commit.step == 10
+
+
+def unsupported_on_one_rank(me: Rank) -> None:
+    """A rank that can't even begin doesn't leave the others waiting."""
+    state: dict[str, Any] = {"bad": object()} if me.rank == 1 else {"good": 1}
+    with pytest.raises(CheckpointError, match=r"'bad' is a builtins\.object"):
+        me.checkpointer.save(state, step=1)
+
+
+class SlowStorage(FailingStorage):
+    """A store whose uploads wait for a file to appear."""
+
+    gate: Path
+
+    def upload(self, key: str, data: Any) -> None:
+        while not self.gate.exists():
+            pass
+        self._inner.upload(key, data)
+
+
+def busy(me: Rank) -> None:
+    """While one rank still uploads, a save is skipped on all; a synchronous one waits for it."""
+    slow = SlowStorage(me.storage)
+    slow.gate = me.folder / "gate"
+    if me.rank == 1:
+        me.storage = slow  # type: ignore[assignment]
+    me.checkpointer = me.new_checkpointer()
+    first = me.save(10)
+    assert first is not None
+    assert me.save(11) is None
+    dist.barrier()
+    if me.rank == 1:
+        slow.gate.touch()
+    assert me.save(12, asynchronous=False).commit.step == 12
+    head = me.checkpointer.latest()
+    assert head is not None
+    assert head.step == 12
+    assert first.done
+
+
+def agreement(me: Rank) -> None:
+    """One start of the processes for all of these; each has a store of its own."""
+    for scenario in (one_rank_fails, unsupported_on_one_rank, busy):
+        scenario(replace(me, uri=f"{me.uri}/{scenario.__name__}"))
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (save, load, agreement)}
+
+
+def main() -> None:
+    scenario, uri, folder, rank, world_size, generation = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{generation}", rank=int(rank), world_size=int(world_size)
+    )
+    SCENARIOS[scenario.removesuffix("_ddp")](
+        Rank(
+            uri=uri,
+            folder=Path(folder),
+            rank=int(rank),
+            world_size=int(world_size),
+            generation=int(generation),
+            ddp=scenario.endswith("_ddp"),
+        )
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
