@@ -1,0 +1,411 @@
+"""The node runtime against a real control plane: a node of the tests' own joins the shared local cluster."""
+
+import base64
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from cluster_fixtures import Kubectl, processes_of, wait_for
+from spottrain_local.cluster import Cluster
+from spottrain_local.pki import open_authority
+
+pytestmark = pytest.mark.cluster
+
+NODE = "runtime-test"
+NAMESPACE = "node-runtime"
+ONLY_HERE = {
+    "nodeSelector": {"kubernetes.io/hostname": NODE},
+    "tolerations": [{"key": "spottrain.dev/runtime-test", "operator": "Exists"}],
+    "terminationGracePeriodSeconds": 1,
+}
+# Several sessions deep, and deaf to SIGTERM: what is hardest to get rid of.
+STUBBORN = "trap '' TERM; setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &); echo ready; sleep 1000"
+
+
+class NodeProcess:
+    """A node process of our own; its pods' processes all name its state folder in their environment."""
+
+    def __init__(self, config: dict[str, Any], folder: Path) -> None:
+        self.ip = config["nodeIP"]
+        self.state = Path(config["stateDir"])
+        self.log = folder / "node.log"
+        self._config = folder / "node.json"
+        self._config.write_text(json.dumps(config))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "spottrain_local.node", "--config", str(self._config)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal and wait for the node process (not for its pods)."""
+        assert self._process
+        self._process.send_signal(number)
+        self._process.wait(30)
+
+    def pod_processes(self) -> list[psutil.Process]:
+        return [p for p in processes_of(self.state) if p.pid != self.pid]
+
+
+def node_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
+    """Like the configuration of a node of the cluster, under another name and address."""
+    found: dict[str, Any] = json.loads((cluster.layout.pki / "node-system-0.json").read_text())
+    network = found["nodeIP"].rsplit(".", 2)[0]
+    authority = open_authority(cluster.layout.pki, "ca")
+    identity = authority.issue(folder / "node", f"system:node:{NODE}", organizations=["system:nodes"])
+    serving = authority.issue(folder / "serving", NODE, addresses=[f"{network}.251.1"])
+    return found | {
+        "name": NODE,
+        "labels": {"kubernetes.io/hostname": NODE},
+        "taints": [{"key": "spottrain.dev/runtime-test", "effect": "NoSchedule"}],
+        "nodeIP": f"{network}.251.1",
+        "podNetwork": f"{network}.251.0/24",
+        "clientCertFile": str(identity.certificate),
+        "clientKeyFile": str(identity.key),
+        "servingCertFile": str(serving.certificate),
+        "servingKeyFile": str(serving.key),
+        "stateDir": str(folder / "s"),
+        "instanceID": "i-runtime-test",
+        "volumeSyncSeconds": 0.3,
+        "crashLoopSeconds": 0.3,
+        "shutdownGraceSeconds": 2,
+    }
+
+
+@pytest.fixture(scope="module")
+def node(local_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    folder = tmp_path_factory.mktemp("node")
+    kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
+    kubectl("create", "namespace", NAMESPACE)
+    process = NodeProcess(node_config(local_cluster, folder), folder)
+    process.start()
+    try:
+        wait_for(lambda: NODE in kubectl.ready_nodes(), "the test's node is ready")
+        wait_for(
+            lambda: kubectl.run("get", "serviceaccount", "default", "-n", NAMESPACE).returncode == 0,
+            "the namespace has its service account",
+        )
+        yield process
+    finally:
+        process.end(signal.SIGKILL)
+        kubectl.run("delete", "node", NODE, "--ignore-not-found")
+        kubectl.run("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+class Pods:
+    """Pods of these tests, on the test's own node."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+
+    def create(self, name: str, *containers: dict[str, Any], **spec: Any) -> None:
+        named = [{"name": f"c{i}", "image": "none"} | c for i, c in enumerate(containers)]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"test": name}}}
+        self.apply(pod | {"spec": {"containers": named, "restartPolicy": "Never", **ONLY_HERE, **spec}})
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def get(self, name: str, kind: str = "pod") -> dict[str, Any]:
+        found: dict[str, Any] = self.kubectl.get(kind, name, "-n", NAMESPACE)
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.get(name)["status"]
+        return status
+
+    def container(self, name: str, index: int = 0) -> dict[str, Any]:
+        statuses = self.status(name).get("containerStatuses")
+        return (
+            dict(statuses[index]) if statuses else {"state": {}, "lastState": {}, "restartCount": 0, "ready": False}
+        )
+
+    def wait_phase(self, name: str, phase: str) -> dict[str, Any]:
+        wait_for(lambda: self.status(name).get("phase") == phase, f"pod {name} is {phase}")
+        return self.status(name)
+
+    def logs(self, name: str, *options: str) -> str:
+        return self.kubectl("logs", "-n", NAMESPACE, name, *options)
+
+    def wait_log(self, name: str, text: str) -> None:
+        def printed() -> bool:
+            done = self.kubectl.run("logs", "-n", NAMESPACE, name)
+            return done.returncode == 0 and text in done.stdout
+
+        wait_for(printed, f"pod {name} prints {text!r}")
+
+    def delete(self, name: str, *options: str) -> None:
+        self.kubectl("delete", "pod", "-n", NAMESPACE, name, *options)
+
+
+@pytest.fixture
+def pods(kubectl: Kubectl, node: NodeProcess) -> Iterator[Pods]:
+    """Pods, all of which are gone after the test."""
+    yield Pods(kubectl)
+    kinds = "deployment,daemonset,pod"
+    kubectl("delete", kinds, "-n", NAMESPACE, "--all", "--grace-period=1")
+    wait_for(lambda: not kubectl.get("pods", "-n", NAMESPACE)["items"], "the test's pods are gone")
+    wait_for(lambda: not node.pod_processes(), "the test's processes are gone")
+
+
+def sh(script: str, **more: Any) -> dict[str, Any]:
+    return {"command": ["sh", "-c", script], **more}
+
+
+def test_a_pod_runs_to_its_end(pods: Pods, node: NodeProcess) -> None:
+    mount = {"volumeMounts": [{"name": "d", "mountPath": "/data"}]}
+    env = [
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "GREETING", "value": "hello $(IP)"},
+    ]
+    pods.create(
+        "done",
+        sh("cat /data/x; echo $(GREETING)", env=env, **mount),
+        initContainers=[{"name": "i", "image": "none", **sh("echo made > /data/x"), **mount}],
+        volumes=[{"name": "d", "emptyDir": {}}],
+    )
+    status = pods.wait_phase("done", "Succeeded")
+    assert status["podIP"].rsplit(".", 1)[0] == node.ip.rsplit(".", 1)[0]
+    assert status["hostIP"] == node.ip
+    assert pods.logs("done") == f"made\nhello {status['podIP']}\n"
+    ended = status["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (0, "Completed")
+
+
+def test_logs_are_followed_while_the_pod_runs(pods: Pods, kubectl: Kubectl) -> None:
+    pods.create("talks", sh("echo one; while [ ! -e go ]; do sleep 0.05; done; echo two"))
+    pods.wait_log("talks", "one")
+    command = ["kubectl", f"--kubeconfig={kubectl.kubeconfig}", "logs", "-f", "-n", NAMESPACE, "talks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "one\n"
+        uid = pods.get("talks")["metadata"]["uid"]
+        folders = [p.environ()["HOME"] for p in psutil.process_iter() if _runs_in(p, uid)]
+        (Path(folders[0]) / "go").touch()
+        assert following.stdout.read() == "two\n"
+    assert pods.logs("talks", "--tail=1") == "two\n"
+    assert pods.logs("talks", "--timestamps").startswith("20")
+
+
+def _runs_in(process: psutil.Process, uid: str) -> bool:
+    try:
+        return f"/pods/{uid[:8]}/home" in process.environ().get("HOME", "")
+    except psutil.Error:
+        return False
+
+
+def test_a_failing_container_is_restarted_with_back_off(pods: Pods) -> None:
+    pods.create("fails", sh("echo attempt; exit 3"), restartPolicy="OnFailure")
+    wait_for(lambda: pods.container("fails")["restartCount"] >= 2, "two restarts")
+    wait_for(
+        lambda: pods.container("fails")["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff", "back-off"
+    )
+    found = pods.container("fails")
+    assert found["lastState"]["terminated"]["exitCode"] == 3
+    assert pods.status("fails")["phase"] == "Running"
+    assert pods.logs("fails", "--previous") == "attempt\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "kind", "reason", "message"),
+    [
+        ("no-file", {"command": ["/no/such"]}, "terminated", "StartError", "'/no/such' does not exist"),
+        ("no-command", {}, "waiting", "CreateContainerConfigError", "has no command"),
+        (
+            "no-map",
+            {"command": ["true"], "envFrom": [{"configMapRef": {"name": "nope"}}]},
+            "waiting",
+            "CreateContainerConfigError",
+            'configmap "nope" not found',
+        ),
+    ],
+)
+def test_a_container_that_cannot_start_says_why(
+    pods: Pods, name: str, container: dict[str, Any], kind: str, reason: str, message: str
+) -> None:
+    pods.create(name, container)
+    wait_for(lambda: pods.container(name)["state"].get(kind, {}).get("reason") == reason, f"{name} is {reason}")
+    assert message in pods.container(name)["state"][kind]["message"]
+
+
+def test_deletion_gives_the_grace_period_and_then_kills(pods: Pods, node: NodeProcess) -> None:
+    pods.create("polite", sh("trap 'echo bye; exit 0' TERM; echo ready; while true; do sleep 0.02; done"))
+    pods.create("stubborn", sh(STUBBORN), terminationGracePeriodSeconds=2)
+    pods.wait_log("polite", "ready")
+    pods.wait_log("stubborn", "ready")
+    began = time.monotonic()
+    pods.delete("polite", "--grace-period=20")
+    assert time.monotonic() - began < 5
+    began = time.monotonic()
+    pods.delete("stubborn")
+    assert 1.5 < time.monotonic() - began < 6
+    assert not node.pod_processes()
+
+
+def test_a_forced_deletion_leaves_no_process(pods: Pods, node: NodeProcess) -> None:
+    pods.create("forced", sh(STUBBORN), terminationGracePeriodSeconds=600)
+    pods.wait_log("forced", "ready")
+    pods.delete("forced", "--force", "--grace-period=0")
+    wait_for(lambda: not node.pod_processes(), "the pod's processes are gone", 5)
+
+
+def test_pre_stop_runs_before_sigterm(pods: Pods, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", f"echo hook >> {seen}"]}}}
+    script = f"trap 'echo term >> {seen}; exit 0' TERM; echo ready; while true; do sleep 0.02; done"
+    pods.create("hooked", sh(script, lifecycle=hook), terminationGracePeriodSeconds=20)
+    pods.wait_log("hooked", "ready")
+    pods.delete("hooked")
+    assert seen.read_text() == "hook\nterm\n"
+
+
+def test_probes_decide_on_readiness_and_restarts(pods: Pods) -> None:
+    probe = {"exec": {"command": ["sh", "-c", "test ! -e sick"]}, "periodSeconds": 1, "failureThreshold": 1}
+    script = (
+        "rm -f sick; echo up; while [ ! -e make-sick ]; do sleep 0.05; done; rm make-sick; touch sick; sleep 1000"
+    )
+    pods.create("sick", sh(script, livenessProbe=probe, readinessProbe=probe), restartPolicy="Always")
+    wait_for(lambda: pods.container("sick")["ready"], "the container is ready")
+    uid = pods.get("sick")["metadata"]["uid"]
+    home = next(p.environ()["HOME"] for p in psutil.process_iter() if _runs_in(p, uid))
+    (Path(home) / "make-sick").touch()
+    wait_for(lambda: pods.container("sick")["restartCount"] == 1, "the container is restarted")
+    wait_for(lambda: pods.container("sick")["ready"], "the container is ready again")
+
+
+def test_deployments_and_daemon_sets_work(pods: Pods, kubectl: Kubectl) -> None:
+    spec = {**ONLY_HERE, "containers": [{"name": "c", "image": "none", "command": ["sleep", "1000"]}]}
+    objects = []
+    for kind, more, host in (("Deployment", {"replicas": 2}, False), ("DaemonSet", {}, True)):
+        labels = {"app": kind.lower()}
+        template = {"metadata": {"labels": labels}, "spec": {**spec, "hostNetwork": host}}
+        objects.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": kind,
+                "metadata": {"name": kind.lower()},
+                "spec": {"selector": {"matchLabels": labels}, "template": template, **more},
+            }
+        )
+    pods.apply(*objects)
+    wait_for(
+        lambda: pods.get("deployment", "deployment")["status"].get("readyReplicas") == 2, "the deployment is ready"
+    )
+    wait_for(lambda: pods.get("daemonset", "daemonset")["status"].get("numberReady") == 1, "the daemon set is ready")
+    found = kubectl.get("pods", "-n", NAMESPACE, "-l", "app=daemonset")["items"][0]
+    assert found["status"]["podIP"] == found["status"]["hostIP"]
+
+
+def test_a_projected_token_is_good_for_its_audience_only(pods: Pods, kubectl: Kubectl) -> None:
+    token = {"path": "token", "audience": "spottrain", "expirationSeconds": 600}
+    pods.create(
+        "token",
+        sh("cat /tokens/token", volumeMounts=[{"name": "t", "mountPath": "/tokens"}]),
+        volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": token}]}}],
+    )
+    pods.wait_phase("token", "Succeeded")
+    value = pods.logs("token")
+    for audience, good in (("spottrain", True), ("other", False)):
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": value, "audiences": [audience]},
+        }
+        answer = json.loads(kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))["status"]
+        assert answer.get("authenticated", False) is good
+        if good:
+            extra = answer["user"]["extra"]
+            assert extra["authentication.kubernetes.io/pod-name"] == ["token"]
+
+
+def test_config_map_and_secret_volumes_are_updated_while_the_pod_runs(pods: Pods) -> None:
+    def objects(text: str) -> list[dict[str, Any]]:
+        secret = {"data": {"s": base64.b64encode(text.encode()).decode()}}
+        return [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "live"}, "data": {"a": text}},
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "live"}, **secret},
+        ]
+
+    pods.apply(*objects("old"))
+    mounts = [{"name": "m", "mountPath": "/etc/map"}, {"name": "s", "mountPath": "/etc/secret"}]
+    pods.create(
+        "reads",
+        sh("while true; do echo $(cat /etc/map/a /etc/secret/s); sleep 0.1; done", volumeMounts=mounts),
+        volumes=[
+            {"name": "m", "configMap": {"name": "live"}},
+            {"name": "s", "secret": {"secretName": "live"}},
+        ],
+    )
+    pods.wait_log("reads", "oldold")
+    pods.apply(*objects("new"))
+    pods.wait_log("reads", "newnew")
+
+
+def test_a_killed_node_process_leaves_nothing_and_its_pods_are_restarted(pods: Pods, node: NodeProcess) -> None:
+    pods.create("comes-back", sh(STUBBORN), restartPolicy="Always")
+    pods.create("stays-failed", sh(STUBBORN))
+    for name in ("comes-back", "stays-failed"):
+        pods.wait_log(name, "ready")
+    assert len(node.pod_processes()) >= 10
+    began = time.monotonic()
+    node.end(signal.SIGKILL)
+    wait_for(lambda: not node.pod_processes(), "the pods' processes are gone", 2)
+    assert time.monotonic() - began < 1.5
+    node.start()
+    wait_for(lambda: pods.container("comes-back")["restartCount"] == 1, "the container is restarted")
+    pods.wait_log("comes-back", "ready")
+    status = pods.wait_phase("stays-failed", "Failed")
+    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
+
+
+def test_a_node_that_is_shut_down_ends_its_pods_as_failed(pods: Pods, node: NodeProcess, kubectl: Kubectl) -> None:
+    pods.create("shut-down", sh("trap 'exit 0' TERM; echo ready; while true; do sleep 0.02; done"))
+    pods.wait_log("shut-down", "ready")
+    node.end(signal.SIGTERM)
+    try:
+        status = pods.status("shut-down")
+        assert (status["phase"], status["reason"]) == ("Failed", "Terminated")
+        disrupted = next(c for c in status["conditions"] if c["type"] == "DisruptionTarget")
+        assert disrupted["reason"] == "TerminationByKubelet"
+        assert NODE not in kubectl.ready_nodes()
+        assert not node.pod_processes()
+    finally:
+        node.start()
+        wait_for(lambda: NODE in kubectl.ready_nodes(), "the node is ready again")
+
+
+def test_the_node_process_is_light(node: NodeProcess) -> None:
+    assert psutil.Process(node.pid).memory_info().rss < 60 * 2**20
+
+
+def test_logs_are_for_the_api_server_only(node: NodeProcess) -> None:
+    port = json.loads((node.log.parent / "node.json").read_text())["kubeletPort"]
+    context = ssl._create_unverified_context()
+    with pytest.raises((urllib.error.URLError, OSError)):
+        urllib.request.urlopen(f"https://{node.ip}:{port}/pods", context=context, timeout=5).read()
+
+
+def test_a_wrong_configuration_ends_with_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spottrain_local.node", "--config", str(tmp_path / "nope.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("can't be read: No such file or directory.")
