@@ -17,7 +17,7 @@ from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
-from spottrain_local.spec import ClusterSpec, load_spec
+from spottrain_local.spec import load_spec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,7 +108,7 @@ def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
         status = cluster.up(spec, show)
         if not no_operator and (chart_folder() / "Chart.yaml").exists():
             display.update("Installing spottrain: CRD and operator …")
-            install_operator(cluster.kubeconfig, _spec_of(cluster))
+            install_operator(cluster)
     seconds = time.monotonic() - started
     console.print(f"The cluster {status['name']} is ready after {seconds:.1f} s: {_summary(status)}.")
     console.print("Point kubectl at it with:")
@@ -218,10 +218,6 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     """Start fresh instances for nodes that are gone."""
     cluster.restore(nodes)
     click.echo(f"Started fresh instances: {', '.join(nodes)}.")
-
-
-def _spec_of(cluster: Cluster) -> ClusterSpec:
-    return ClusterSpec.model_validate_json(cluster.layout.spec.read_bytes())
 
 
 def _summary(status: Status) -> str:

@@ -35,6 +35,14 @@ class Cluster:
     def kubeconfig(self) -> Path:
         return self.layout.kubeconfig
 
+    def spec(self) -> ClusterSpec:
+        """The nodes of the cluster, as they were asked for."""
+        return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
+
+    def unused_ip(self) -> str:
+        """An address of the cluster's network that no node and no pod has."""
+        return f"127.{json.loads(self.layout.address.read_text())['network']}.255.254"
+
     def up(self, spec: ClusterSpec | None = None, progress: Callable[[Sequence[str]], None] | None = None) -> Status:
         """Start the cluster, wait until it is ready, and return its status; one that runs is left as it is.
 
@@ -46,7 +54,7 @@ class Cluster:
             self._write_spec(spec)
             supervisor = self._start_supervisor()
         else:
-            if spec and spec != self._spec():
+            if spec and spec != self.spec():
                 raise LocalClusterError(
                     f"The cluster {self.layout.name} runs with other nodes: `spottrain local down` first."
                 )
@@ -127,9 +135,6 @@ class Cluster:
         if response.status >= 400:
             raise LocalClusterError(answer["error"])
         return answer
-
-    def _spec(self) -> ClusterSpec:
-        return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
 
     def _write_spec(self, spec: ClusterSpec | None) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -11,11 +11,15 @@ from typing import Any
 
 import yaml
 
+from spottrain_api.contract import CONTROL_PORT as OPERATOR_PORT
+from spottrain_local.address import free_port
 from spottrain_local.binaries import find_binaries
+from spottrain_local.cluster import Cluster
 from spottrain_local.layout import LocalClusterError, checkout_root
 from spottrain_local.shapes import pool_selector
 from spottrain_local.spec import SYSTEM_POOL, ClusterSpec
 
+LOOPBACK = "127.0.0.1"
 RELEASE = "spottrain"
 NAMESPACE = "spottrain-system"
 INSTALL_SECONDS = 90
@@ -31,13 +35,20 @@ def crds_folder() -> Path:
     return checkout_root() / "crds"
 
 
-def local_values(spec: ClusterSpec) -> dict[str, Any]:
-    """What the chart is told on a local cluster: pods are processes, so the image is only a name."""
+def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
+    """What the chart is told on a local cluster, beside its own values.local.yaml.
+
+    The operator's port is a free one: a server that listens on 0.0.0.0 (8080 is popular) takes its port on
+    every pod's address too. `probe_ip` is an address of the cluster's network that nobody has.
+    """
     system = next((pool for pool in spec.nodes if pool.name == SYSTEM_POOL), None)
-    return {"nodeSelector": pool_selector(system.provider, system.name) if system else {}}
+    return {
+        "nodeSelector": pool_selector(system.provider, system.name) if system else {},
+        "operator": {"port": free_port(probe_ip, OPERATOR_PORT)},
+    }
 
 
-def install_operator(kubeconfig: Path, spec: ClusterSpec, extra_values: dict[str, Any] | None = None) -> None:
+def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
     """Install or upgrade the CRDs and the operator, and wait until the operator is ready.
 
     Raises LocalClusterError with what kubectl or Helm said.
@@ -45,20 +56,21 @@ def install_operator(kubeconfig: Path, spec: ClusterSpec, extra_values: dict[str
     binaries = find_binaries()
     if binaries is None:
         raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
-    apply = ["apply", "--server-side", "--force-conflicts", "-f", str(crds_folder())]
-    _run([find_kubectl(), *apply], kubeconfig)
-    _run(
-        [find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", str(crds_folder())], kubeconfig
-    )
+    kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
+    _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
+    _run([find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds], kubeconfig)
     with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         values = Path(folder) / "values.yaml"
-        values.write_text(yaml.safe_dump(local_values(spec) | (extra_values or {})))
+        values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
+        extra = Path(folder) / "extra.yaml"
+        extra.write_text(yaml.safe_dump(extra_values or {}))
         _run(
             [
                 str(binaries.path("helm")),
                 *("upgrade", "--install", RELEASE, str(chart_folder())),
                 *("--namespace", NAMESPACE, "--create-namespace", "--skip-crds"),
-                *("--values", str(values)),
+                *("--values", str(chart_folder() / "values.local.yaml")),
+                *("--values", str(values), "--values", str(extra)),
                 *("--wait", "--timeout", f"{INSTALL_SECONDS}s"),
             ],
             kubeconfig,
@@ -80,4 +92,7 @@ def _run(command: Sequence[str], kubeconfig: Path, more_env: dict[str, str] | No
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
-        raise LocalClusterError(f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}")
+        raise LocalClusterError(
+            f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nThe cluster itself runs; see"
+            f" `kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} get pods`."
+        )

@@ -1,0 +1,163 @@
+"""The cloud: what is announced, what goes when, and what is remembered, with machines that only take notes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spottrain_local.cloud import Cloud, Instance, Interruption
+from spottrain_local.layout import LocalClusterError
+from spottrain_local.spec import ClusterSpec, NodePool
+
+POOLS = ClusterSpec(
+    nodes=[NodePool(name="spot", count=2, capacity_type="spot"), NodePool(name="on-demand")]
+).pool_of_nodes()
+
+
+class NotedMachines:
+    """`Machines` in memory."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, str] = {}
+        self.announced: dict[str, Interruption] = {}
+        self.forgotten: list[tuple[str, bool]] = []
+        self.erased: list[str] = []
+        self.changed = asyncio.Event()
+
+    def start(self, instance: Instance) -> None:
+        assert instance.node not in self.running, "started twice"
+        self.running[instance.node] = instance.instance_id
+
+    async def kill(self, node: str) -> None:
+        self.running.pop(node, None)
+        self.changed.set()
+
+    def erase(self, node: str) -> None:
+        assert node not in self.running, "erased while it runs"
+        self.erased.append(node)
+
+    def announce(self, node: str, interruption: Interruption | None) -> None:
+        self.announced.pop(node, None)
+        if interruption:
+            self.announced[node] = interruption
+
+    async def forget(self, node: str, *, with_pods: bool) -> None:
+        await asyncio.sleep(0)
+        self.forgotten.append((node, with_pods))
+        self.changed.set()
+
+
+@pytest.fixture
+def machines() -> NotedMachines:
+    return NotedMachines()
+
+
+@pytest.fixture
+async def cloud(machines: NotedMachines, tmp_path: Path) -> AsyncIterator[Cloud]:
+    cloud = Cloud(POOLS, machines, tmp_path / "instances.json")
+    cloud.start()
+    yield cloud
+    await cloud.stop()
+
+
+async def test_all_nodes_start(cloud: Cloud, machines: NotedMachines) -> None:
+    assert set(machines.running) == {"spot-0", "spot-1", "on-demand-0"}
+
+
+async def test_a_preempted_node_goes_at_the_deadline(cloud: Cloud, machines: NotedMachines) -> None:
+    cloud.preempt(["spot-0"], 0.05)
+    assert "spot-0" in machines.running
+    assert machines.announced["spot-0"].kind == "preempt"
+    await asyncio.wait_for(machines.changed.wait(), 5)
+    assert set(machines.running) == {"spot-1", "on-demand-0"}
+
+
+async def test_a_cancelled_node_stays(cloud: Cloud, machines: NotedMachines) -> None:
+    cloud.preempt(["spot-0", "spot-1"], 0.05)
+    cloud.cancel(["spot-0"])
+    await asyncio.wait_for(machines.changed.wait(), 5)
+    assert set(machines.running) == {"spot-0", "on-demand-0"}
+    assert "spot-0" not in machines.announced
+
+
+async def test_a_rebalance_recommendation_takes_nothing(cloud: Cloud, machines: NotedMachines) -> None:
+    cloud.preempt(["spot-0"], 0, kind="rebalance")
+    cloud.preempt(["spot-0"], 0.0)  # the real notice may follow
+    await asyncio.wait_for(machines.changed.wait(), 5)
+    assert "spot-0" not in machines.running
+
+
+async def test_a_restored_node_is_another_instance(cloud: Cloud, machines: NotedMachines) -> None:
+    before = machines.running["spot-0"]
+    await cloud.kill(["spot-0"])
+    await cloud.restore(["spot-0"])
+    assert machines.running["spot-0"] not in ("", before)
+    assert machines.erased == ["spot-0"]
+    assert machines.forgotten == [("spot-0", True)]
+
+
+async def test_restoring_twice_at_once_starts_one(cloud: Cloud, machines: NotedMachines) -> None:
+    await cloud.kill(["spot-0"])
+    outcomes = await asyncio.gather(cloud.restore(["spot-0"]), cloud.restore(["spot-0"]), return_exceptions=True)
+    assert sorted(type(outcome) for outcome in outcomes if outcome) == [LocalClusterError]
+    assert "spot-0" in machines.running
+
+
+async def test_the_memory_outlives_the_supervisor(tmp_path: Path) -> None:
+    clock = [datetime(2026, 1, 1, tzinfo=UTC)]
+    first = NotedMachines()
+    cloud = Cloud(POOLS, first, tmp_path / "instances.json", lambda: clock[0])
+    cloud.start()
+    await cloud.kill(["on-demand-0"])
+    cloud.preempt(["spot-0"], 60)
+    cloud.preempt(["spot-1"], 600)
+    await cloud.stop()
+
+    clock[0] += timedelta(seconds=120)
+    second = NotedMachines()
+    again = Cloud(POOLS, second, tmp_path / "instances.json", lambda: clock[0])
+    again.start()
+    assert second.running == {"spot-1": first.running["spot-1"]}, "spot-0's deadline passed meanwhile"
+    assert set(second.announced) == {"spot-1"}
+    await asyncio.wait_for(second.changed.wait(), 5)
+    await again.stop()
+    assert {node for node, _ in second.forgotten} >= {"on-demand-0"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds", "sentence"),
+    [
+        pytest.param(["spot-7"], 30, "There is no node 'spot-7'", id="unknown"),
+        pytest.param(["on-demand-0"], 30, "clouds take back only spot nodes", id="on-demand"),
+        pytest.param(["spot-0"], -1, "between 0 s and 24 h", id="negative notice"),
+        pytest.param([], 30, "Name at least one node", id="no node"),
+    ],
+)
+async def test_what_can_not_be_preempted(
+    cloud: Cloud, machines: NotedMachines, nodes: list[str], seconds: float, sentence: str
+) -> None:
+    with pytest.raises(LocalClusterError, match=sentence):
+        cloud.preempt(nodes, seconds)
+    assert not machines.announced
+
+
+async def test_one_wrong_name_changes_nothing(cloud: Cloud, machines: NotedMachines) -> None:
+    with pytest.raises(LocalClusterError):
+        await cloud.kill(["spot-0", "nonsense"])
+    assert "spot-0" in machines.running
+
+
+async def test_a_second_notice_is_refused(cloud: Cloud) -> None:
+    cloud.preempt(["spot-0"], 60)
+    with pytest.raises(LocalClusterError, match="already announced"):
+        cloud.preempt(["spot-0"], 10)
+
+
+async def test_what_is_gone_can_only_be_restored(cloud: Cloud) -> None:
+    await cloud.kill(["spot-0"])
+    with pytest.raises(LocalClusterError, match="gone already"):
+        cloud.preempt(["spot-0"], 10)
+    with pytest.raises(LocalClusterError, match="gone already"):
+        await cloud.kill(["spot-0"])

@@ -1,0 +1,98 @@
+"""Nodes look like those of their cloud; specs are checked with sentences."""
+
+from pathlib import Path
+
+import pytest
+
+from spottrain_local.layout import LocalClusterError
+from spottrain_local.shapes import NodeShape, Provider, new_instance_id, node_shape, region_of
+from spottrain_local.spec import DEFAULT_SPEC, load_spec
+
+
+def shape(provider: Provider, *, spot: bool, gpus: int = 1) -> NodeShape:
+    return node_shape(
+        name="n-0",
+        pool="n",
+        provider=provider,
+        capacity_type="spot" if spot else "on-demand",
+        instance_type="x",
+        zone="us-east-1a",
+        gpus=gpus,
+    )
+
+
+@pytest.mark.parametrize(
+    ("provider", "spot", "labels", "taint_keys"),
+    [
+        ("eks", True, {"eks.amazonaws.com/capacityType": "SPOT"}, []),
+        ("eks", False, {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, []),
+        ("gke", True, {"cloud.google.com/gke-spot": "true"}, ["cloud.google.com/gke-spot", "nvidia.com/gpu"]),
+        ("gke", False, {"cloud.google.com/gke-provisioning": "standard"}, ["nvidia.com/gpu"]),
+        (
+            "aks",
+            True,
+            {"kubernetes.azure.com/scalesetpriority": "spot"},
+            ["kubernetes.azure.com/scalesetpriority"],
+        ),
+        ("aks", False, {"kubernetes.azure.com/agentpool": "n"}, []),
+    ],
+)
+def test_labels_and_taints(provider: Provider, spot: bool, labels: dict[str, str], taint_keys: list[str]) -> None:
+    made = shape(provider, spot=spot)
+    assert labels.items() <= made.labels.items()
+    assert [taint["key"] for taint in made.taints] == taint_keys
+    assert made.labels["kubernetes.io/hostname"] == "n-0"
+
+
+@pytest.mark.parametrize(
+    ("provider", "zone", "region"),
+    [
+        ("eks", "us-east-1a", "us-east-1"),
+        ("gke", "europe-west4-b", "europe-west4"),
+        ("aks", "eastus-2", "eastus"),
+    ],
+)
+def test_region(provider: Provider, zone: str, region: str) -> None:
+    assert region_of(provider, zone) == region
+
+
+def test_instance_ids_differ() -> None:
+    assert new_instance_id("eks") != new_instance_id("eks")
+
+
+def test_default_cluster() -> None:
+    names = list(DEFAULT_SPEC.pool_of_nodes())
+    assert names == ["system-0", "on-demand-0", "on-demand-1", "spot-0", "spot-1", "spot-2", "spot-3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param("nodes: [", "is not YAML", id="not YAML"),
+        pytest.param("- a", "must have the key `nodes`", id="a list"),
+        pytest.param("nodes: [{name: a, count: 0}]", r"nodes.0.count: .* greater than or equal to 1", id="count"),
+        pytest.param("nodes: [{name: a, gpu: 1}]", r"nodes.0.gpu: Extra inputs", id="misspelt"),
+        pytest.param(
+            "nodes: [{name: a, provider: ibm}]", r"nodes.0.provider: .*'eks', 'gke' or 'aks'", id="provider"
+        ),
+        pytest.param("nodes: [{name: a}, {name: a}]", "two nodes would be called a-0", id="twice"),
+        pytest.param("nodes: [{name: a, count: 200}, {name: b, count: 200}]", "400 nodes are too many", id="many"),
+        pytest.param("nodes: [{name: A_b}]", "nodes.0.name", id="name"),
+    ],
+)
+def test_wrong_node_files_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text(text)
+    with pytest.raises(LocalClusterError, match=sentence):
+        load_spec(file)
+
+
+def test_missing_node_file(tmp_path: Path) -> None:
+    with pytest.raises(LocalClusterError, match="can't be read: No such file"):
+        load_spec(tmp_path / "absent.yaml")
+
+
+def test_numbers_need_no_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text("nodes: [{name: a, cpu: 4, provider: gke, capacityType: spot}]")
+    assert load_spec(file).nodes[0].cpu == "4"
