@@ -292,6 +292,39 @@ def test_probes_decide_on_readiness_and_restarts(pods: Pods) -> None:
     wait_for(lambda: pods.container("sick")["ready"], "the container is ready again")
 
 
+def test_sidecars_run_beside_and_end_after_the_main_container(pods: Pods) -> None:
+    shared = {"volumeMounts": [{"name": "d", "mountPath": "/shared"}]}
+    script = "trap 'echo sidecar-end; exit 0' TERM; touch /shared/up; while true; do sleep 0.02; done"
+    check = {"exec": {"command": ["test", "-e", "/shared/up"]}, "periodSeconds": 1}
+    sidecar = {"name": "side", "image": "none", "restartPolicy": "Always", "startupProbe": check}
+    pods.create(
+        "sidecar",
+        sh("ls /shared", **shared),
+        initContainers=[{**sidecar, **sh(script, **shared)}],
+        volumes=[{"name": "d", "emptyDir": {}}],
+        terminationGracePeriodSeconds=20,
+    )
+    status = pods.wait_phase("sidecar", "Succeeded")
+    assert status["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+    assert pods.logs("sidecar", "-c", "c0") == "up\n"
+    assert pods.logs("sidecar", "-c", "side") == "sidecar-end\n"
+
+
+def test_a_failed_init_container_keeps_the_others_from_starting(pods: Pods) -> None:
+    init = {"name": "i", "image": "none", **sh("echo no > /dev/termination-log; exit 4")}
+    pods.create("init-fails", sh("echo never"), initContainers=[init])
+    status = pods.wait_phase("init-fails", "Failed")
+    ended = status["initContainerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (4, "no\n")
+    assert status["containerStatuses"][0]["state"]["waiting"]["reason"] == "PodInitializing"
+
+
+def test_an_active_deadline_fails_the_pod(pods: Pods, node: NodeProcess) -> None:
+    pods.create("late", sh("sleep 1000"), activeDeadlineSeconds=1)
+    assert pods.wait_phase("late", "Failed")["reason"] == "DeadlineExceeded"
+    assert not node.pod_processes()
+
+
 def test_deployments_and_daemon_sets_work(pods: Pods, kubectl: Kubectl) -> None:
     spec = {**ONLY_HERE, "containers": [{"name": "c", "image": "none", "command": ["sleep", "1000"]}]}
     objects = []

@@ -5,10 +5,9 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from .api import UNREACHABLE, ApiError, JSONObject
 from .cluster_objects import ObjectSource
@@ -30,6 +29,7 @@ from .paths import PathRewriter
 from .probes import HandlerTarget, probe_forever, run_handler
 from .restarts import Backoff, restarts
 from .shim import timestamp
+from .tasks import background, until
 from .termination_message import termination_message
 from .volumes import PodVolumes
 
@@ -130,7 +130,7 @@ class ContainerWorker:
             self.record.container_id = run.container_id
             try:
                 self._container = await self._context.runtime.start(run)
-            except StartError as error:
+            except (StartError, OSError) as error:
                 self._event("Warning", "Failed", f"Error: {error}")
                 now = timestamp()
                 ended = Terminated(
@@ -150,12 +150,8 @@ class ContainerWorker:
         return ended
 
     async def _until_end(self, container: RunningContainer) -> Terminated:
-        watching = asyncio.create_task(self._watch_health(container))
-        try:
+        async with background(self._watch_health(container)):
             return await container.wait()
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
 
     def _set(self, state: Waiting | Running | Terminated) -> None:
         self.record.state = state
@@ -176,7 +172,7 @@ class ContainerWorker:
             except ContainerConfigError as error:
                 reason, message = "CreateContainerConfigError", str(error)
             except (ApiError, *UNREACHABLE) as error:
-                reason, message = "CreateContainerConfigError", f"The API server did not answer: {error}"
+                reason, message = "CreateContainerConfigError", f"The container can't be prepared: {error}"
             if self.record.state != Waiting(reason=reason, message=message):
                 self._event("Warning", "Failed", f"Error: {message}")
                 self._set(Waiting(reason=reason, message=message))
@@ -342,14 +338,3 @@ async def _execute(runtime: ContainerRuntime, run: ContainerRun, timeout: float)
         raise
     lines = run.log_path.read_text(errors="replace").splitlines() if run.log_path.exists() else []
     return ended.exit_code, "\n".join(line.split(" ", 3)[-1] for line in lines[-20:])
-
-
-async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None:
-    """Wait for an action, but not longer than until `end` is set."""
-    tasks = [asyncio.create_task(end.wait()), asyncio.create_task(action)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,6 +20,7 @@ from .containers import ContainerRuntime
 from .downward import PodPlace
 from .events import EventRecorder
 from .node_status import NodeRegistration, instance_id
+from .pod_status import TERMINAL_PHASES
 from .pod_worker import PodWorker
 from .volumes import PodVolumes
 
@@ -94,7 +95,8 @@ class Kubelet:
     # -- pods --------------------------------------------------------------------------------------------
 
     def _find(self, namespace: str, name: str) -> PodWorker | None:
-        for worker in self._workers.values():
+        # The newest first: a pod of the same name may still be on its way out.
+        for worker in reversed(self._workers.values()):
             metadata = worker.context.pod["metadata"]
             if (metadata["namespace"], metadata["name"]) == (namespace, name):
                 return worker
@@ -132,7 +134,12 @@ class Kubelet:
     def _pod_seen(self, pod: JSONObject) -> None:
         uid = pod["metadata"]["uid"]
         if uid not in self._workers:
-            self._workers[uid] = worker = self._new_worker(pod)
+            try:
+                worker = self._new_worker(pod)
+            except ValueError as error:
+                log.error("pod %s has to wait: %s", pod["metadata"]["name"], error)
+                return
+            self._workers[uid] = worker
             self._tasks[uid] = asyncio.create_task(self._run_pod(uid, worker))
         self._workers[uid].update(pod)
 
@@ -143,13 +150,21 @@ class Kubelet:
             # One pod's failure is not the node's: it is reported, and the pod stays as it is.
             metadata = worker.context.pod["metadata"]
             log.exception("pod %s/%s: its worker failed", metadata["namespace"], metadata["name"])
+        else:
+            del self._workers[uid], self._tasks[uid]
+
+    def _address(self, pod: JSONObject) -> str:
+        """The pod's address: the one it has, a free one, or the node's. Raises ValueError if there is none."""
+        status = pod.get("status") or {}
+        if pod["spec"].get("hostNetwork"):
+            return self._config.node_ip
+        if status.get("phase") in TERMINAL_PHASES:
+            return str(status.get("podIP") or "")
+        return self._addresses.take(status.get("podIP"))
 
     def _new_worker(self, pod: JSONObject) -> PodWorker:
         config, uid = self._config, pod["metadata"]["uid"]
-        if pod["spec"].get("hostNetwork"):
-            address = config.node_ip
-        else:
-            address = self._addresses.take((pod.get("status") or {}).get("podIP"))
+        address = self._address(pod)
         place = PodPlace(
             node_name=config.name, pod_ip=address, host_ip=config.node_ip, cpu=config.cpu, memory=config.memory
         )
@@ -165,13 +180,7 @@ class Kubelet:
             events=self._events,
             changed=lambda: None,
         )
-
-        def released() -> None:
-            self._workers.pop(uid, None)
-            self._tasks.pop(uid, None)
-            self._addresses.give_back(address)
-
-        return PodWorker(context, self._client, released)
+        return PodWorker(context, self._client, ended=lambda: self._addresses.give_back(address))
 
     def _pod_directory(self, uid: str) -> Path:
         # Short, because addresses of Unix sockets, which programs put into temporary folders, are.

@@ -19,6 +19,10 @@ from .pod_worker import PodWorker
 
 log = logging.getLogger(__name__)
 
+NO_STREAMING = (
+    "this node runs pods as processes of its machine and has no exec, attach or port-forward: "
+    "use the processes themselves, and the pod's own address"
+)
 _POLL_SECONDS = 0.1
 _FRACTION = re.compile(r"\.(\d{1,6})\d*")
 
@@ -156,7 +160,12 @@ def build_app(find_pod: FindPod, pods: Pods) -> web.Application:
     async def list_pods(_: web.Request) -> web.Response:
         return web.json_response({"apiVersion": "v1", "kind": "PodList", "items": pods()})
 
+    async def no_streaming(_: web.Request) -> web.Response:
+        return web.Response(status=501, text=NO_STREAMING)
+
     app = web.Application()
+    for kind in ("exec", "attach", "portForward"):
+        app.router.add_route("*", f"/{kind}/{{rest:.*}}", no_streaming)
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/pods", list_pods)

@@ -6,14 +6,15 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from .api import UNREACHABLE, ApiClient, ApiError, JSONObject
-from .container_worker import ContainerWorker, PodContext, until
+from .container_worker import ContainerWorker, PodContext
 from .containers import ContainerKind, ContainerRecord, Running, Terminated, Waiting
 from .events import now_text
 from .pod_status import TERMINAL_PHASES, compute_status, parse_state
+from .tasks import background, until
 from .volumes import VolumeError
 
 log = logging.getLogger(__name__)
@@ -26,14 +27,14 @@ _PUBLISH_RETRY_SECONDS = 0.5
 class PodWorker:
     """The life of one pod: volumes, init containers, containers, status, end.
 
-    `context.pod` is replaced whenever the API object changes (`update`). `released` is called once nothing of
-    the pod is left on this node.
+    `context.pod` is replaced whenever the API object changes (`update`). `ended` is called when no container
+    will run again: the pod's address is free. The folder with its logs stays until the pod is deleted.
     """
 
-    def __init__(self, context: PodContext, client: ApiClient, released: Callable[[], None]) -> None:
+    def __init__(self, context: PodContext, client: ApiClient, ended: Callable[[], None]) -> None:
         self.context = context
         self._client = client
-        self._released = released
+        self._ended = ended
         self._published: JSONObject | None = None
         self._start_time = (context.pod.get("status") or {}).get("startTime") or now_text()
         self._failure: tuple[str, str] | None = None
@@ -127,17 +128,17 @@ class PodWorker:
         if (self.context.pod.get("status") or {}).get("phase") in TERMINAL_PHASES:
             self._settled.set()
         else:
-            async with _background(self._publish_changes(), self._keep_volumes_fresh(), self._deadline()):
+            async with background(self._publish_changes(), self._keep_volumes_fresh(), self._deadline()):
                 await self._run_containers()
                 self._final = True
                 self._changed.set()
                 await self._settled.wait()
+        self._ended()
         await self._deleted.wait()
         await self._delete()
         await asyncio.to_thread(shutil.rmtree, self.context.directory, ignore_errors=True)
         if self._kill_timer:
             self._kill_timer.cancel()
-        self._released()
 
     async def finished(self) -> None:
         """Return once the final status has been written, or the API object is gone."""
@@ -310,15 +311,3 @@ def _disruption(message: str, now: str) -> JSONObject:
         "message": message,
         "lastTransitionTime": now,
     }
-
-
-@contextlib.asynccontextmanager
-async def _background(*work: Coroutine[Any, Any, None]) -> Any:
-    """Run coroutines beside a block, and end them with it."""
-    tasks = [asyncio.create_task(w) for w in work]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
