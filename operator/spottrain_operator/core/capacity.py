@@ -15,7 +15,7 @@ from spottrain_api.v1alpha1 import (
 
 from .draft import Draft
 from .failure_policy import start_failures
-from .model import CreatePod
+from .model import CreatePod, DeletePod
 from .situation import PodFacts, Situation
 from .timing import START_FAILURE_PAUSE, seconds_between
 
@@ -55,17 +55,23 @@ class Places:
     missing_spot: int
 
 
-def places(situation: Situation, status: TrainingJobStatus, *, between_generations: bool = False) -> Places:
+def places(
+    situation: Situation,
+    status: TrainingJobStatus,
+    *,
+    between_generations: bool = False,
+    leaving: frozenset[str] = frozenset(),
+) -> Places:
     """Which pods keep their place, and what is missing.
 
     On-demand pods beyond the floor (from a fallback) keep theirs until as many spot pods are up. A running
     generation isn't broken up for that: they stay members until it ends for another reason, such as growth.
-    `between_generations` asks as if the running generation had ended.
+    `between_generations` asks as if the running generation had ended, `leaving` as if these pods were gone.
     """
     wanted = demand(situation.spec)
     generation = None if between_generations else _running(status)
     known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
-    on_demand, spot = _holding(situation, known)
+    on_demand, spot = _holding(situation, known, leaving)
     if status.fallback_since is None:
         num_spot, num_on_demand = wanted.spot, wanted.on_demand
     else:
@@ -96,7 +102,7 @@ def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
     )
 
 
-def _holding(situation: Situation, known: set[str]) -> tuple[list[PodFacts], list[PodFacts]]:
+def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> tuple[list[PodFacts], list[PodFacts]]:
     """On-demand and spot pods that hold a place, the ones to keep first: those that train (or did last), then
     those that are up, then those that have a node, then the oldest."""
 
@@ -104,7 +110,7 @@ def _holding(situation: Situation, known: set[str]) -> tuple[list[PodFacts], lis
         pod = facts.pod
         return (pod.uid not in known, not pod.ready, pod.node is None, pod.sequence)
 
-    holding = sorted((f for f in situation.pods.values() if f.holds_place), key=worth)
+    holding = sorted((f for uid, f in situation.pods.items() if f.holds_place and uid not in leaving), key=worth)
     on_demand = [f for f in holding if f.pod.capacity_type is CapacityType.ON_DEMAND]
     return on_demand, [f for f in holding if f.pod.capacity_type is CapacityType.SPOT]
 
@@ -140,7 +146,8 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the pods that are missing, under names that were never used before."""
     if situation.spec.run_policy.suspend or _pauses(situation, draft):
         return draft
-    needed = places(situation, draft.status)
+    leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
+    needed = places(situation, draft.status, leaving=leaving)
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
     if not types:
         return draft

@@ -37,7 +37,7 @@ def count_members(situation: Situation, draft: Draft) -> Draft:
     members = running.members if running is not None else ()
     uids = {m.pod_uid for m in members}
     num_spot = sum(m.capacity_type is CapacityType.SPOT for m in members)
-    waiting = sum(f.candidate for uid, f in situation.pods.items() if uid not in uids)
+    waiting = 0 if draft.finished else sum(f.candidate for uid, f in situation.pods.items() if uid not in uids)
     counts = Counts(on_demand=len(members) - num_spot, spot=num_spot, waiting=waiting)
     return draft if counts == draft.status.members else draft.update(members=counts)
 

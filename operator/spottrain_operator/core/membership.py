@@ -21,6 +21,7 @@ from .timing import (
     DRAIN_OVERTIME,
     FIRST_GENERATION_PATIENCE,
     NEXT_GENERATION_PATIENCE,
+    SILENT_ON_LOST_NODE,
     after,
     seconds_between,
 )
@@ -183,7 +184,7 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
         return False
     if last is None:
         return seconds_between(_enough_since(situation, chosen), situation.now) < FIRST_GENERATION_PATIENCE
-    if not any(f.pod.ready and f.heard for f in others):
+    if not any(f.pod.ready and f.received_at is not None and f.silence < SILENT_ON_LOST_NODE for f in others):
         return False
     since = max(last.ended_at or last.started_at, _enough_since(situation, chosen))
     return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE

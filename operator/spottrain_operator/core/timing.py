@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-# Agents report every second. After four missed reports an agent is taken for lost if its generation is
+# Agents report every second. After three missed reports an agent is taken for lost if its generation is
 # breaking up anyway; it isn't deleted for that, and if it comes back it joins the next generation.
-SILENT_WHILE_OTHERS_ENDED = 4.0
+SILENT_WHILE_OTHERS_ENDED = 3.0
 # Nothing else points to a loss: only a long silence counts, and only if the others don't make steps either.
 SILENT_ALONE = 30.0
 # The node object says that the node is gone: a report younger than this says that it isn't.
 SILENT_ON_LOST_NODE = 2.5
 # Longest age of the report of a pod that is to join a generation.
-CANDIDATE_REPORT_AGE = 6.0
+CANDIDATE_REPORT_AGE = 3.5
 # A new operator hears its first reports only when the agents' long polls and retries come round.
 OPERATOR_RESTART_GRACE = 6.0
 # The newest step of someone else is at most this old: that one's generation is alive.

@@ -1,0 +1,598 @@
+"""A small world in which a job's whole life passes in a second: nodes, pods, agents, ranks, and an operator.
+
+Only the operator's decisions are real (`plan` and `assignment_for`). Everything else is modelled with the
+delays and faults that matter to them: reports that are late, lost or repeated, notices that come directly and
+through the node, nodes that go with and without notice, agents that restart, an operator that crashes between
+any two writes or is away for minutes. All randomness comes from one seed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from spottrain_api.contract import (
+    TAINT_PREEMPTION,
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    AssignmentAction,
+    CapacityType,
+    CommitRef,
+    Failure,
+    FailureReason,
+    Notice,
+    Progress,
+    TrainerPhase,
+)
+from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
+from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.model import CreatePod, DeletePod, JobView, NodeView, Observed, Plan, PodView, ReportView
+from spottrain_operator.core.plan import plan
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+TICK = 0.25
+STEP_SECONDS = 0.5
+START_SECONDS = 3.0
+COMMIT_SECONDS = 0.75
+COMMIT_EVERY = 20
+NOT_READY_AFTER = 40.0
+
+
+def spec_of(**changes: object) -> TrainingJobSpec:
+    """A small job on up to six nodes, two of them on-demand."""
+    fields: dict[str, object] = {
+        "image": "train:1",
+        "entrypoint": {"script": "train.py"},
+        "nodes": {"min": 1, "max": 6},
+        "capacity": {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}},
+        "batch": {"global": 64},
+        "checkpoint": {"uri": "s3://bucket/job"},
+    }
+    return TrainingJobSpec.model_validate(fields | changes)
+
+
+@dataclass
+class Node:
+    name: str
+    capacity_type: CapacityType
+    alive: bool = True
+    died_at: float | None = None
+    notice: Notice | None = None
+    notice_seen_at: float = 0.0  # when the node object shows it
+    kill_at: float | None = None
+
+
+@dataclass
+class Ranks:
+    """What an agent runs: its share of one generation."""
+
+    generation: int
+    phase: AgentPhase = AgentPhase.STARTING
+    drain: bool = False
+    drain_seen: datetime | None = None
+    failure: Failure | None = None
+    commit: CommitRef | None = None
+
+
+@dataclass
+class Pod:
+    view_name: str
+    uid: str
+    sequence: int
+    capacity_type: CapacityType
+    template_hash: str
+    created: float
+    node: str | None = None
+    scheduled: float | None = None
+    unschedulable_since: float | None = None
+    delete_at: float | None = None
+    agent_since: float | None = None  # when its agent came up
+    dead: bool = False
+    ranks: Ranks | None = None
+    assignment: Assignment | None = None
+    next_poll: float = 0.0
+    next_report: float = 0.0
+    last_sent: str = ""
+
+
+@dataclass
+class Training:
+    """The state that the ranks of one generation share."""
+
+    world: int
+    started: float | None = None  # when all had joined
+    step: int = 0
+    start_step: int = 0
+    first_step_at: datetime | None = None
+    last_step_at: datetime | None = None
+    next_step: float = 0.0
+    draining_until: float | None = None
+
+
+@dataclass
+class World:
+    """Everything, and the time. `job.status` is what the API server has."""
+
+    spec: TrainingJobSpec
+    seed: int = 0
+    total_steps: int = 120
+    report_loss: float = 0.05
+    crashes: float = 0.0  # probability that the operator dies at any write
+    template_hash: str = "t1"
+    time: float = 0.0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    trainings: dict[int, Training] = field(default_factory=dict)
+    head: CommitRef | None = None
+    fence: int = 0
+    operator_up: bool = True
+    operator_started: float = 0.0
+    operator_back_at: float | None = None
+    next_pass: float = 0.0
+    inbox: list[tuple[float, AgentReport]] = field(default_factory=list)
+    reports: dict[str, ReportView] = field(default_factory=dict)
+    created: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    gone: bool = False
+    fail_next_step: int | None = None  # generation in which a rank raises on its next step
+    hang: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.job = JobView(
+            namespace="default",
+            name="job",
+            uid="0123456789ab",
+            spec=self.spec,
+            metadata_generation=1,
+            created_at=EPOCH,
+            status=TrainingJobStatus(),
+        )
+        self.num_nodes = 0
+
+    # --- what a test does to the world -------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        return self.at(self.time)
+
+    @property
+    def status(self) -> TrainingJobStatus:
+        return self.job.status
+
+    @staticmethod
+    def at(seconds: float) -> datetime:
+        return EPOCH + timedelta(seconds=seconds)
+
+    def add_node(self, capacity_type: CapacityType) -> Node:
+        self.num_nodes += 1
+        node = Node(name=f"{capacity_type.value}-{self.num_nodes}", capacity_type=capacity_type)
+        self.nodes[node.name] = node
+        return node
+
+    def preempt(self, node: Node, lead: float) -> None:
+        """A notice: the agents on the node learn it first, the node object shows it a little later."""
+        if not node.alive or node.notice is not None:
+            return
+        node.notice = Notice(
+            id=f"{node.name}-{self.time}",
+            node=node.name,
+            source="ec2",
+            deadline=self.at(self.time + lead),
+            observed_at=self.now,
+            cancellable=True,
+        )
+        node.notice_seen_at = self.time + self.rng.uniform(0.0, 1.0)
+        node.kill_at = self.time + lead
+
+    def cancel(self, node: Node) -> None:
+        if node.alive and node.notice is not None:
+            node.notice = node.notice.model_copy(update={"cancelled": True, "observed_at": self.now})
+            node.kill_at = None
+
+    def kill(self, node: Node) -> None:
+        """The node is gone with all on it. Kubernetes notices later."""
+        node.alive = False
+        node.died_at = self.time
+        for pod in self.pods.values():
+            if pod.node == node.name:
+                pod.dead, pod.ranks = True, None
+
+    def restart_agent(self, pod: Pod) -> None:
+        if not pod.dead and pod.agent_since is not None:
+            pod.ranks, pod.assignment, pod.agent_since = None, None, self.time + 1.0
+
+    def edit(self, **changes: object) -> None:
+        """A user's `kubectl apply`; the template changes if `image` does."""
+        self.spec = TrainingJobSpec.model_validate(self.spec.to_dict() | changes)
+        if "image" in changes:
+            self.template_hash = f"t-{changes['image']}"
+        self._replace_job(spec=self.spec, metadata_generation=self.job.metadata_generation + 1)
+
+    def stop_operator(self, seconds: float) -> None:
+        self.operator_up = False
+        self.operator_back_at = self.time + seconds
+        self.reports.clear()
+        self.inbox.clear()
+
+    def run(self, seconds: float) -> None:
+        end = self.time + seconds
+        while self.time < end and not self.gone:
+            self.tick()
+
+    def run_until_finished(self, limit: float) -> None:
+        end = self.time + limit
+        while self.time < end and self.status.phase not in FINISHED_PHASES:
+            self.tick()
+
+    def story(self) -> str:
+        return "\n".join([*self.events[-80:], *self.problems])
+
+    # --- time passes -------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self.time += TICK
+        self._move_nodes()
+        self._move_pods()
+        self._move_agents()
+        self._move_trainings()
+        if not self.operator_up and self.operator_back_at is not None and self.time >= self.operator_back_at:
+            self.operator_up, self.operator_started, self.next_pass = True, self.time, self.time
+        if self.operator_up:
+            self._deliver()
+            if self.time >= self.next_pass:
+                self._reconcile()
+
+    def _move_nodes(self) -> None:
+        for node in list(self.nodes.values()):
+            if node.kill_at is not None and node.alive and self.time >= node.kill_at:
+                self.kill(node)
+            if node.died_at is not None and self.time >= node.died_at + NOT_READY_AFTER + 20:
+                del self.nodes[node.name]
+                for pod in [p for p in self.pods.values() if p.node == node.name]:
+                    del self.pods[pod.uid]
+
+    def _move_pods(self) -> None:
+        for pod in list(self.pods.values()):
+            if pod.delete_at is not None and not pod.dead and self.time >= pod.delete_at:
+                pod.dead, pod.ranks = True, None
+                del self.pods[pod.uid]
+            elif pod.node is None:
+                self._schedule(pod)
+            elif pod.scheduled is not None and pod.agent_since is None and self.time >= pod.scheduled + 1.5:
+                pod.agent_since = self.time
+
+    def _schedule(self, pod: Pod) -> None:
+        taken = {p.node for p in self.pods.values()}
+        for node in self.nodes.values():
+            tainted = node.notice is not None and not node.notice.cancelled and self.time >= node.notice_seen_at
+            fits = node.alive and node.capacity_type is pod.capacity_type and node.name not in taken
+            if fits and not tainted and self.time >= pod.created + 0.5:
+                pod.node, pod.scheduled, pod.unschedulable_since = node.name, self.time, None
+                return
+        if pod.unschedulable_since is None and self.time >= pod.created + 0.5:
+            pod.unschedulable_since = self.time
+
+    def _move_agents(self) -> None:
+        for pod in self.pods.values():
+            if pod.dead or pod.agent_since is None or self.time < pod.agent_since:
+                continue
+            self._hear_notice(pod)
+            if self.operator_up and self.time >= pod.next_poll:
+                pod.next_poll = self.time + self.rng.choice([0.0, 0.25, 0.5])
+                told = assignment_for(self.job, pod.uid)
+                if pod.assignment is None or told.revision != pod.assignment.revision:
+                    pod.assignment = told
+                    self._obey(pod, told)
+            if self.time >= pod.next_report:
+                self._send(pod)
+
+    def _hear_notice(self, pod: Pod) -> None:
+        node = self.nodes.get(pod.node or "")
+        ranks = pod.ranks
+        if ranks is None or ranks.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
+            return
+        noticed = node is not None and node.notice is not None and not node.notice.cancelled
+        if noticed or pod.delete_at is not None:
+            ranks.drain = True
+
+    def _obey(self, pod: Pod, told: Assignment) -> None:
+        ranks, generation = pod.ranks, told.generation
+        number = generation.number if generation is not None else 0
+        busy = ranks is not None and ranks.phase in (AgentPhase.STARTING, AgentPhase.RUNNING)
+        if told.action is AssignmentAction.RUN and generation is not None:
+            if ranks is None or ranks.generation < number:
+                pod.ranks = Ranks(generation=number)
+                self.trainings.setdefault(number, Training(world=generation.num_nodes))
+        elif told.action is AssignmentAction.DRAIN and ranks is not None and busy and ranks.generation == number:
+            ranks.drain = True
+        elif told.action is AssignmentAction.STOP and ranks is not None and busy and ranks.generation <= number:
+            ranks.phase = AgentPhase.STOPPED
+        elif told.action is AssignmentAction.EXIT:
+            pod.ranks = None
+        pod.next_report = self.time
+
+    def _send(self, pod: Pod) -> None:
+        pod.next_report = self.time + 1.0
+        if not self.operator_up or self.rng.random() < self.report_loss:
+            return
+        ranks = pod.ranks
+        training = self.trainings.get(ranks.generation) if ranks is not None else None
+        node = self.nodes.get(pod.node or "")
+        report = AgentReport(
+            pod=pod.view_name,
+            pod_uid=pod.uid,
+            generation=ranks.generation if ranks is not None else 0,
+            phase=ranks.phase if ranks is not None else AgentPhase.IDLE,
+            warm=pod.agent_since is not None and self.time >= pod.agent_since + 1.0,
+            rendezvous_port=20000 + pod.sequence,
+            progress=self._progress(ranks, training),
+            step_age_seconds=self._step_age(ranks, training),
+            commit=ranks.commit if ranks is not None else None,
+            failure=ranks.failure if ranks is not None else None,
+            notices=(node.notice,) if node is not None and node.notice is not None else (),
+            sent_at=self.now,
+        )
+        self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
+        if self.rng.random() < self.report_loss:
+            self.inbox.append((self.time + 0.5, report))
+
+    def _progress(self, ranks: Ranks | None, training: Training | None) -> Progress | None:
+        if ranks is None or training is None or training.started is None:
+            return None
+        trains = self.time >= training.started + START_SECONDS
+        return Progress(
+            generation=ranks.generation,
+            phase=TrainerPhase.TRAINING if trains else TrainerPhase.STARTING,
+            step=training.step if trains else 0,
+            start_step=training.start_step,
+            total_steps=self.total_steps,
+            step_seconds=STEP_SECONDS,
+            first_step_at=training.first_step_at,
+            last_step_at=training.last_step_at,
+            drain_seen_at=ranks.drain_seen,
+            updated_at=self.now,
+            commit=ranks.commit,
+        )
+
+    def _step_age(self, ranks: Ranks | None, training: Training | None) -> float | None:
+        if ranks is None or training is None:
+            return None
+        if training.last_step_at is None:
+            return 0.0 if training.started is None else self.time - training.started
+        return (self.now - training.last_step_at).total_seconds()
+
+    # --- the ranks ---------------------------------------------------------------------------------------
+
+    def _running(self, number: int) -> list[Ranks]:
+        all_ranks = [p.ranks for p in self.pods.values() if p.ranks is not None and not p.dead]
+        phases = (AgentPhase.STARTING, AgentPhase.RUNNING)
+        return [r for r in all_ranks if r.generation == number and r.phase in phases]
+
+    def _move_trainings(self) -> None:
+        for number, training in self.trainings.items():
+            ranks = self._running(number)
+            if not ranks:
+                continue
+            if training.started is None:
+                if len(ranks) == training.world:
+                    self._rendezvous(number, training, ranks)
+            elif len(ranks) < training.world:
+                if number not in self.hang:
+                    self._end(
+                        ranks, AgentPhase.FAILED, Failure(reason=FailureReason.LOST_PEER, message="a peer left")
+                    )
+            elif self.time >= training.started + START_SECONDS and number not in self.hang:
+                self._train(number, training, ranks)
+
+    def _rendezvous(self, number: int, training: Training, ranks: list[Ranks]) -> None:
+        training.started = self.time
+        self.fence = max(self.fence, number)
+        training.step = training.start_step = self.head.step if self.head is not None else 0
+        for r in ranks:
+            r.phase = AgentPhase.RUNNING
+            r.commit = self.head
+
+    def _train(self, number: int, training: Training, ranks: list[Ranks]) -> None:
+        if training.draining_until is not None:
+            if self.time >= training.draining_until:
+                self._commit(number, training, ranks)
+                self._end(ranks, AgentPhase.DRAINED)
+            return
+        if self.time < training.next_step:
+            return
+        if self.fail_next_step == number:
+            self.fail_next_step = None
+            self._end(
+                ranks[:1], AgentPhase.FAILED, Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x")
+            )
+            return
+        if training.step >= self.total_steps:
+            self._commit(number, training, ranks)
+            self._end(ranks, AgentPhase.SUCCEEDED)
+            return
+        training.step += 1
+        training.last_step_at = self.now
+        training.first_step_at = training.first_step_at or self.now
+        training.next_step = self.time + STEP_SECONDS
+        if any(r.drain for r in ranks):
+            training.draining_until = self.time + COMMIT_SECONDS
+            for r in ranks:
+                r.drain_seen = self.now
+        elif training.step % COMMIT_EVERY == 0:
+            self._commit(number, training, ranks)
+
+    def _commit(self, number: int, training: Training, ranks: list[Ranks]) -> None:
+        if number < self.fence:
+            return  # a fenced generation's commit loses
+        self.head = CommitRef(
+            generation=number, step=training.step, manifest=f"g{number}-s{training.step}", committed_at=self.now
+        )
+        for r in ranks:
+            r.commit = self.head
+
+    def _end(self, ranks: list[Ranks], phase: AgentPhase, failure: Failure | None = None) -> None:
+        for r in ranks:
+            r.phase, r.failure = phase, failure
+        for pod in self.pods.values():
+            if pod.ranks in ranks:
+                pod.next_report = self.time
+
+    # --- the operator ------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        due = [item for item in self.inbox if item[0] <= self.time]
+        self.inbox = [item for item in self.inbox if item[0] > self.time]
+        for _, report in due:
+            known = self.reports.get(report.pod_uid)
+            if known is None or known.report.sent_at <= report.sent_at:
+                self.reports[report.pod_uid] = ReportView(report=report, received_at=self.now)
+                self.next_pass = min(self.next_pass, self.time)
+
+    def observe(self) -> Observed:
+        views = tuple(self._view(pod) for pod in self.pods.values())
+        return Observed(
+            job=self.job,
+            pods=views,
+            nodes={name: self._node_view(node) for name, node in self.nodes.items()},
+            reports=dict(self.reports),
+            template_hash=self.template_hash,
+            operator_started_at=self.at(self.operator_started),
+        )
+
+    def _view(self, pod: Pod) -> PodView:
+        up = pod.agent_since is not None and self.time >= pod.agent_since
+        return PodView(
+            name=pod.view_name,
+            uid=pod.uid,
+            sequence=pod.sequence,
+            capacity_type=pod.capacity_type,
+            template_hash=pod.template_hash,
+            created_at=self.at(pod.created),
+            phase="Running" if up else "Pending",
+            ready=up,
+            ready_since=self.at(pod.agent_since) if pod.agent_since is not None and up else None,
+            node=pod.node,
+            scheduled_at=self.at(pod.scheduled) if pod.scheduled is not None else None,
+            ip=f"127.0.1.{pod.sequence % 250}" if up else None,
+            deleting=pod.delete_at is not None,
+            deletion_deadline=self.at(pod.delete_at) if pod.delete_at is not None else None,
+            unschedulable_since=self.at(pod.unschedulable_since) if pod.unschedulable_since is not None else None,
+            container_started=up,
+        )
+
+    def _node_view(self, node: Node) -> NodeView:
+        shown = node.notice if self.time >= node.notice_seen_at else None
+        ready = node.died_at is None or self.time < node.died_at + NOT_READY_AFTER
+        tainted = shown is not None and not shown.cancelled
+        return NodeView(name=node.name, ready=ready, notice=shown, taints=(TAINT_PREEMPTION,) if tainted else ())
+
+    def _reconcile(self) -> None:
+        observed = self.observe()
+        decided = plan(observed, self.now)
+        self._check(observed, decided)
+        self.next_pass = self.time + (decided.requeue_after if decided.requeue_after is not None else 1e9)
+        if self._crash():
+            return
+        stored = TrainingJobStatus.model_validate_json(
+            decided.status.model_dump_json(by_alias=True, exclude_none=True)
+        )
+        if stored != decided.status:
+            self.problems.append("the status doesn't survive JSON")
+        self._replace_job(status=stored)
+        if self._crash():
+            return
+        for action in decided.actions:
+            self._apply(action)
+            if self._crash():
+                return
+        self.events += [f"{self.time:7.2f} {e.type[0]} {e.reason}: {e.message}" for e in decided.events]
+        if self.rng.random() < 0.1:
+            self._check_idempotence()
+
+    def _crash(self) -> bool:
+        if self.rng.random() >= self.crashes:
+            return False
+        self.stop_operator(self.rng.choice([1.0, 3.0, 20.0]))
+        return True
+
+    def _apply(self, action: object) -> None:
+        if isinstance(action, CreatePod):
+            if any(p.view_name == action.name for p in self.pods.values()):
+                return
+            self.created.append(action.name)
+            uid = f"uid-{len(self.created)}"
+            self.pods[uid] = Pod(
+                view_name=action.name,
+                uid=uid,
+                sequence=action.sequence,
+                capacity_type=action.capacity_type,
+                template_hash=self.template_hash,
+                created=self.time,
+            )
+        elif isinstance(action, DeletePod):
+            pod = self.pods.get(action.uid)
+            if pod is None:
+                return
+            if action.grace_seconds == 0 or pod.node is None:
+                del self.pods[action.uid]
+            elif pod.delete_at is None:
+                pod.delete_at = self.time + 1.0
+        else:
+            self.gone = True
+
+    def _replace_job(self, **changes: object) -> None:
+        fields = {name: getattr(self.job, name) for name in JobView.__dataclass_fields__}
+        self.job = JobView(**(fields | changes))  # type: ignore[arg-type]
+
+    # --- what must always hold ---------------------------------------------------------------------------
+
+    def _check(self, observed: Observed, decided: Plan) -> None:
+        before, new = self.status.generation, decided.status.generation
+        old_commit, commit = self.status.commit, decided.status.commit
+        if old_commit is not None and (
+            commit is None or (commit.generation, commit.step) < (old_commit.generation, old_commit.step)
+        ):
+            self._problem("the commit went back")
+        if new is None:
+            return
+        if before is not None and new.number < before.number:
+            self._problem("the generation's number went back")
+        if before is None or new.number > before.number:
+            self._check_start(observed, decided)
+
+    def _check_start(self, observed: Observed, decided: Plan) -> None:
+        new = decided.status.generation
+        assert new is not None
+        pods = {pod.uid: pod for pod in observed.pods}
+        if not self.spec.nodes.min <= len(new.members) <= self.spec.nodes.max:
+            self._problem(f"{len(new.members)} members")
+        if [m.node_rank for m in new.members] != list(range(len(new.members))):
+            self._problem("node ranks have holes")
+        types = [m.capacity_type for m in new.members]
+        if CapacityType.ON_DEMAND in types and types[0] is not CapacityType.ON_DEMAND:
+            self._problem("rank 0 isn't on-demand")
+        deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
+        for member in new.members:
+            pod = pods.get(member.pod_uid)
+            node = observed.nodes.get(pod.node or "") if pod is not None else None
+            if pod is None or not pod.ready or pod.deleting or pod.uid in deleted:
+                self._problem(f"{member.pod} isn't ready")
+            if node is None or (node.notice is not None and not node.notice.cancelled):
+                self._problem(f"{member.pod} is doomed")
+
+    def _check_idempotence(self) -> None:
+        again = plan(self.observe(), self.now)
+        if again.status != self.status or again.actions or again.events:
+            changed = [
+                f"{name}: {getattr(self.status, name)} -> {getattr(again.status, name)}"
+                for name in TrainingJobStatus.model_fields
+                if getattr(self.status, name) != getattr(again.status, name)
+            ]
+            self._problem(f"a second pass did something: {again.actions} {again.events} {changed}")
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(f"{self.time:.2f}: {text}")
