@@ -15,7 +15,7 @@ from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.storage import CheckpointStorage, open_storage
 
 Open = Callable[[], CheckpointStorage]
-ROUNDS = 50
+ROUNDS = 20
 WRITERS = 8
 
 

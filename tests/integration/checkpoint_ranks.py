@@ -207,6 +207,13 @@ def busy(me: Rank) -> None:
     assert head is not None
     assert head.step == 12
     assert first.done
+    # The same step again, saved in the background and finished on some ranks only: one answer for all.
+    again = me.save(20)
+    if me.rank == 0:
+        again.wait()
+    committed = me.save(20, asynchronous=False)
+    assert committed.commit.step == 20
+    assert committed is again
 
 
 def agreement(me: Rank) -> None:

@@ -158,11 +158,6 @@ class CheckpointSchedule:
         if self.checkpointer is None or step <= self.committed_step:
             return
         self.reporter.update(phase=TrainerPhase.SAVING)
-        if self._handle is not None and self._handle.step == step:
-            self._handle.wait()
-            self.poll()
-            self.committed_step = step
-            return
         handle = self.checkpointer.save(
             state.tensors(),
             step=step,

@@ -1,4 +1,16 @@
-"""Sharded, two-phase checkpoints for any world size, on files and object stores."""
+"""Sharded, two-phase checkpoints for any world size, on files and object stores.
+
+What lies in the store:
+
+    HEAD                                        the kept commits, newest first, and the fence (head.py)
+    attempts/g000003-s000000120-<unique>/       one save of generation 3 after step 120 (attempt.py)
+        rank-00000.data                         raw bytes of the tensors that rank 0 wrote (dcp.py)
+        rank-00000.receipt.json                 their places, size and checksums, and the rank's own state
+        manifest.json                           all of that together, and the state that is not tensors
+
+A save goes: stage (staging.py), upload and receipt on every rank, then on rank 0 the manifest and the
+compare-and-swap of HEAD (persist.py). Only what HEAD names exists. Nothing in it is a pickle (codec.py).
+"""
 
 from spottrain.checkpoint.checkpointer import Checkpointer, Loaded
 from spottrain.checkpoint.errors import (

@@ -43,15 +43,14 @@ class Agreement:
         """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
         return self._first(_outcome(work))
 
-    def flags_and_token(self, first: bool, second: bool) -> tuple[bool, bool, int]:
-        """Whether each flag is set on any rank, and a random number of rank 0's, in one small reduction."""
+    def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
+        """Which flags are set on any rank, and a random number of rank 0's, in one small reduction."""
         token = secrets.randbits(63) if self._rank == 0 else 0
-        if self._group is None:
-            return first, second, token
-        values = torch.tensor([first, second, token], dtype=torch.int64)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
-        any_first, any_second, token = values.tolist()
-        return bool(any_first), bool(any_second), token
+        values = torch.tensor([*flags, token], dtype=torch.int64)
+        if self._group is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        *any_of, token = values.tolist()
+        return [bool(flag) for flag in any_of], token
 
     def _first(self, outcome: object) -> CheckpointError | None:
         error = outcome if isinstance(outcome, CheckpointError) else None

@@ -16,7 +16,7 @@ from spottrain.checkpoint.agreement import Agreement
 from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
-from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
+from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.head import Commit, fence, read_head
 from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
@@ -133,23 +133,33 @@ class Checkpointer:
 
         Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
         finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
-        this step, with `handle.commit` set on every rank, and raises on every rank if that failed.
+        this step, with `handle.commit` set on every rank, and raises on every rank if that failed; a step
+        that the save before has committed already is not saved again.
         `deadline_seconds` bounds the wait for the other ranks' receipts. `extra` and `state` but for its
         sharded tensors are rank 0's; `rank_state` is each rank's own.
         """
         started = time.monotonic()
         if (wait or not asynchronous) and self._current is not None:
-            self._current.join()
-        busy = self._current is not None and not self._current.done
+            self._current.join(deadline_seconds)
 
         def parts() -> tuple[codec.Tensors, codec.Json, codec.Json, codec.Json]:
             return *codec.split(state), codec.encode(extra or {}), codec.encode(rank_state)
 
         tensors, tree, encoded_extra, encoded_rank_state = self._agreement.together(parts)
         changed = self._plan is None or self._plan[1] != signature(tensors)
-        busy, changed, unique = self._agreement.flags_and_token(busy, changed)
+        # The ranks finish their parts at different times, so only together they know how it stands.
+        (busy, unsaved, changed), unique = self._agreement.any_and_token(
+            self._is_busy(), asynchronous or not self._has_saved(step), changed
+        )
+        if busy and not asynchronous:
+            raise SaveFailed(
+                f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
+            )
         if busy:
             return None
+        if not unsaved and self._current is not None:
+            self._current.commit = self._agreement.from_rank_0(self._current.wait)
+            return self._current
         plan = self._planned(tensors, changed)
         data = self._staging.stage(plan, tensors)
         handle = SaveHandle(step, plan.size, time.monotonic() - started)
@@ -191,6 +201,13 @@ class Checkpointer:
         """Wait for the save under way; its error, if any, stays on its handle."""
         if self._current is not None:
             self._current.join()
+
+    def _is_busy(self) -> bool:
+        return self._current is not None and not self._current.done
+
+    def _has_saved(self, step: int) -> bool:
+        current = self._current
+        return current is not None and current.done and current.error is None and current.step == step
 
     def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
         return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)

@@ -58,9 +58,9 @@ class SaveHandle:
             raise self.error
         return self.commit
 
-    def join(self) -> None:
-        """Wait until this rank's part has ended, well or not."""
-        self._finished.wait()
+    def join(self, timeout_seconds: float | None = None) -> None:
+        """Wait until this rank's part has ended, well or not, or until the time is over."""
+        self._finished.wait(timeout_seconds)
 
     def finish(self, error: CheckpointError | None = None) -> None:
         """Called once by the save itself."""
