@@ -57,13 +57,12 @@ class AssignmentBoard:
         A pod that nobody has published for waits too: right after a restart the operator must not tell a
         training pod anything before it has looked.
         """
-        deadline = time.monotonic() + timeout_seconds
         self._num_waiting += 1
         try:
-            while (assignment := self._assignments.get(pod_uid)) is None or assignment.revision == after:
-                changed = self._changed.setdefault(pod_uid, asyncio.Event())
-                await asyncio.wait_for(changed.wait(), deadline - time.monotonic())
-            return assignment
+            async with asyncio.timeout(timeout_seconds):
+                while (assignment := self._assignments.get(pod_uid)) is None or assignment.revision == after:
+                    await self._changed.setdefault(pod_uid, asyncio.Event()).wait()
+                return assignment
         except TimeoutError:
             return None
         finally:

@@ -107,6 +107,7 @@ class Controller:
 async def _wait(wake: asyncio.Event, seconds: float | None) -> None:
     """Until it is set, or so many seconds have passed."""
     try:
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()
     except TimeoutError:
         return

@@ -45,6 +45,7 @@ class LeaderElection:
         self._clock = clock
         self._observed: tuple[str, float] | None = None  # (resourceVersion, when it was first seen)
         self._holder = settings.identity  # as last read
+        self._renewed_at = 0.0
         self.is_leader = False
 
     async def acquire(self) -> None:
@@ -57,17 +58,14 @@ class LeaderElection:
 
     async def hold(self) -> None:
         """Renew until the lease is lost, then return: whoever calls this must stop acting at once."""
-        renewed_at = self._clock()
         while self.is_leader:
             await asyncio.sleep(self._settings.retry_seconds)
-            left = renewed_at + self._settings.renew_deadline_seconds - self._clock()
             try:
-                held = await asyncio.wait_for(self._attempt(), max(0.0, left))
+                async with asyncio.timeout(self._seconds_left()):
+                    held = await self._attempt()
             except TimeoutError:
                 held = False
-            if held:
-                renewed_at = self._clock()
-            elif self._taken_by_another() or self._clock() - renewed_at >= self._settings.renew_deadline_seconds:
+            if not held and (self._taken_by_another() or self._seconds_left() <= 0):
                 self.is_leader = False
         log.error("%s no longer leads", self._settings.identity)
 
@@ -87,6 +85,7 @@ class LeaderElection:
         """Try once to take or renew the lease."""
         settings = self._settings
         self._holder = settings.identity
+        begun_at = self._clock()
         try:
             lease = await self._leases.read_lease(settings.namespace, settings.name)
             if lease is not None and not self._may_take(lease):
@@ -96,8 +95,13 @@ class LeaderElection:
         except ClusterError as error:
             log.warning("could not renew the lease %s: %s", settings.name, error)
             return False
+        self._renewed_at = begun_at
         self.is_leader = True
         return True
+
+    def _seconds_left(self) -> float:
+        """Until a leader that can't renew has to give up."""
+        return max(0.0, self._renewed_at + self._settings.renew_deadline_seconds - self._clock())
 
     def _taken_by_another(self) -> bool:
         return self._holder != self._settings.identity

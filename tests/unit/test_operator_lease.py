@@ -1,0 +1,128 @@
+"""Leader election: one at a time, soon another, and none that hangs on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from spottrain_operator.cluster import ClusterError, Manifest
+from spottrain_operator.lease import LeaderElection, LeaseSettings
+from spottrain_operator.memory_cluster import MemoryCluster
+
+
+def settings(identity: str) -> LeaseSettings:
+    return LeaseSettings(
+        namespace="system", identity=identity, duration_seconds=15, renew_deadline_seconds=10, retry_seconds=0.001
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Unreachable(MemoryCluster):
+    down = False
+
+    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+        if self.down:
+            raise ClusterError("connection refused")
+        return await super().read_lease(namespace, name)
+
+
+def election(cluster: MemoryCluster, identity: str, clock: Clock) -> LeaderElection:
+    return LeaderElection(cluster, settings(identity), clock=clock)
+
+
+def holder(cluster: MemoryCluster) -> Any:
+    return cluster.leases["system", "spottrain-operator"]["spec"]["holderIdentity"]
+
+
+async def pending(task: asyncio.Task[None]) -> bool:
+    """Whether it still waits after a number of tries."""
+    done, _ = await asyncio.wait({task}, timeout=0.05)
+    return not done
+
+
+async def test_the_second_waits_until_the_first_has_been_silent_for_the_duration() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    await election(cluster, "a", clock).acquire()
+    second = asyncio.create_task(election(cluster, "b", clock).acquire())
+    assert await pending(second)
+    clock.seconds = 14.9
+    assert await pending(second)
+    clock.seconds = 15.1
+    await asyncio.wait_for(second, 5)
+    assert holder(cluster) == "b"
+
+
+async def test_a_renewing_leader_keeps_it() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    holding = asyncio.create_task(first.hold())
+    second = asyncio.create_task(election(cluster, "b", clock).acquire())
+    for _ in range(5):
+        assert await pending(second)
+        clock.seconds += 8.0
+    assert not holding.done()
+    for task in (holding, second):
+        task.cancel()
+
+
+async def test_a_restarted_container_of_the_same_pod_leads_at_once() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    await election(cluster, "pod-x", clock).acquire()
+    await asyncio.wait_for(election(cluster, "pod-x", clock).acquire(), 0.5)
+    assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_released_lease_is_free_at_once() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    await first.release()
+    await asyncio.wait_for(election(cluster, "b", clock).acquire(), 0.5)
+    assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_leader_that_cannot_renew_gives_up_before_others_may_take_over() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    holding = asyncio.create_task(first.hold())
+    cluster.down = True
+    clock.seconds = 9.9
+    assert await pending(holding)
+    assert first.is_leader
+    clock.seconds = 10.1
+    await asyncio.wait_for(holding, 5)
+    assert not first.is_leader
+
+
+async def test_a_leader_whose_lease_was_taken_gives_up_at_once() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    lease = await cluster.read_lease("system", "spottrain-operator")
+    assert lease is not None
+    lease["spec"]["holderIdentity"] = "b"
+    await cluster.write_lease(lease)
+    await asyncio.wait_for(first.hold(), 5)
+    assert not first.is_leader
+
+
+@pytest.mark.parametrize("num_candidates", [2, 8])
+async def test_of_many_candidates_exactly_one_leads(num_candidates: int) -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    candidates = [election(cluster, f"c{n}", clock) for n in range(num_candidates)]
+    tasks = [asyncio.create_task(candidate.acquire()) for candidate in candidates]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert sum(candidate.is_leader for candidate in candidates) == 1
+    for task in tasks:
+        task.cancel()

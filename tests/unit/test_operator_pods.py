@@ -1,0 +1,192 @@
+"""The pod manifest: what must hold for every job, checked over many jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain_api.contract import ENV_CONTROL_URL, ENV_POD_UID, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, CapacityType
+from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_operator.pods import JobRef, build_pod, template_hash
+
+JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
+MINIMAL: dict[str, Any] = {
+    "image": "registry.example/train:1",
+    "entrypoint": {"script": "/app/train.py"},
+    "nodes": {"min": 2, "max": 4},
+    "batch": {"global": 64},
+    "checkpoint": {"uri": "s3://bucket/prefix"},
+}
+
+
+def spec(**changes: Any) -> TrainingJobSpec:
+    return TrainingJobSpec.model_validate(MINIMAL | changes)
+
+
+def pod(job_spec: TrainingJobSpec, capacity: CapacityType = CapacityType.SPOT, pool: str | None = None) -> Any:
+    return build_pod(
+        JOB, job_spec, name="gpt-7", sequence=7, capacity_type=capacity, pool=pool, control_url="http://control:8080"
+    )
+
+
+def env_of(manifest: Any) -> dict[str, Any]:
+    return {each["name"]: each for each in manifest["spec"]["containers"][0]["env"]}
+
+
+@given(
+    processes=st.integers(1, 8),
+    capacity=st.sampled_from(CapacityType),
+    labels=st.dictionaries(st.sampled_from(["team", LABEL_JOB_UID, LABEL_CAPACITY_TYPE]), st.just("mine")),
+    grace=st.integers(1, 3600),
+)
+def test_every_pod_is_restricted_and_carries_the_operators_labels(
+    processes: int, capacity: CapacityType, labels: dict[str, str], grace: int
+) -> None:
+    template = {"labels": labels, "terminationGracePeriodSeconds": grace}
+    manifest = pod(spec(processesPerNode=processes, podTemplate=template), capacity)
+    pod_spec = manifest["spec"]
+    container = pod_spec["containers"][0]
+    assert pod_spec["securityContext"]["runAsNonRoot"] is True
+    assert pod_spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod_spec.keys()
+    assert pod_spec["automountServiceAccountToken"] is False
+    assert pod_spec["restartPolicy"] == "Never"
+    assert pod_spec["terminationGracePeriodSeconds"] == grace
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": str(processes)}}
+    assert manifest["metadata"]["labels"][LABEL_JOB_UID] == JOB.uid
+    assert manifest["metadata"]["labels"][LABEL_CAPACITY_TYPE] == capacity.value
+    assert manifest["metadata"]["ownerReferences"][0]["uid"] == JOB.uid
+
+
+def test_the_only_credential_is_a_token_for_the_operator() -> None:
+    manifest = pod(spec())
+    projected = [each for each in manifest["spec"]["volumes"] if "projected" in each]
+    assert [source["serviceAccountToken"]["audience"] for source in projected[0]["projected"]["sources"]] == [
+        "spottrain"
+    ]
+
+
+def test_users_variables_come_before_the_operators_and_replace_the_defaults() -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    manifest = pod(spec(env=[{"name": "HOME", "value": "/home/me"}, secret]))
+    names = [each["name"] for each in manifest["spec"]["containers"][0]["env"]]
+    assert len(names) == len(set(names))
+    assert names.index("TOKEN") < names.index(ENV_CONTROL_URL)
+    env = env_of(manifest)
+    assert env["HOME"]["value"] == "/home/me"
+    assert env["TOKEN"] == secret
+    assert env[ENV_POD_UID]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+
+
+def terms(manifest: Any) -> list[Any]:
+    required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+
+
+def matches(term: list[Any], labels: dict[str, str]) -> bool:
+    def one(expression: Any) -> bool:
+        value = labels.get(expression["key"])
+        match expression["operator"]:
+            case "In":
+                return value in expression["values"]
+            case "NotIn":
+                return value not in expression["values"]
+            case "Exists":
+                return value is not None
+        raise AssertionError(expression)
+
+    return all(one(expression) for expression in term)
+
+
+SPOT_NODES = {
+    "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
+    "karpenter": {"karpenter.sh/capacity-type": "spot"},
+    "gke": {"cloud.google.com/gke-nodepool": "a", "cloud.google.com/gke-spot": "true"},
+    "aks": {"kubernetes.azure.com/agentpool": "a", "kubernetes.azure.com/scalesetpriority": "spot"},
+}
+ON_DEMAND_NODES = {
+    "eks": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
+    "karpenter": {"karpenter.sh/capacity-type": "on-demand"},
+    "karpenter-reserved": {"karpenter.sh/capacity-type": "reserved"},
+    "gke": {"cloud.google.com/gke-nodepool": "a"},
+    "aks": {"kubernetes.azure.com/agentpool": "a"},
+}
+
+
+@pytest.mark.parametrize("provider", SPOT_NODES)
+def test_spot_nodes_take_spot_pods_only(provider: str) -> None:
+    labels = SPOT_NODES[provider]
+    assert any(matches(term, labels) for term in terms(pod(spec(), CapacityType.SPOT)))
+    assert not any(matches(term, labels) for term in terms(pod(spec(), CapacityType.ON_DEMAND)))
+
+
+@pytest.mark.parametrize("provider", ON_DEMAND_NODES)
+def test_on_demand_nodes_take_on_demand_pods_only(provider: str) -> None:
+    labels = ON_DEMAND_NODES[provider]
+    assert any(matches(term, labels) for term in terms(pod(spec(), CapacityType.ON_DEMAND)))
+    assert not any(matches(term, labels) for term in terms(pod(spec(), CapacityType.SPOT)))
+
+
+POOLS = {
+    "pools": [
+        {
+            "name": "a10",
+            "capacityType": "spot",
+            "provider": "gke",
+            "nodeSelector": {"pool": "a10"},
+            "tolerations": [{"key": "a10", "operator": "Exists"}],
+        },
+        {"name": "own", "capacityType": "spot", "provider": "custom", "nodeSelector": {"rack": "7"}},
+    ]
+}
+
+
+def test_a_pod_of_a_pool_goes_to_that_pool_alone() -> None:
+    manifest = pod(spec(capacity=POOLS), pool="a10")
+    [term] = terms(manifest)
+    assert matches(term, {"cloud.google.com/gke-spot": "true", "pool": "a10"})
+    assert not matches(term, {"pool": "a10"})
+    assert {"key": "a10", "operator": "Exists"} in manifest["spec"]["tolerations"]
+
+
+def test_without_a_named_pool_any_pool_of_the_capacity_type_will_do() -> None:
+    assert len(terms(pod(spec(capacity=POOLS)))) == 2
+
+
+def test_a_capacity_type_without_a_pool_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match="no pool for on-demand nodes"):
+        pod(spec(capacity=POOLS), CapacityType.ON_DEMAND)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": "registry.example/train:2"},
+        {"env": [{"name": "A", "value": "b"}]},
+        {"entrypoint": {"module": "train"}},
+        {"processesPerNode": 2},
+        {"podTemplate": {"labels": {"a": "b"}}},
+        {"batch": {"global": 64, "micro": 2}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_template_hash_changes_with_what_pods_are(changes: dict[str, Any]) -> None:
+    assert template_hash(spec(**changes)) != template_hash(spec())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": {"min": 1, "max": 8}},
+        {"capacity": {"onDemand": {"min": 1}}},
+        {"runPolicy": {"suspend": True}},
+        {"processesPerNode": 1},
+    ],
+    ids=["nodes", "capacity", "runPolicy", "a default written out"],
+)
+def test_the_template_hash_stays_the_same_for_what_pods_are_not(changes: dict[str, Any]) -> None:
+    assert template_hash(spec(**changes)) == template_hash(spec())
