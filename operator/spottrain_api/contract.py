@@ -151,6 +151,11 @@ class Notice(Message):
     cancelled: bool = False
 
 
+# Notices about one pod alone have an id that begins so, followed by the pod's uid. They are no reason for the
+# node's other pods to drain, nor to taint the node.
+POD_NOTICE_PREFIX = "pod/"
+
+
 class NoticeList(Message):
     """Answer of the watcher's notice API. `revision` changes when the notices do; ask again with `?after=`."""
 

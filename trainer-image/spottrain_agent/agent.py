@@ -41,6 +41,7 @@ from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
 from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
 from spottrain_api.contract import (
+    POD_NOTICE_PREFIX,
     AgentPhase,
     AgentReport,
     Assignment,
@@ -142,7 +143,9 @@ class Agent:
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:
-        self._dispatch(NoticesChanged(notices=notices.notices, now=datetime.now(UTC)))
+        ours = f"{POD_NOTICE_PREFIX}{self._settings.pod_uid}"
+        concerning = tuple(n for n in notices.notices if not n.id.startswith(POD_NOTICE_PREFIX) or n.id == ours)
+        self._dispatch(NoticesChanged(notices=concerning, now=datetime.now(UTC)))
 
     def _on_sigterm(self) -> None:
         now = datetime.now(UTC)

@@ -1,0 +1,180 @@
+"""Signals that Kubernetes itself carries: taints and the deletion of the node, disruption of our pods on it.
+
+Taints `node.kubernetes.io/not-ready` and `…/unreachable` are not among them: they say that something has happened
+already, come and go with a restart of the kubelet, and the operator sees them itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY, POD_NOTICE_PREFIX, Notice, NoticeKind
+from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+DEFAULT_GRACE_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class TaintMeaning:
+    """What a taint announces, and how long after it the node is gone."""
+
+    kind: NoticeKind
+    lead_seconds: float
+
+
+TAINTS = {
+    "aws-node-termination-handler/spot-itn": TaintMeaning(NoticeKind.PREEMPT, 120),
+    "aws-node-termination-handler/rebalance-recommendation": TaintMeaning(NoticeKind.REBALANCE, 600),
+    "aws-node-termination-handler/asg-lifecycle-termination": TaintMeaning(NoticeKind.PREEMPT, 120),
+    "aws-node-termination-handler/scheduled-maintenance": TaintMeaning(NoticeKind.MAINTENANCE, 120),
+    "karpenter.sh/disrupted": TaintMeaning(NoticeKind.PREEMPT, 120),
+    "cloud.google.com/impending-node-termination": TaintMeaning(NoticeKind.PREEMPT, 15),
+    "node.kubernetes.io/out-of-service": TaintMeaning(NoticeKind.PREEMPT, 0),
+    "ToBeDeletedByClusterAutoscaler": TaintMeaning(NoticeKind.MAINTENANCE, 60),
+}
+
+
+class KubernetesSource:
+    """Watches this node and the trainer pods on it through the API server."""
+
+    name = "kubernetes"
+
+    def __init__(self, api: KubernetesApi, node: str) -> None:
+        self._api = api
+        self._node = node
+
+    async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
+        objects = _Observed()
+        node_field = f"metadata.name={self._node}"
+        pod_field = f"spec.nodeName={self._node}"
+        label = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+        tasks = [
+            asyncio.create_task(self._follow("/api/v1/nodes", objects.set_node, fieldSelector=node_field)),
+            asyncio.create_task(
+                self._follow("/api/v1/pods", objects.set_pods, fieldSelector=pod_field, labelSelector=label)
+            ),
+        ]
+        try:
+            async for notices in self._notices(objects):
+                yield notices
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _notices(self, objects: _Observed) -> AsyncIterator[tuple[Notice, ...]]:
+        known: dict[str, Notice] = {}
+        told: tuple[Notice, ...] | None = None
+        while True:
+            await objects.changed.wait()
+            objects.changed.clear()
+            if objects.node is None or objects.pods is None:
+                continue
+            now = datetime.now(UTC)
+            seen = [*node_notices(self._node, objects.node, now), *pod_notices(self._node, objects.pods, now)]
+            known = {notice.id: known.get(notice.id, notice) for notice in seen}
+            notices = tuple(known.values())
+            if notices != told:
+                told = notices
+                yield notices
+
+    async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:
+        """List, then watch, for ever; hands over all objects by name after each change."""
+        while True:
+            try:
+                listed = await self._api.get(path, **selectors)
+                objects = {item["metadata"]["name"]: item for item in listed["items"]}
+                on_objects(objects)
+                version = listed["metadata"]["resourceVersion"]
+                async for event in self._api.watch(path, version, **selectors):
+                    _apply(objects, event)
+                    on_objects(objects)
+            except KubernetesError as error:
+                logger.debug("%s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+class _Observed:
+    """The newest node and pods by name; None until they were listed."""
+
+    def __init__(self) -> None:
+        self.node: dict[str, Any] | None = None
+        self.pods: dict[str, Any] | None = None
+        self.changed = asyncio.Event()
+
+    def set_node(self, objects: dict[str, Any]) -> None:
+        self.node = objects
+        self.changed.set()
+
+    def set_pods(self, objects: dict[str, Any]) -> None:
+        self.pods = objects
+        self.changed.set()
+
+
+def _apply(objects: dict[str, Any], event: dict[str, Any]) -> None:
+    if event["type"] == "ERROR":
+        # Mostly 410 Gone: the version is too old to watch from, so list again.
+        raise KubernetesError(f"watch ended: {event['object'].get('message')}", event["object"].get("code"))
+    name = event["object"]["metadata"]["name"]
+    if event["type"] == "DELETED":
+        objects.pop(name, None)
+    elif event["type"] in ("ADDED", "MODIFIED"):
+        objects[name] = event["object"]
+
+
+def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
+    """What the Node object says: its taints, and whether it is deleted."""
+    node = nodes.get(name)
+    if node is None or node["metadata"].get("deletionTimestamp"):
+        deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
+        return [deleted.model_copy(update={"cancellable": False})]
+    notices = []
+    for taint in node.get("spec", {}).get("taints") or ():
+        meaning = TAINTS.get(taint["key"])
+        if meaning is not None:
+            since = _time(taint.get("timeAdded"), now)
+            source = f"taint:{taint['key']}"
+            notices.append(_notice(name, source, source, meaning.kind, since, meaning.lead_seconds, now))
+    return notices
+
+
+def pod_notices(node: str, pods: dict[str, Any], now: datetime) -> list[Notice]:
+    """DisruptionTarget conditions of the trainer pods: each concerns that pod alone."""
+    notices = []
+    for pod in pods.values():
+        for condition in pod.get("status", {}).get("conditions") or ():
+            if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+                since = _time(condition.get("lastTransitionTime"), now)
+                lead = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+                source = f"condition:{condition.get('reason', 'DisruptionTarget')}"
+                notice_id = f"{POD_NOTICE_PREFIX}{pod['metadata']['uid']}"
+                notices.append(_notice(node, notice_id, source, NoticeKind.EVICT, since, lead, now))
+    return notices
+
+
+def _notice(
+    node: str, notice_id: str, source: str, kind: NoticeKind, since: datetime, lead_seconds: float, now: datetime
+) -> Notice:
+    return Notice(
+        id=notice_id,
+        node=node,
+        kind=kind,
+        source=source,
+        deadline=since + timedelta(seconds=lead_seconds),
+        observed_at=now,
+        cancellable=True,
+    )
+
+
+def _time(value: str | None, default: datetime) -> datetime:
+    try:
+        return datetime.fromisoformat(value) if value else default
+    except ValueError:
+        return default

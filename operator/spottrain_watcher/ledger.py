@@ -1,0 +1,81 @@
+"""What all sources together announce at present. Pure.
+
+Sources tell their whole state, so a repeated or late signal changes nothing, and a missing one is a cancellation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from spottrain_api.contract import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+
+# A cancelled notice is repeated as such for this long, for whoever has not heard of it yet.
+CANCELLED_KEPT = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """`by_source`: the newest word of each source that has spoken. `cancelled`: id -> (notice, since when)."""
+
+    by_source: Mapping[str, tuple[Notice, ...]] = field(default_factory=dict)
+    cancelled: Mapping[str, tuple[Notice, datetime]] = field(default_factory=dict)
+
+    def observe(self, source: str, notices: tuple[Notice, ...], now: datetime) -> Ledger:
+        """The ledger after `source` has announced `notices`, and nothing else."""
+        before = {notice.id: notice for notice in self.by_source.get(source, ())}
+        kept = tuple(_same(before.get(notice.id), notice) for notice in _distinct(notices))
+        after = replace(self, by_source={**self.by_source, source: kept})
+        standing = {notice.id for notice in after.standing()}
+        cancelled = {
+            key: (notice, since)
+            for key, (notice, since) in self.cancelled.items()
+            if key not in standing and now - since < CANCELLED_KEPT
+        }
+        for key, notice in before.items():
+            if key not in standing:
+                cancelled[key] = (notice.model_copy(update={"cancelled": True}), now)
+        return replace(after, cancelled=cancelled)
+
+    def standing(self) -> tuple[Notice, ...]:
+        """The notices in force, the earliest deadline first; of two with the same id the earlier one."""
+        first: dict[str, Notice] = {}
+        for notices in self.by_source.values():
+            for notice in notices:
+                other = first.get(notice.id)
+                if other is None or notice.deadline < other.deadline:
+                    first[notice.id] = notice
+        return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
+
+    def notice_list(self) -> NoticeList:
+        """For the agents: what stands, then what was cancelled lately."""
+        gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
+        notices = (*self.standing(), *gone)
+        digest = hashlib.sha256("\n".join(notice.to_json() for notice in notices).encode())
+        return NoticeList(revision=digest.hexdigest()[:16], notices=notices)
+
+    def for_node(self) -> Notice | None:
+        """The notice that concerns the whole node most: one that it goes before one that it may go."""
+        notices = [notice for notice in self.standing() if not notice.id.startswith(POD_NOTICE_PREFIX)]
+        return min(notices, key=lambda notice: (notice.kind is NoticeKind.REBALANCE, notice.deadline), default=None)
+
+
+def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    first: dict[str, Notice] = {}
+    for notice in notices:
+        first[notice.id] = _same(first.get(notice.id), notice)
+    return tuple(first.values())
+
+
+def _same(earlier: Notice | None, notice: Notice) -> Notice:
+    """One notice of two signals of the same event: seen when first seen, and never with a later deadline."""
+    if earlier is None:
+        return notice
+    return notice.model_copy(
+        update={
+            "deadline": min(earlier.deadline, notice.deadline),
+            "observed_at": min(earlier.observed_at, notice.observed_at),
+        }
+    )

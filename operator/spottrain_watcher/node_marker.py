@@ -1,0 +1,77 @@
+"""Tells the operator and the scheduler: the notice as an annotation of the Node, and a taint against new pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from spottrain_api.contract import ANNOTATION_NOTICE, TAINT_PREEMPTION, Notice, NoticeKind
+from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
+
+logger = logging.getLogger(__name__)
+
+MIN_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 2.0
+
+
+def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any] | None:
+    """The merge patch that makes the Node say what `notice` says, or None if it does already.
+
+    A recommendation is annotated only: the node may well stay. Taints are one atomic list, so the patch carries
+    the resourceVersion it was made from.
+    """
+    metadata = node["metadata"]
+    annotation = notice.to_json() if notice else None
+    taints = node.get("spec", {}).get("taints") or []
+    desired_taints = [taint for taint in taints if taint["key"] != TAINT_PREEMPTION]
+    if notice is not None and notice.kind is not NoticeKind.REBALANCE:
+        ours = [taint for taint in taints if taint["key"] == TAINT_PREEMPTION]
+        desired_taints += ours or [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
+    patch: dict[str, Any] = {}
+    if (metadata.get("annotations") or {}).get(ANNOTATION_NOTICE) != annotation:
+        patch["metadata"] = {"annotations": {ANNOTATION_NOTICE: annotation}}
+    if len(desired_taints) != len(taints):
+        patch["spec"] = {"taints": desired_taints}
+    if patch:
+        patch.setdefault("metadata", {})["resourceVersion"] = metadata["resourceVersion"]
+    return patch or None
+
+
+class NodeMarker:
+    """Keeps the Node in step with the newest notice, however often that takes."""
+
+    def __init__(self, api: KubernetesApi, node: str) -> None:
+        self._api = api
+        self._path = f"/api/v1/nodes/{node}"
+        self._notice: Notice | None = None
+        self._changed = asyncio.Event()
+
+    def show(self, notice: Notice | None) -> None:
+        self._notice = notice
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write until it is written, then wait for the next change; until cancelled."""
+        retry_seconds = MIN_RETRY_SECONDS
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._write()
+                retry_seconds = MIN_RETRY_SECONDS
+            except KubernetesError as error:
+                if error.status == 404:
+                    # The Node object is gone: there is nothing left to mark.
+                    continue
+                logger.warning("the node could not be marked, trying again: %s", error)
+                self._changed.set()
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
+
+    async def _write(self) -> None:
+        notice = self._notice
+        patch = desired_change(await self._api.get(self._path), notice)
+        if patch is not None:
+            await self._api.merge_patch(self._path, patch)
+            logger.info("node marked: %s", notice.to_json() if notice else "no notice")
