@@ -56,7 +56,7 @@ COUNTERS: tuple[tuple[str, str, Read], ...] = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Jobs(Collector):
     """Reads the statuses when scraped."""
 
