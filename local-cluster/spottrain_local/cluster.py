@@ -1,9 +1,12 @@
 """A local cluster as its user handles it: `up`, `down`, and requests to its supervisor."""
 
+import fcntl
 import http.client
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +24,8 @@ DEFAULT_NAME = "default"
 UP_SECONDS = 120.0
 DOWN_SECONDS = 40.0
 POLL_SECONDS = 0.1
+# How long the supervisor may take to answer: always at once, but for requests that wait for machines.
+STATUS_SECONDS, REQUEST_SECONDS = 5.0, 60.0
 
 Status = dict[str, Any]
 
@@ -63,26 +68,17 @@ class Cluster:
 
     def down(self, *, delete: bool = False) -> bool:
         """Stop the cluster, with `delete` for good; returns whether it was running."""
-        running = self.status() is not None
-        if running:
-            pid = int(self.layout.lock.read_text())
-            self.request("POST", "/v1/stop")
-            deadline = time.monotonic() + DOWN_SECONDS
-            while _is_alive(pid):
-                if time.monotonic() > deadline:
-                    raise LocalClusterError(
-                        f"The cluster {self.layout.name} is still stopping after {DOWN_SECONDS:.0f} s: see"
-                        f" {self.layout.root / 'supervisor.log'}, or end its process {pid}."
-                    )
-                time.sleep(POLL_SECONDS)
+        pid = self._supervisor_pid()
+        if pid is not None:
+            self._end_supervisor(pid)
         if delete:
             shutil.rmtree(self.layout.root, ignore_errors=True)
-        return running
+        return pid is not None
 
     def status(self) -> Status | None:
         """What the supervisor says, or None where the cluster doesn't run."""
         try:
-            return self.request("GET", "/v1/status")
+            return self.request("GET", "/v1/status", patience=STATUS_SECONDS)
         except OSError:
             return None
 
@@ -121,9 +117,11 @@ class Cluster:
                 f" logs in {self.layout.logs}."
             ) from error
 
-    def request(self, method: str, path: str, body: dict[str, object] | None = None) -> Status:
+    def request(
+        self, method: str, path: str, body: dict[str, object] | None = None, patience: float = REQUEST_SECONDS
+    ) -> Status:
         """One request to the supervisor. Raises OSError when it isn't there, LocalClusterError when it refuses."""
-        connection = _UnixConnection(self.layout.socket)
+        connection = _UnixConnection(self.layout.socket, patience)
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None)
             response = connection.getresponse()
@@ -135,6 +133,38 @@ class Cluster:
         if response.status >= 400:
             raise LocalClusterError(answer["error"])
         return answer
+
+    def _supervisor_pid(self) -> int | None:
+        """Process id of the supervisor that holds the lock, or None where nobody does."""
+        try:
+            with self.layout.lock.open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return int(lock.read() or 0) or None
+        except FileNotFoundError:
+            pass
+        return None
+
+    def _end_supervisor(self, pid: int) -> None:
+        """Let it stop the cluster; if it can't, kill it, and what it started dies with it."""
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            self.request("POST", "/v1/stop", patience=STATUS_SECONDS)
+            ended, _, _ = select.select([process], [], [], DOWN_SECONDS)
+        except OSError:  # it hangs, or is at its very start or end
+            ended = []
+        try:
+            if not ended:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                select.select([process], [], [], DOWN_SECONDS)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(process)
 
     def _write_spec(self, spec: ClusterSpec | None) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,7 +188,8 @@ class Cluster:
     ) -> Status:
         deadline = time.monotonic() + UP_SECONDS
         while True:
-            if supervisor and supervisor.poll() is not None:
+            # It also ends when another `up` was faster; then that one's cluster is waited for.
+            if supervisor and supervisor.poll() is not None and self._supervisor_pid() is None:
                 log = (self.layout.root / "supervisor.log").read_text().strip().splitlines()
                 raise LocalClusterError(
                     f"The cluster {self.layout.name} did not start. {' '.join(log[-1:])}"
@@ -191,8 +222,8 @@ def list_clusters(root: Path) -> list[str]:
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket whose path may be longer than the 107 bytes that the kernel takes."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=30)
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
@@ -203,11 +234,3 @@ class _UnixConnection(http.client.HTTPConnection):
             self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
         finally:
             os.close(folder)
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process runs (one that has ended and awaits its parent doesn't)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

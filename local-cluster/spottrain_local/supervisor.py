@@ -40,6 +40,7 @@ from spottrain_local.spec import ClusterSpec
 log = logging.getLogger(__name__)
 
 NODES_POLL_SECONDS = 0.2
+STATE_POLL_SECONDS = 2.0
 NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
@@ -81,8 +82,8 @@ class Supervisor:
         write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
         self.control_plane.write_kubeconfigs()
         async with self.client, serve_control_api(self):
-            # Ends only with an error: the names are kept for as long as the cluster runs.
-            work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names())
+            # Ends only with an error: two of them go on for as long as the cluster runs.
+            work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names(), self._keep_state())
             stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
             try:
                 await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +126,14 @@ class Supervisor:
                 if expected <= fresh & {node["metadata"]["name"] for node in nodes if _is_ready(node)}:
                     return
             await asyncio.sleep(NODES_POLL_SECONDS)
+
+    async def _keep_state(self) -> None:
+        """Stop when the state folder is removed: nobody could reach this cluster any more."""
+        socket = self.layout.socket.stat().st_ino
+        while True:
+            await asyncio.sleep(STATE_POLL_SECONDS)
+            if not self.layout.socket.exists() or self.layout.socket.stat().st_ino != socket:
+                raise LocalClusterError(f"The state in {self.layout.root} was removed: the cluster stops.")
 
     async def _keep_names(self) -> None:
         """Keep the hosts file in step with Services and pods."""
@@ -179,8 +188,13 @@ def _claim(layout: ClusterLayout) -> NetworkClaim:
 
 
 async def _supervise(layout: ClusterLayout) -> None:
-    spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
-    supervisor = Supervisor(layout, spec, _claim(layout))
+    try:
+        spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
+        supervisor = Supervisor(layout, spec, _claim(layout))
+    except ValueError as error:
+        raise LocalClusterError(
+            f"The state in {layout.root} can't be read; start afresh with `spottrain local down --delete`. {error}"
+        ) from error
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)

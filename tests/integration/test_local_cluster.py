@@ -1,6 +1,7 @@
 """The local cluster as its users meet it: real processes, real kubectl."""
 
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -177,3 +178,41 @@ def test_a_cluster_that_does_not_run_says_how_to_start_it(tmp_path: Path) -> Non
 
     with pytest.raises(LocalClusterError, match="start it with `spottrain local up --name absent`"):
         Cluster(layout=ClusterLayout(root=tmp_path / "absent")).kill(["spot-0"])
+
+
+def test_a_cluster_whose_state_is_removed_stops(tmp_path: Path) -> None:
+    # Longer than a unix socket's name may be.
+    root = tmp_path / ("deep-" * 20) / "cluster"
+    with throw_away_cluster(root, ClusterSpec(nodes=[])):
+        shutil.rmtree(root)
+        wait_for(lambda: not processes_of(root), "the supervisor and all that it started have ended", seconds=15)
+
+
+def test_a_supervisor_that_hangs_is_ended_by_down(tmp_path: Path) -> None:
+    with throw_away_cluster(tmp_path / "hung", ClusterSpec(nodes=[])) as cluster:
+        os.kill(int(cluster.layout.lock.read_text()), signal.SIGSTOP)
+        assert cluster.down()
+        wait_for(lambda: not processes_of(tmp_path), "everything has ended", seconds=5)
+
+
+def test_the_control_plane_heals_when_its_store_dies(local_cluster: Cluster, kubectl: Kubectl) -> None:
+    etcd = next(p for p in local_cluster.running_status()["parts"] if p["name"] == "etcd")
+    kubectl("create", "configmap", "before")
+    os.kill(etcd["pid"], signal.SIGKILL)
+    wait_for(lambda: kubectl.run("get", "configmap", "before").returncode == 0, "the API answers again")
+    kubectl("create", "configmap", "after")
+
+
+def test_names_of_services_follow_their_pods(local_cluster: Cluster, kubectl: Kubectl) -> None:
+    kubectl("create", "namespace", "names")
+    kubectl("run", "web", "--image=any", "-n", "names", "--labels=app=web", "--command", "--", "sleep", "600")
+    kubectl("expose", "pod", "web", "--port=80", "-n", "names")
+
+    def line() -> str:
+        hosts = local_cluster.layout.hosts.read_text().splitlines()
+        return next((entry for entry in hosts if " web.names.svc " in entry), "")
+
+    wait_for(line, "the Service has a name")
+    assert line().split()[0] == kubectl.get("pod", "web", "-n", "names")["status"]["podIP"]
+    kubectl("delete", "namespace", "names", "--wait=true")
+    wait_for(lambda: not line(), "its name is gone")
