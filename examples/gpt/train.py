@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--checkpoints", help="URI; only without an operator, where the job doesn't name one")
     args = parser.parse_args()
 
-    with spottrain.session(global_batch=24, micro_batch=12, strategy="fsdp", checkpoint_uri=args.checkpoints) as session:
+    with spottrain.session(
+        global_batch=24, micro_batch=12, strategy="fsdp", checkpoint_uri=args.checkpoints
+    ) as session:
         training = session.prepare(
             Gpt(num_layers=args.layers, width=args.width, num_heads=args.heads, context=args.context),
             optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95)),

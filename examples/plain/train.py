@@ -68,6 +68,8 @@ def main() -> None:
         optimizer.step()
         time.sleep(args.step_seconds)
         step += 1
+        if dist.get_rank() == 0 and step % 10 == 1:
+            print(f"step {step}: loss {loss.item():.3f}", flush=True)
 
     if dist.get_rank() == 0:
         args.folder.mkdir(parents=True, exist_ok=True)

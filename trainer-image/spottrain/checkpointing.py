@@ -98,7 +98,7 @@ class CheckpointSchedule:
     keep: int
     reporter: ProgressReporter
     committed_step: int = 0
-    _cost: CheckpointCost = field(default_factory=CheckpointCost)
+    _cost: CheckpointCost | None = None
     _last_at: float = field(default_factory=time.monotonic)
     _handle: SaveHandle | None = None
 

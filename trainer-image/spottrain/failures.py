@@ -71,6 +71,11 @@ def failure_of(error: BaseException, rank: int) -> Failure | None:
 
 
 def _of_exception(error: BaseException, rank: int) -> Failure:
+    if isinstance(error, Fenced):
+        return Failure(reason=FailureReason.LOST_PEER, message=str(error), exit_code=1, rank=rank)
+    if isinstance(error, CheckpointError):
+        # Not one of the checkpoint reasons, which are final: the store was good when this generation started.
+        return Failure(reason=FailureReason.SCRIPT_ERROR, message=str(error), exit_code=1, rank=rank)
     last_line = traceback.format_exception_only(error)[-1].strip()
     reason = FailureReason.LOST_PEER if _is_lost_peer(error) else FailureReason.SCRIPT_ERROR
     frames = traceback.extract_tb(error.__traceback__)
@@ -79,6 +84,6 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError | Fenced):
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
     return isinstance(error, RuntimeError) and any(part in str(error) for part in _PEER_MESSAGES)

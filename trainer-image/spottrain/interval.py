@@ -13,7 +13,6 @@ from dataclasses import dataclass
 # Before anything is known: spot nodes of a job are interrupted about once in two hours, half of the time
 # with a notice that lets nothing be lost.
 PRIOR_SECONDS_BETWEEN_INTERRUPTIONS = 3600.0
-PRIOR_COST_SECONDS = 0.5
 MIN_INTERVAL_SECONDS = 10.0
 MAX_INTERVAL_SECONDS = 1800.0
 
@@ -47,19 +46,24 @@ class CommitInterval:
         """Whether to commit after this step for its number alone; the same on every rank."""
         return self.steps is not None and step % self.steps == 0
 
-    def due_after(self, elapsed_seconds: float, cost: CheckpointCost) -> bool:
-        """Whether a commit is due that many seconds after the last; rank 0's clock decides for all."""
+    def due_after(self, elapsed_seconds: float, cost: CheckpointCost | None) -> bool:
+        """Whether a commit is due that many seconds after the last; rank 0's clock decides for all.
+
+        With `auto` and no cost measured yet, the first comes early: it tells what they cost.
+        """
         if self.steps is not None:
             return False
-        return elapsed_seconds >= (self.seconds or young_daly_seconds(cost))
+        if self.seconds is not None:
+            return elapsed_seconds >= self.seconds
+        return elapsed_seconds >= (MIN_INTERVAL_SECONDS if cost is None else young_daly_seconds(cost))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
     """What the newest checkpoint took: of training (`stall_seconds`), and in all until it was committed."""
 
-    stall_seconds: float = PRIOR_COST_SECONDS
-    total_seconds: float = 0.0
+    stall_seconds: float
+    total_seconds: float
 
 
 def young_daly_seconds(

@@ -21,19 +21,40 @@ class DdpEngine:
     def wrap(self, model: nn.Module) -> nn.Module:
         device, precision = self._config.device, self._config.precision
         model.to(device)
+        self._ddp = DistributedDataParallel(
+            model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
+        )
+        _settle_buckets(self._ddp, model)
         if precision is not torch.float32:
             autocast = torch.autocast(device.type, dtype=precision)
             model.forward = autocast(model.forward)
             model.register_forward_hook(_to_fp32)
-        self._ddp = DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
-        )
         return self._ddp
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         # What DistributedDataParallel.no_sync() sets, without a context that would have to span the caller's loop.
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = is_last
+
+
+def _settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
+    """Run a backward pass with zero gradients, whose order DDP takes for its buckets.
+
+    DDP rearranges its buckets once, after its first backward pass, and the place in a bucket decides in which
+    order the ranks' gradients are added up. So without this the first step after a resume would round
+    differently from the same step of a run that was not interrupted.
+    """
+
+    def touch_all_parameters() -> torch.Tensor:
+        touched = [parameter.sum() * 0 for parameter in model.parameters() if parameter.requires_grad]
+        return torch.stack(touched).sum()
+
+    model.forward = touch_all_parameters
+    try:
+        torch.autograd.backward(ddp())
+    finally:
+        del model.forward
+    ddp.zero_grad(set_to_none=True)
 
 
 def _to_fp32(module: nn.Module, args: Any, output: Any) -> Any:

@@ -1,0 +1,80 @@
+"""What the agreement on the stop step, and the heartbeat, cost a step of 50 ms.
+
+Run: torchrun --nproc-per-node 4 benchmarks/bench_agreement.py
+
+Every rank runs steps that take 50 ms each and end with a small all-reduce, as gradients do. At each boundary
+it does what the step loop does: read the agreement, stat drain.json, cast its ballot, report progress. The time
+spent there is measured directly: the difference of whole steps would drown in the noise of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from spottrain.agreement import Agreement, Ballot
+from spottrain.drain import DrainFlag
+from spottrain.progress import ProgressReporter
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--step-seconds", type=float, default=0.05)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    group = dist.new_group(backend="gloo")
+    with tempfile.TemporaryDirectory() as folder:
+        spent = measure(args.steps, args.step_seconds, group, Path(folder))
+    report(spent, args.step_seconds)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_dir: Path) -> dict[str, list[float]]:
+    agreement, flag = Agreement(group), DrainFlag(run_dir)
+    reporter = ProgressReporter(run_dir, local_rank=0, generation=1)
+    gradient = torch.ones(1024)
+    spent: dict[str, list[float]] = {"read": [], "flag": [], "start": [], "report": []}
+    agreement.settle(Ballot())
+    for step in range(1, num_steps + 1):
+        time.sleep(step_seconds)
+        dist.all_reduce(gradient)
+        marks = [time.perf_counter()]
+        agreement.read()
+        marks.append(time.perf_counter())
+        drain = flag.is_set()
+        marks.append(time.perf_counter())
+        agreement.start(Ballot(drain=drain, loss=1.0, has_loss=True))
+        marks.append(time.perf_counter())
+        reporter.step(step, seconds=step_seconds, samples=1, tokens=None)
+        marks.append(time.perf_counter())
+        for name, begin, end in zip(spent, marks, marks[1:], strict=False):
+            spent[name].append(end - begin)
+    agreement.read()
+    return spent
+
+
+def report(spent: dict[str, list[float]], step_seconds: float) -> None:
+    """Print rank 0's table; the share of a step is that of the slowest rank."""
+    total = [sum(parts) for parts in zip(*spent.values(), strict=True)]
+    median = torch.tensor(statistics.median(total), dtype=torch.float64)
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    if dist.get_rank() != 0:
+        return
+    print(f"{'part':<10}{'median µs':>12}{'p99 µs':>12}")
+    for name, seconds in {**spent, "all": total}.items():
+        p99 = statistics.quantiles(seconds, n=100)[98]
+        print(f"{name:<10}{statistics.median(seconds) * 1e6:>12.0f}{p99 * 1e6:>12.0f}")
+    share = median.item() / step_seconds
+    print(f"{share:.2%} of a step of {step_seconds * 1e3:.0f} ms, on the slowest of {dist.get_world_size()} ranks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The examples as a person runs them without a cluster: under torchrun, interrupted by SIGTERM, and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spottrain.checkpoint import open_storage, read_head
+from spottrain_api.v1alpha1 import TrainingJobSpec
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL_GPT = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", "--context", "16"]
+
+
+@contextmanager
+def torchrun(num_ranks: int, script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*command, str(EXAMPLES / script), *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(num_ranks: int, script: str, *args: str) -> str:
+    with torchrun(num_ranks, script, *args) as process:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        return output
+
+
+def newest_step(folder: Path) -> int:
+    head = read_head(open_storage(f"file://{folder}"))
+    return head.newest.step if head is not None and head.newest is not None else 0
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/trainingjob.yaml")), ids=lambda path: path.parent.name)
+def test_a_manifest_is_a_good_job_with_a_script_that_exists(path: Path) -> None:
+    manifest = yaml.safe_load(path.read_text())
+    spec = TrainingJobSpec.model_validate(manifest["spec"])
+    assert manifest["metadata"]["name"] == path.parent.name
+    assert spec.entrypoint.script is not None
+    assert (EXAMPLES.parent / spec.entrypoint.script).is_file()
+    assert len(path.read_text().splitlines()) <= 17
+
+
+def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}"
+    run(2, "gpt/train.py", *SMALL_GPT, "--checkpoints", uri)
+    assert newest_step(tmp_path) == 12
+    output = run(1, "gpt/train.py", *SMALL_GPT, "--steps", "20", "--checkpoints", uri)
+    assert newest_step(tmp_path) == 20
+    (loss,) = re.findall(r"step 20: loss ([0-9.]+)", output)
+    assert float(loss) < 5.3  # ln 256 is 5.5
+
+
+def test_the_digits_are_recognised(tmp_path: Path) -> None:
+    output = run(1, "digits/train.py", "--steps", "150", "--checkpoints", f"file://{tmp_path}")
+    (accuracy,) = re.findall(r"not trained on: ([0-9.]+)%", output)
+    assert float(accuracy) > 85
+    assert newest_step(tmp_path) == 150
+
+
+def test_the_plain_script_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
+    args = ["--folder", str(tmp_path), "--steps", "40"]
+    with torchrun(2, "plain/train.py", *args, "--step-seconds", "0.2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step 1:")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    (step,) = re.findall(r"stopped at step (\d+)", output)
+    assert 0 < int(step) < 40
+    assert "finished at step 40" in run(2, "plain/train.py", *args, "--step-seconds", "0")

@@ -1,0 +1,301 @@
+"""Ranks on gloo with scripted faults: what is left of a run that was drained, killed and resized."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import runpy
+import socket
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spottrain.audit import read_audit
+from spottrain.checkpoint import Head, open_storage, read_head
+from spottrain_api.contract import (
+    CheckpointConfig,
+    CommitRef,
+    FailureReason,
+    Outcome,
+    OutcomeKind,
+    Progress,
+    TrainerConfig,
+)
+
+SCRIPT = Path(__file__).with_name("trainer_script.py")
+STEPS = 14
+Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
+
+
+@pytest.fixture(scope="module")
+def fork() -> Any:
+    """Ranks are forked from a process that has torch imported, as the agent's are."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "spottrain", "torch.distributed.tensor"])
+    return context
+
+
+@dataclass
+class Run:
+    """One job: generations of ranks over one checkpoint folder."""
+
+    folder: Path
+    fork: Any
+    strategy: str = "ddp"
+    dropout: float = 0.0
+    uri: str | None = None
+    global_batch: int = 10
+    resume: CommitRef | None = None
+    generation: int = 0
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    exit_codes: list[int | None] = field(default_factory=list)
+
+    def generate(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> list[Outcome | None]:
+        """Run the next generation to its end; each rank's outcome."""
+        self.generation += 1
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        ranks = [
+            self._rank(rank, world_size, port, (faults or {}).get(rank, {}), steps) for rank in range(world_size)
+        ]
+        try:
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(60)
+            assert all(not process.is_alive() for process in ranks), "a rank hangs"
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        self.exit_codes = [process.exitcode for process in ranks]
+        self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
+        return self.outcomes
+
+    def run_dir(self, rank: int) -> Path:
+        """Each rank is in a pod of its own, with a run directory of its own."""
+        return self.folder / f"run-{self.generation}-{rank}"
+
+    def progress(self, rank: int = 0) -> Progress:
+        found = Progress.read(self.run_dir(rank) / "progress-0.json")
+        assert found is not None
+        return found
+
+    def head(self) -> Head | None:
+        return read_head(open_storage(f"file://{self.folder}/checkpoints"))
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = torch.load(self.folder / "result.pt", weights_only=True)
+        return found
+
+    def losses(self) -> dict[str, float]:
+        found: dict[str, float] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+    def _rank(self, rank: int, world_size: int, port: int, faults: dict[int, str], steps: int) -> ForkServerProcess:
+        run_dir = self.run_dir(rank)
+        run_dir.mkdir(parents=True)
+        TrainerConfig(
+            job="test",
+            generation=self.generation,
+            attempt_id=f"attempt{self.generation}",
+            seed=5,
+            strategy=self.strategy,
+            global_batch=self.global_batch,
+            micro_batch=3,
+            checkpoint=CheckpointConfig(uri=self.uri or f"file://{self.folder}/checkpoints", interval="3steps"),
+            resume=self.resume,
+        ).write(run_dir / "run.json")
+        settings = {
+            "environment": {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "SPOTTRAIN_RUN_DIR": str(run_dir),
+                "SPOTTRAIN_AUDIT_DIR": str(self.folder / "audit"),
+            },
+            "faults": faults,
+            "steps": steps,
+            "dropout": self.dropout,
+            "checkpoints": f"{self.folder}/checkpoints",
+            "result": str(self.folder / "result.pt"),
+        }
+        process: ForkServerProcess = self.fork.Process(
+            target=runpy.run_path,
+            args=(str(SCRIPT),),
+            kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
+        )
+        return process
+
+
+def assert_drained(run: Run) -> int:
+    """All ranks ended with the outcome `drained`, at the same, committed step, which is returned."""
+    outcomes = [outcome for outcome in run.outcomes if outcome is not None]
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.DRAINED] * len(run.outcomes)
+    assert set(run.exit_codes) == {0}
+    (step,) = {outcome.step for outcome in outcomes}
+    if step > 0:
+        assert {outcome.commit.step for outcome in outcomes if outcome.commit is not None} == {step}
+        head = run.head()
+        assert head is not None
+        assert head.newest is not None
+        assert head.newest.step == step
+    return step
+
+
+def assert_succeeded(run: Run) -> None:
+    assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.SUCCEEDED] * len(run.outcomes)
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
+    """Three ranks with dropout, to compare bit by bit."""
+    run = Run(tmp_path_factory.mktemp(request.param), fork, strategy=request.param, dropout=0.2)
+    run.generate(3)
+    assert_succeeded(run)
+    return run
+
+
+def test_a_drain_and_resume_at_the_same_world_size_changes_no_bit(
+    uninterrupted: Run, tmp_path: Path, fork: Any
+) -> None:
+    run = Run(tmp_path, fork, strategy=uninterrupted.strategy, dropout=0.2)
+    asked_at = random.randrange(1, STEPS - 2)
+    run.generate(3, {random.randrange(3): {asked_at: "drain"}})
+    assert asked_at <= assert_drained(run) <= asked_at + 2
+
+    run.generate(3)
+
+    assert_succeeded(run)
+    wanted = uninterrupted.parameters()
+    assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
+    audit = read_audit(tmp_path / "audit")
+    assert audit.problems(STEPS) == []
+    assert audit.num_redone == 0
+
+
+def test_a_rank_killed_in_a_step_costs_the_steps_since_the_newest_commit(
+    uninterrupted: Run, tmp_path: Path, fork: Any
+) -> None:
+    run = Run(tmp_path, fork, strategy=uninterrupted.strategy, dropout=0.2)
+    run.generate(3, {1: {8: "kill"}})
+    assert run.exit_codes[1] == -9
+    survivors = [outcome for outcome in (run.outcomes[0], run.outcomes[2]) if outcome is not None]
+    assert [outcome.failure and outcome.failure.reason for outcome in survivors] == [FailureReason.LOST_PEER] * 2
+    head = run.head()
+    assert head is not None
+    assert head.newest is not None
+    assert head.newest.step in (3, 6)
+
+    run.generate(3)
+
+    assert_succeeded(run)
+    wanted = uninterrupted.parameters()
+    assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
+    audit = read_audit(tmp_path / "audit")
+    assert audit.problems(STEPS) == []
+    assert audit.num_redone <= 8 - head.newest.step
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_path: Path, fork: Any) -> None:
+    steady = Run(tmp_path / "steady", fork, strategy=strategy)
+    steady.generate(2)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, strategy=strategy)
+    resized.generate(2, {1: {3: "drain"}})
+    assert_drained(resized)
+    resized.generate(4, {2: {8: "sigterm"}})
+    assert_drained(resized)
+    resized.generate(1)
+    assert_succeeded(resized)
+
+    wanted = steady.parameters()
+    for name, value in resized.parameters().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+    for step, loss in resized.losses().items():
+        assert loss == pytest.approx(steady.losses()[step], rel=1e-3)
+    audit = read_audit(tmp_path / "resized" / "audit")
+    assert audit.problems(STEPS) == []
+    assert audit.num_redone == 0
+    assert {step.world for step in audit.steps} == {1, 2, 4}
+
+
+def test_a_drain_during_start_up_makes_no_step_and_no_commit(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork)
+    run.generate(2, {1: {0: "drain"}})
+    assert assert_drained(run) == 0
+    assert run.outcomes[0] is not None
+    assert run.outcomes[0].commit is None
+
+    run.generate(2, {0: {4: "drain"}})
+    step = assert_drained(run)
+    run.generate(2, {0: {0: "drain"}})
+
+    assert assert_drained(run) == step
+    assert run.progress().drain_seen_at is not None
+    assert {"python_started", "process_group", "prepared", "loaded"} <= run.progress().milestones.keys()
+
+
+def test_a_drain_that_comes_with_the_last_step_lets_the_job_succeed(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork)
+    run.generate(2, {1: {STEPS: "drain"}})
+    assert_succeeded(run)
+    assert run.outcomes[0] is not None
+    assert run.outcomes[0].commit is not None
+    assert run.outcomes[0].commit.step == STEPS
+
+    run.generate(2)  # nothing is left to do, and nothing is done again
+
+    assert_succeeded(run)
+    assert read_audit(tmp_path / "audit").num_redone == 0
+
+
+def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork)
+
+    def failure_of(world_size: int = 1, faults: Faults | None = None) -> tuple[FailureReason, str]:
+        (outcome, *_) = run.generate(world_size, faults)
+        assert outcome is not None
+        assert outcome.failure is not None
+        return outcome.failure.reason, outcome.failure.message
+
+    reason, message = failure_of(1, {0: {4: "raise"}})
+    assert reason is FailureReason.SCRIPT_ERROR
+    assert message.startswith("ValueError: the loss is purple")
+    assert run.exit_codes == [1]
+
+    reason, message = failure_of(1, {0: {4: "exit"}})
+    assert (reason, run.exit_codes) == (FailureReason.SCRIPT_ERROR, [7])
+
+    run.global_batch = 12
+    reason, message = failure_of()
+    assert reason is FailureReason.CHECKPOINT_INCOMPATIBLE
+    assert "global_batch 10, and this run has 12" in message
+
+    run.global_batch, run.strategy = 10, "zero"
+    reason, message = failure_of()
+    assert (reason, message) == (
+        FailureReason.INVALID_CONFIGURATION,
+        "strategy 'zero' is unknown; use auto, ddp or fsdp",
+    )
+
+    newest = run.progress().updated_at
+    run.strategy = "ddp"
+    run.resume = CommitRef(generation=1, step=9, manifest="gone", committed_at=newest)
+    reason, message = failure_of()
+    assert reason is FailureReason.CHECKPOINT_INCOMPATIBLE
+    assert "has committed step 9" in message
+
+    run.uri, run.resume = "ftp://somewhere/else", None
+    reason, message = failure_of()
+    assert reason is FailureReason.CHECKPOINT_ACCESS_DENIED
+    assert "unknown scheme" in message

@@ -1,0 +1,106 @@
+"""The training script that test_trainer_faults.py runs as ranks. RANK_SETTINGS comes from the test."""
+
+import json
+import os
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
+os.environ.update(RANK_SETTINGS["environment"])
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+import spottrain  # noqa: E402
+from spottrain_api.contract import DrainRequest  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(torch.tanh(self.linear(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x).squeeze(1)
+
+
+def ask_to_drain() -> None:
+    now = datetime.now(UTC)
+    path = Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json"
+    DrainRequest(reason="test", deadline=now + timedelta(seconds=30), requested_at=now).write(path)
+
+
+def await_commit() -> None:
+    """Commits are made in the background, and these steps are much faster than that."""
+    head = Path(RANK_SETTINGS["checkpoints"]) / "HEAD"
+    while '"step"' not in head.read_text():
+        time.sleep(0.01)
+
+
+def strike(step: int) -> None:
+    """What the test wants to happen on this rank in the middle of this step."""
+    match RANK_SETTINGS["faults"].get(step):
+        case "drain":
+            ask_to_drain()
+        case "sigterm":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "kill":
+            await_commit()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            await_commit()
+            raise ValueError("the loss is purple")
+        case "exit":
+            raise SystemExit(7)
+
+
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(46, 8, generator=generator)
+targets = inputs.sum(dim=1)
+dataset = [(inputs[index], targets[index]) for index in range(len(inputs))]
+if 0 in RANK_SETTINGS["faults"]:
+    strike(0)
+
+with spottrain.session() as session:
+    training = session.prepare(
+        Model(RANK_SETTINGS["dropout"]),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5),
+        dataset=dataset,
+        clip_grad_norm=5.0,
+    )
+    losses: dict[int, float] = {}
+    for step in training.steps(total=RANK_SETTINGS["steps"]):
+        for x, y in step.micro_batches():
+            loss = (training.model(x) - y).square().mean()
+            strike(step.number)
+            step.backward(loss)
+        step.update()
+        if training.loss is not None:
+            losses[step.number - 2] = training.loss
+    parameters = {
+        name.removeprefix("module."): value.full_tensor() if isinstance(value, DTensor) else value.data
+        for name, value in training.model.named_parameters()
+    }
+    if session.rank == 0:
+        torch.save(parameters, RANK_SETTINGS["result"])
+        Path(RANK_SETTINGS["result"]).with_suffix(".json").write_text(json.dumps(losses))

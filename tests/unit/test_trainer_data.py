@@ -1,0 +1,160 @@
+"""Sample order, batch shares and audit: properties of pure functions."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
+from spottrain.batch import BatchPlan
+from spottrain.data_order import DataOrder
+from spottrain.loader import load_batches
+
+sizes = st.integers(1, 300)
+seeds = st.integers(0, 2**64)
+
+
+@given(sizes, seeds, st.integers(0, 5))
+def test_every_epoch_has_each_sample_exactly_once(num_samples: int, seed: int, epoch: int) -> None:
+    order = DataOrder(num_samples=num_samples, seed=seed)
+    positions = range(epoch * num_samples, (epoch + 1) * num_samples)
+    assert sorted(order.samples(positions)) == list(range(num_samples))
+
+
+@given(sizes, seeds, st.lists(st.integers(0, 2000), max_size=20))
+def test_a_sample_depends_on_its_position_alone(num_samples: int, seed: int, positions: list[int]) -> None:
+    order = DataOrder(num_samples=num_samples, seed=seed)
+    together = order.samples(positions).tolist()
+    assert together == [order.samples([position]).item() for position in positions]
+
+
+def test_epochs_and_seeds_differ_and_the_order_is_even() -> None:
+    order = DataOrder(num_samples=1000, seed=1)
+    first, second = order.samples(range(1000)), order.samples(range(1000, 2000))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, DataOrder(num_samples=1000, seed=2).samples(range(1000)))
+    # Of a random permutation, neighbours are neighbours again in 2 of 1000 places.
+    assert np.count_nonzero(np.abs(np.diff(first)) == 1) < 15
+    assert abs(np.corrcoef(np.arange(1000), first)[0, 1]) < 0.12
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    """A job that runs over an upgrade of the library must go on in the same order."""
+    assert DataOrder(num_samples=10, seed=7).samples(range(12)).tolist() == ORDER_OF_10_WITH_SEED_7
+
+
+ORDER_OF_10_WITH_SEED_7 = [1, 8, 4, 2, 6, 0, 3, 5, 9, 7, 7, 3]
+
+
+def test_huge_datasets_cost_nothing() -> None:
+    order = DataOrder(num_samples=2**45 + 1, seed=3)
+    samples = order.samples([0, 2**44, 2**45, 2**46])
+    assert len(set(samples.tolist())) == 4
+    assert samples.max() <= 2**45
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="the dataset has no samples"):
+        DataOrder(num_samples=0)
+
+
+plans = st.builds(
+    BatchPlan, global_batch=st.integers(1, 60), micro_batch=st.integers(1, 12), world_size=st.integers(1, 17)
+)
+
+
+@given(plans, st.integers(0, 100))
+def test_a_step_uses_each_position_once_and_in_order(plan: BatchPlan, step: int) -> None:
+    used = chain.from_iterable(
+        list(micro.positions)[: micro.num_samples]
+        for rank in range(plan.world_size)
+        for micro in plan.micro_batches(rank, step)
+    )
+    assert list(used) == list(range(step * plan.global_batch, (step + 1) * plan.global_batch))
+
+
+@given(plans)
+def test_ranks_run_alike_and_no_micro_batch_is_too_large(plan: BatchPlan) -> None:
+    for rank in range(plan.world_size):
+        micro_batches = plan.micro_batches(rank, 0)
+        assert len(micro_batches) == plan.num_micro_batches
+        assert all(1 <= len(micro.positions) <= plan.micro_batch for micro in micro_batches)
+        assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
+        assert abs(len(plan.share(rank)) - plan.global_batch / plan.world_size) < 1
+
+
+@given(plans)
+def test_weighted_and_averaged_gradients_are_the_mean_over_the_global_batch(plan: BatchPlan) -> None:
+    values = np.random.default_rng(0).normal(size=plan.global_batch)
+    of_ranks = [
+        sum(micro.loss_weight * values[list(micro.positions)].mean() for micro in plan.micro_batches(rank, 0))
+        for rank in range(plan.world_size)
+    ]
+    assert np.mean(of_ranks) == pytest.approx(values.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_come_in_order_from_any_step_on(num_workers: int) -> None:
+    dataset = list(range(23))
+    order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=7, micro_batch=2, world_size=2)
+    batches = load_batches(
+        dataset, order, plan, rank=1, first_step=5, device=torch.device("cpu"), num_workers=num_workers
+    )
+    found = [next(batches).tolist() for _ in range(2)]
+    assert found == [order.samples(micro.positions).tolist() for micro in plan.micro_batches(1, 5)]
+
+
+HEADER = AuditHeader(seed=9, shuffle=True, num_samples=20, global_batch=4)
+
+
+def write_steps(folder: Path, generation: int, world: int, steps: range, *, without_rank: int | None = None) -> None:
+    order, plan = DataOrder(num_samples=20, seed=9), BatchPlan(global_batch=4, micro_batch=4, world_size=world)
+    for rank in range(world):
+        if rank == without_rank:
+            continue
+        with AuditWriter(folder, HEADER, generation=generation, rank=rank) as writer:
+            for step in steps:
+                share = plan.share(rank, step - 1)
+                writer.write(
+                    AuditRecord(
+                        generation=generation,
+                        step=step,
+                        rank=rank,
+                        world=world,
+                        positions=tuple(share),
+                        samples=tuple(order.samples(share).tolist()),
+                    )
+                )
+
+
+def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 3, range(1, 6))
+    write_steps(tmp_path, 2, 2, range(4, 9))
+    write_steps(tmp_path, 3, 2, range(9, 10), without_rank=1)
+    audit = read_audit(tmp_path)
+    assert [(step.step, step.generation) for step in audit.steps] == [
+        *((step, 1) for step in (1, 2, 3)),
+        *((step, 2) for step in (4, 5, 6, 7, 8)),
+    ]
+    assert audit.num_redone == 2
+    assert audit.problems(8) == []
+    assert audit.problems(9) == ["step 9 was completed by no generation"]
+
+
+def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 1, range(1, 3))
+    with AuditWriter(tmp_path, HEADER, generation=1, rank=0) as writer:
+        wrong = AuditRecord(generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4))
+        writer.write(wrong)
+    assert read_audit(tmp_path).problems() == ["step 3 used other samples than an uninterrupted run"]
+
+
+def test_a_folder_without_audits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no audit files"):
+        read_audit(tmp_path)

@@ -1,0 +1,227 @@
+"""The small parts of the trainer, each on its own."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spottrain import random_state
+from spottrain.agreement import Agreement, Ballot, Decision
+from spottrain.batch import BatchPlan
+from spottrain.checkpoint.errors import Fenced, StorageDenied, StorageUnavailable
+from spottrain.drain import DrainFlag
+from spottrain.engines import EngineConfig, choose_engine
+from spottrain.engines.ddp import DdpEngine
+from spottrain.failures import Drained, failure_of, start_error
+from spottrain.interval import (
+    MAX_INTERVAL_SECONDS,
+    MIN_INTERVAL_SECONDS,
+    CheckpointCost,
+    CommitInterval,
+    young_daly_seconds,
+)
+from spottrain.progress import ProgressReporter
+from spottrain.step import LossMeter, Step
+from spottrain_api.contract import DrainRequest, FailureReason, Outcome, OutcomeKind, Progress
+
+CPU = EngineConfig(device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("auto", CommitInterval()),
+        ("50steps", CommitInterval(steps=50)),
+        ("90s", CommitInterval(seconds=90)),
+        ("5m", CommitInterval(seconds=300)),
+    ],
+)
+def test_an_interval_is_parsed(text: str, interval: CommitInterval) -> None:
+    assert CommitInterval.parse(text) == interval
+
+
+@pytest.mark.parametrize("text", ["", "0s", "5", "5 steps", "-1s", "1h"])
+def test_an_interval_that_is_not_understood_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint\.interval .* is not understood; write auto, or a number"):
+        CommitInterval.parse(text)
+
+
+def test_when_a_commit_is_due() -> None:
+    cost = CheckpointCost(stall_seconds=0.5, total_seconds=2.0)
+    assert [step for step in range(1, 10) if CommitInterval(steps=3).due_at_step(step)] == [3, 6, 9]
+    assert not CommitInterval(steps=3).due_after(1e9, cost)
+    assert CommitInterval(seconds=5).due_after(5, cost)
+    assert not CommitInterval(seconds=5).due_after(4.9, cost)
+    assert CommitInterval().due_after(MIN_INTERVAL_SECONDS, None)
+    assert not CommitInterval().due_after(59.9, cost)
+    assert CommitInterval().due_after(60, cost)
+
+
+def test_the_automatic_interval_follows_the_cost_within_bounds() -> None:
+    def seconds(stall: float, total: float) -> float:
+        return young_daly_seconds(CheckpointCost(stall_seconds=stall, total_seconds=total))
+
+    assert seconds(2, 2) == pytest.approx(120)
+    assert seconds(0.001, 0) == MIN_INTERVAL_SECONDS
+    assert seconds(0.001, 40) == 80
+    assert seconds(3600, 3600) == MAX_INTERVAL_SECONDS
+
+
+def test_random_numbers_go_on_where_they_were_captured() -> None:
+    def draw() -> tuple[float, ...]:
+        return random.random(), np.random.normal(), np.random.random(), torch.rand(1).item()
+
+    random_state.seed_everything(3, rank=1)
+    np.random.normal()  # leaves half of a pair behind, which is state as well
+    state = random_state.capture()
+    expected = draw()
+    random_state.seed_everything(3, rank=2)
+    assert draw() != expected
+    random_state.restore(state)
+    assert draw() == expected
+
+
+def test_a_world_of_one_agrees_with_itself_one_boundary_later() -> None:
+    agreement = Agreement(None)
+    assert agreement.read() == Decision()
+    agreement.start(Ballot(drain=True, loss=2.5, has_loss=True))
+    assert agreement.read() == Decision(drain=True, loss=2.5)
+    assert agreement.settle(Ballot(commit=True)) == Decision(commit=True)
+
+
+def test_a_drain_is_seen_in_the_run_directory(tmp_path: Path) -> None:
+    flag = DrainFlag(tmp_path)
+    assert not flag.is_set()
+    now = datetime.now(UTC)
+    DrainRequest(reason="", deadline=now + timedelta(seconds=50), requested_at=now).write(tmp_path / "drain.json")
+    assert flag.is_set()
+    assert 40 < (flag.seconds_left() or 0) <= 50
+
+
+@pytest.fixture
+def _sigterm_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_as_before")
+def test_sigterm_asks_for_a_drain() -> None:
+    flag = DrainFlag(None)
+    flag.catch_sigterm()
+    assert not flag.is_set()
+    signal.raise_signal(signal.SIGTERM)
+    assert flag.is_set()
+    assert flag.seconds_left() is None
+
+
+def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
+    reporter = ProgressReporter(tmp_path, local_rank=1, generation=4)
+    reporter.milestone("prepared")
+    reporter.observe_loss(float("nan"))
+    reporter.step(11, seconds=0.5, samples=8, tokens=800)
+    progress = Progress.read(tmp_path / "progress-1.json")
+    assert progress is not None
+    assert (progress.generation, progress.step, progress.loss) == (4, 11, None)
+    assert (progress.samples_per_second, progress.tokens_per_second) == (16, 1600)
+    assert progress.milestones.keys() == {"prepared", "first_step"}
+    reporter.finish(OutcomeKind.SUCCEEDED)
+    outcome = Outcome.read(tmp_path / "outcome-1.json")
+    assert outcome is not None
+    assert (outcome.generation, outcome.kind, outcome.step) == (4, OutcomeKind.SUCCEEDED, 11)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "message"),
+    [
+        (SystemExit(3), FailureReason.SCRIPT_ERROR, "The script ended with exit code 3."),
+        (SystemExit("no data"), FailureReason.SCRIPT_ERROR, "The script ended with exit code 1: no data."),
+        (KeyError("weight"), FailureReason.SCRIPT_ERROR, "KeyError: 'weight'"),
+        (RuntimeError("[gloo/transport] Connection closed by peer"), FailureReason.LOST_PEER, "RuntimeError: "),
+        (Fenced("Generation 1 may not commit."), FailureReason.LOST_PEER, "Generation 1 may not commit."),
+        (StorageUnavailable("It is full."), FailureReason.SCRIPT_ERROR, "It is full."),
+        (KeyboardInterrupt(), FailureReason.KILLED, "The script was interrupted."),
+    ],
+)
+def test_an_exception_becomes_a_reason_and_a_sentence(
+    error: BaseException, reason: FailureReason, message: str
+) -> None:
+    failure = failure_of(error, rank=2)
+    assert failure is not None
+    assert (failure.reason, failure.rank) == (reason, 2)
+    assert failure.message.startswith(message)
+
+
+@pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), Drained()])
+def test_a_normal_exit_is_no_failure(error: BaseException) -> None:
+    assert failure_of(error, rank=0) is None
+
+
+def test_an_outage_is_final_only_for_a_job_that_never_committed() -> None:
+    outage, denied = StorageUnavailable("No answer."), StorageDenied("No bucket.")
+    assert start_error(outage, resumes=False).reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
+    assert start_error(outage, resumes=True).reason is FailureReason.START_FAILED
+    assert start_error(denied, resumes=True).reason is FailureReason.CHECKPOINT_ACCESS_DENIED
+
+
+def test_strategies_are_chosen_by_name_and_size() -> None:
+    small = nn.Linear(2, 2)
+    with torch.device("meta"):
+        large = nn.Linear(30_000, 30_000)
+    assert isinstance(choose_engine("auto", small, CPU), DdpEngine)
+    assert type(choose_engine("auto", large, CPU)).__name__ == "FsdpEngine"
+    with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp or fsdp"):
+        choose_engine("zero", small, CPU)
+
+
+class _NoEngine:
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Nothing to begin."""
+
+
+def make_step(updates: list[int]) -> Step:
+    plan = BatchPlan(global_batch=3, micro_batch=2, world_size=1)
+    return Step(
+        1,
+        plan.micro_batches(0, 0),
+        batches=iter([1.0, 2.0]),
+        engine=_NoEngine(),
+        meter=LossMeter(),
+        world_size=1,
+        update=lambda: updates.append(1),
+    )
+
+
+def test_a_step_accumulates_the_mean_over_its_samples() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    step = make_step([])
+    for batch in step.micro_batches():
+        step.backward(weight.sum() * batch)
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx((2 * 1.0 + 1 * 2.0) / 3)
+
+
+def test_a_loop_that_leaves_something_out_is_told_so() -> None:
+    updates: list[int] = []
+    loss = torch.ones(1, requires_grad=True).sum()
+    with pytest.raises(RuntimeError, match="belongs inside"):
+        make_step(updates).backward(loss)
+    with pytest.raises(RuntimeError, match=r"step.backward\(loss\) was not called"):
+        list(make_step(updates).micro_batches())
+    step = make_step(updates)
+    next(step.micro_batches())
+    step.backward(loss)
+    with pytest.raises(RuntimeError, match="after 1 of 2 micro-batches"):
+        step.update()
+    assert not updates
