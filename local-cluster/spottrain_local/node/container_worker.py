@@ -96,9 +96,9 @@ class ContainerWorker:
                 if self._stopping.is_set() or not restarts(self._context.restart_policy, self.record.kind, ended):
                     return
                 await self._back_off(ended, ran_seconds)
-                self.record.restart_count += 1
             if self._stopping.is_set():
                 return
+            self.record.restart_count += 1 if ended else 0
             started = time.monotonic()
             ended = await self._run_once()
             ran_seconds = time.monotonic() - started
