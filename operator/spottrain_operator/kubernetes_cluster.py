@@ -54,7 +54,8 @@ def client_configuration() -> k8s.Configuration:
             loader = InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt"))
             loader.load_and_set(configuration)
         else:
-            kubernetes.config.load_kube_config(client_configuration=configuration)
+            kubeconfig = os.environ.get("KUBECONFIG")
+            kubernetes.config.load_kube_config(kubeconfig, client_configuration=configuration)
     except kubernetes.config.ConfigException as error:
         raise ClusterError(
             f"no way to reach a cluster: {error}; run in a pod with a service account, or point KUBECONFIG "
