@@ -31,6 +31,7 @@ class PodSurroundings:
 
     preload_library: Path | None
     env: dict[str, str]
+    working_dir: Path
 
 
 class NodeProcesses:
@@ -181,6 +182,7 @@ class NodeProcesses:
             "hostsFile": str(self._layout.hosts),
             "preloadLibrary": str(preload) if preload else None,
             "podEnv": self._surroundings.env,
+            "workingDir": str(self._surroundings.working_dir),
             "pathPrefix": str(Path(sys.executable).parent),
             "runtime": "process",
         }

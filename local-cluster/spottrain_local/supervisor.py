@@ -47,7 +47,7 @@ NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 class Supervisor:
     """One local cluster, from `run` until `stop` is asked for."""
 
-    def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim) -> None:
+    def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim, working_dir: Path) -> None:
         binaries = find_binaries()
         if binaries is None:
             raise LocalClusterError("The control plane is not built: run `python -m spottrain_local.binaries`.")
@@ -64,7 +64,9 @@ class Supervisor:
             control_plane=self.control_plane,
             client=self.client,
             network=network,
-            surroundings=PodSurroundings(preload_library=find_preload_library(), env=self.store.environment()),
+            surroundings=PodSurroundings(
+                preload_library=find_preload_library(), env=self.store.environment(), working_dir=working_dir
+            ),
         )
         self.cloud = Cloud(self.pools, self.nodes, layout.instances)
         self.parts = [ChildProcess(spec) for spec in self.control_plane.processes()]
@@ -187,10 +189,10 @@ def _claim(layout: ClusterLayout) -> NetworkClaim:
     return claim
 
 
-async def _supervise(layout: ClusterLayout) -> None:
+async def _supervise(layout: ClusterLayout, working_dir: Path) -> None:
     try:
         spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
-        supervisor = Supervisor(layout, spec, _claim(layout))
+        supervisor = Supervisor(layout, spec, _claim(layout), working_dir)
     except ValueError as error:
         raise LocalClusterError(
             f"The state in {layout.root} can't be read; start afresh with `spottrain local down --delete`. {error}"
@@ -208,6 +210,8 @@ def main(state: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     layout = ClusterLayout(root=state.resolve())
+    # What stands for the file system of every image: the folder in which the cluster was started.
+    working_dir = Path.cwd()
     # Relative paths keep the socket's name within the 107 bytes that a unix socket's may have.
     os.chdir(layout.root)
     if sys.version_info < (3, 12):
@@ -222,7 +226,7 @@ def main(state: Path) -> None:
         lock.write(str(os.getpid()))
         lock.flush()
         try:
-            asyncio.run(_supervise(layout))
+            asyncio.run(_supervise(layout, working_dir))
         except LocalClusterError as error:
             raise click.ClickException(str(error)) from error
 

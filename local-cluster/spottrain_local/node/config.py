@@ -29,7 +29,8 @@ class NodeConfig(BaseModel):
     """Everything a node process is told; keys are camelCase in the file.
 
     `pod_network` is the range pods get their addresses from (.2 upwards); pods on the host network have
-    `node_ip`. `path_prefix` comes first on the pods' PATH. `preload_library` and `hosts_file` make names of
+    `node_ip`. `path_prefix` comes first on the pods' PATH. `working_dir` stands for the working
+    directory of every image (without it: the container's home). `preload_library` and `hosts_file` make names of
     Services resolvable (libnss_wrapper). The kubelet's own settings have defaults that suit rehearsals:
     `crash_loop_seconds` is the first delay between restarts (a kubelet has 10).
     """
@@ -62,6 +63,7 @@ class NodeConfig(BaseModel):
     preload_library: Path | None = None
     pod_env: dict[str, str] = Field(default_factory=dict)
     path_prefix: str = ""
+    working_dir: Path | None = None
     runtime: Literal["process", "podman"] = "process"
     instance_id: str | None = Field(default=None, alias="instanceID")
     max_pods: int = 110

@@ -208,7 +208,7 @@ class ContainerWorker:
         return ContainerRun(
             argv=tuple(rewrite(expand(text, known)) for text in argv),
             env=env,
-            cwd=Path(rewrite(working)) if working else home,
+            cwd=Path(rewrite(working)) if working else context.config.working_dir or home,
             log_path=self._directory / f"{number}.log",
             directory=self._directory / str(number),
             container_id=f"process://{context.pod['metadata']['uid']}/{self.record.name}/{number}",
