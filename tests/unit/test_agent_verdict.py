@@ -1,0 +1,162 @@
+"""How the end of a generation is told from what its processes left."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
+from spottrain_agent.verdict import GenerationObservation, RankObservation, is_lost_peer, judge
+from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STARTED = WorkerStarted(pid=1, started_at=NOW)
+COMMIT = CommitRef(generation=1, step=7, manifest="m", committed_at=NOW)
+GLOO = (
+    "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10120: "
+    "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application"
+)
+LOST_PEER = WorkerEnded(exit_code=1, exception="builtins.RuntimeError", message=GLOO)
+
+
+def rank(
+    number: int = 0,
+    *,
+    ended: WorkerEnded | None = None,
+    outcome: OutcomeKind | None = None,
+    alive: bool = False,
+    failure: Failure | None = None,
+) -> RankObservation:
+    left = Outcome(generation=1, kind=outcome, step=7, commit=COMMIT, failure=failure) if outcome else None
+    return RankObservation(rank=number, local_rank=number, started=STARTED, ended=ended, outcome=left, is_alive=alive)
+
+
+def exited(code: int, exception: str | None = None, message: str | None = None) -> WorkerEnded:
+    return WorkerEnded(exit_code=code, exception=exception, message=message)
+
+
+def seen(*ranks: RankObservation, **more: object) -> GenerationObservation:
+    return GenerationObservation(ranks=ranks, **more)  # type: ignore[arg-type]
+
+
+UNSTARTED = RankObservation(rank=0, local_rank=0)
+P = AgentPhase
+R = FailureReason
+
+CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason | None]] = {
+    "not started": (seen(UNSTARTED), None, None),
+    "running": (seen(rank(alive=True)), None, None),
+    "one of two done": (seen(rank(0, ended=exited(0)), rank(1, alive=True)), None, None),
+    "plain script done": (seen(rank(ended=exited(0))), P.SUCCEEDED, None),
+    "plain script done under a drain": (seen(rank(ended=exited(0)), drain_requested=True), P.DRAINED, None),
+    "plain script ends by sigterm's exit code": (
+        seen(rank(ended=exited(143)), drain_requested=True),
+        P.DRAINED,
+        None,
+    ),
+    "plain script dies of sigterm": (
+        seen(rank(), drain_requested=True, is_settled=True, launcher=LauncherEnded(exit_codes={0: -15})),
+        P.DRAINED,
+        None,
+    ),
+    "plain script fails under a drain": (
+        seen(rank(ended=exited(1, "builtins.OSError", "OSError: disk full")), drain_requested=True),
+        P.FAILED,
+        R.SCRIPT_ERROR,
+    ),
+    "outcome counts before the process has gone": (
+        seen(rank(outcome=OutcomeKind.DRAINED, alive=True)),
+        P.DRAINED,
+        None,
+    ),
+    "outcome counts more than a crash at the very end": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED, ended=exited(1))),
+        P.SUCCEEDED,
+        None,
+    ),
+    "raised": (seen(rank(ended=exited(1, "builtins.ValueError", "ValueError: x"))), P.FAILED, R.SCRIPT_ERROR),
+    "a cause before its consequence": (
+        seen(rank(0, ended=LOST_PEER), rank(1, ended=exited(1, "builtins.ValueError", "ValueError: x"))),
+        P.FAILED,
+        R.SCRIPT_ERROR,
+    ),
+    "lost peer": (seen(rank(ended=LOST_PEER)), P.FAILED, R.LOST_PEER),
+    "one failed while the other runs": (
+        seen(rank(0, ended=exited(3)), rank(1, alive=True)),
+        P.FAILED,
+        R.SCRIPT_ERROR,
+    ),
+    "gone without a word, torchrun may still tell": (seen(rank()), None, None),
+    "gone by os._exit(0)": (seen(rank(), is_settled=True), P.SUCCEEDED, None),
+    "killed": (
+        seen(rank(), is_settled=True, launcher=LauncherEnded(exit_codes={0: -9})),
+        P.FAILED,
+        R.KILLED,
+    ),
+    "rendezvous failed": (
+        seen(
+            UNSTARTED,
+            launcher=LauncherEnded(exception="DistNetworkError", message="The client socket has timed out"),
+            launcher_exit_code=1,
+            is_settled=True,
+        ),
+        P.FAILED,
+        R.RENDEZVOUS_FAILED,
+    ),
+    "torchrun could not start": (
+        seen(
+            UNSTARTED,
+            launcher=LauncherEnded(exception="ValueError", message="bad"),
+            launcher_exit_code=1,
+            is_settled=True,
+        ),
+        P.FAILED,
+        R.START_FAILED,
+    ),
+    "torchrun was killed": (seen(UNSTARTED, launcher_exit_code=-9, is_settled=True), P.FAILED, R.KILLED),
+}
+
+
+@pytest.mark.parametrize(("observation", "phase", "reason"), CASES.values(), ids=CASES)
+def test_judge(observation: GenerationObservation, phase: AgentPhase | None, reason: FailureReason | None) -> None:
+    verdict = judge(observation)
+    assert (verdict and verdict.phase) == phase
+    assert (verdict.failure.reason if verdict and verdict.failure else None) == reason
+
+
+def test_the_ranks_own_failure_is_passed_on() -> None:
+    own = Failure(reason=R.CHECKPOINT_ACCESS_DENIED, message="The bucket denies access.")
+    verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED, failure=own, ended=exited(1))))
+    assert verdict is not None
+    assert verdict.failure == own.model_copy(update={"rank": 2, "exit_code": 1})
+
+
+def test_the_newest_commit_is_passed_on() -> None:
+    verdict = judge(seen(rank(0, outcome=OutcomeKind.DRAINED), rank(1, outcome=OutcomeKind.DRAINED)))
+    assert verdict is not None
+    assert verdict.commit == COMMIT
+
+
+def test_a_kill_says_what_it_usually_means() -> None:
+    verdict = judge(seen(rank(3), is_settled=True, launcher=LauncherEnded(exit_codes={3: -9})))
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert verdict.failure.message == (
+        "Rank 3 was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
+    )
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "expected"),
+    [
+        ("builtins.RuntimeError", GLOO, True),
+        ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1.", True),
+        ("torch.distributed.DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed.", True),
+        ("builtins.ConnectionResetError", "ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("builtins.RuntimeError", "RuntimeError: CUDA error: device-side assert triggered", False),
+        ("builtins.RuntimeError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_lost_peers_are_told_from_the_scripts_own_errors(exception: str, message: str, expected: bool) -> None:
+    assert is_lost_peer(exception, message) is expected
