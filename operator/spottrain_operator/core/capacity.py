@@ -123,14 +123,9 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.tell("SpotRetried", "Trying spot nodes again")
-    since = min(
-        (
-            f.pod.unschedulable_since
-            for f in situation.pods.values()
-            if f.holds_place and f.pod.capacity_type is CapacityType.SPOT and f.pod.unschedulable_since is not None
-        ),
-        default=None,
-    )
+    kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
+    waiting = (pod.unschedulable_since for pod in kept if pod.capacity_type is CapacityType.SPOT)
+    since = min((moment for moment in waiting if moment is not None), default=None)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
     wanted = demand(situation.spec)

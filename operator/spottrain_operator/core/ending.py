@@ -12,7 +12,7 @@ from .draft import Draft
 from .members import STILL_IN, MemberFacts, MemberState
 from .progress import record_progress
 from .situation import Situation
-from .timing import PLANNED_DRAIN, SILENT_ON_LOST_NODE, after
+from .timing import JUST_NOW, PLANNED_DRAIN, after
 
 
 def request_end(
@@ -31,7 +31,8 @@ def request_end(
     generation = draft.running
     if generation is None:
         return draft
-    stop = at_once or not _may_have_trained(generation, members)
+    active = generation.state is GenerationState.ACTIVE
+    stop = at_once or (active and not _may_have_trained(generation, members))
     changes = _escalation(situation, generation, cause, stop=stop, deadline=deadline)
     if not changes:
         return draft
@@ -70,11 +71,12 @@ def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:
 
 
 def _may_have_trained(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
-    """Whether a step may have been made. Without a fresh word from all who are in it, it may."""
+    """Whether a step may be made before a stop arrives. It can't where all agents said, just now, that their
+    ranks aren't up; in any doubt it's a drain, since a drain of nothing costs little and a lost step is lost."""
     if generation.first_step_at is not None:
         return True
     return any(
-        m.training or m.facts is None or m.facts.received_at is None or m.facts.silence > SILENT_ON_LOST_NODE
+        m.progress is not None or m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
         for m in members
         if m.state in STILL_IN or m.state is MemberState.DRAINED
     )

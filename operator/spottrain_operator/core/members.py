@@ -95,6 +95,15 @@ class _Others:
 
 def members_of(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
     """The members of `generation` (which must be the newest) in the order of their ranks."""
+    # Each policy asks; the answer depends on nothing of the generation but these.
+    key = (generation.number, generation.state, generation.requested_at, generation.first_step_at)
+    known: tuple[MemberFacts, ...] | None = situation.memo.get(key)
+    if known is None:
+        known = situation.memo[key] = _judge(situation, generation)
+    return known
+
+
+def _judge(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
     alone = tuple(_by_itself(situation, generation, member) for member in generation.members)
     others = _Others(
         ended=generation.state is GenerationState.STOPPING or any(m.state in BREAKING for m in alone),
@@ -196,10 +205,9 @@ def _without_patience(
     if silent:
         message = f"pod {m.member.pod} on {m.member.node} doesn't answer any more"
         return replace(m, state=MemberState.LOST, message=message)
-    if (
-        generation.state is GenerationState.STOPPING
-        and _between(generation.requested_at, situation.now) > STOP_TIMEOUT
-    ):
+    overdue = _between(generation.requested_at, situation.now) > STOP_TIMEOUT
+    heard = m.facts is not None and m.facts.heard  # a silent one gets its time from the operator's start on
+    if generation.state is GenerationState.STOPPING and overdue and heard:
         return replace(m, state=MemberState.BROKEN, message=f"pod {m.member.pod} doesn't stop")
     return m
 

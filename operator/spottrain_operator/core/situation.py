@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec
@@ -100,6 +101,11 @@ class Situation:
     @property
     def spec(self) -> TrainingJobSpec:
         return self.observed.job.spec
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What was derived already, by what it depends on."""
+        return {}
 
     @cached_property
     def pods(self) -> dict[str, PodFacts]:

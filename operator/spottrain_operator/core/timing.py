@@ -32,6 +32,8 @@ IN_FLIGHT = 2.0
 # A report this much younger than the generation's first step, by an agent that makes none: it restarted.
 RESTARTED = 10.0
 
+# A report this young, by agents that report every second, is what is the case now.
+JUST_NOW = 1.2
 # Time for a drain that nobody's deadline bounds: enough for a large checkpoint, not for a hang.
 PLANNED_DRAIN = 120.0
 # A preemption whose deadline isn't known (a taint, an eviction): the shortest lead of the large clouds, less
