@@ -19,8 +19,8 @@ def run(uri: str, rounds: int, longest_seconds: float, **environment: str) -> No
 
 
 def test_kills_on_files(tmp_path: Path) -> None:
-    run(f"file://{tmp_path}/store", rounds=60, longest_seconds=0.05)
+    run(f"file://{tmp_path}/store", 40, 0.05)
 
 
 def test_kills_on_s3(s3_store, s3_credentials: None) -> None:  # type: ignore[no-untyped-def]
-    run(f"s3://{s3_store.new_bucket()}/job", 15, 0.4, TEST_ENDPOINT=s3_store.endpoint_url)
+    run(f"s3://{s3_store.new_bucket()}/job", 15, 0.3, TEST_ENDPOINT=s3_store.endpoint_url)
