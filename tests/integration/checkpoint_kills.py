@@ -1,7 +1,7 @@
 """Kill a saving process at random moments, again and again; test_checkpoint_kills.py starts it.
 
-Arguments: storage URI, rounds, longest time in seconds from a commit to the kill. One import of torch serves all the rounds: each
-forks a writer, kills it, and looks at what it left.
+Arguments: storage URI, rounds, longest time in seconds from a commit to the kill. One import
+of torch serves all the rounds: each forks a writer, kills it, and looks at what it left.
 """
 
 from __future__ import annotations
