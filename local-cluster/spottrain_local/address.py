@@ -36,15 +36,21 @@ class NetworkClaim:
 
     def ports(self, names: Iterable[str]) -> dict[str, int]:
         """A free port on 127.0.0.1 for each name: the same ones at each start, where nobody else took them."""
-        first = FIRST_PORT + self.number * PORTS_PER_NETWORK
-        free = (port for port in range(first, first + PORTS_PER_NETWORK) if is_free("127.0.0.1", port))
+        block = port_block(self.number)
+        free = (port for port in block if is_free("127.0.0.1", port))
         try:
             return {name: next(free) for name in names}
         except StopIteration:
             raise LocalClusterError(
-                f"Too few of the ports {first} to {first + PORTS_PER_NETWORK - 1} are free on 127.0.0.1."
+                f"Too few of the ports {block[0]} to {block[-1]} are free on 127.0.0.1."
                 " See with `ss -ltnp` what uses them."
             ) from None
+
+
+def port_block(network: int) -> range:
+    """The ports on 127.0.0.1 that go with a network's number."""
+    first = FIRST_PORT + network * PORTS_PER_NETWORK
+    return range(first, first + PORTS_PER_NETWORK)
 
 
 def claim_network(preferred: int | None = None) -> NetworkClaim:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spottrain_local.address import port_block
 from spottrain_local.binaries import find_binaries
 from spottrain_local.layout import ClusterLayout, LocalClusterError, cluster_layout, write_atomically
+from spottrain_local.objectstore import remove_sockets
 from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec
 
 DEFAULT_NAME = "default"
@@ -46,7 +48,7 @@ class Cluster:
 
     def unused_ip(self) -> str:
         """An address of the cluster's network that no node and no pod has."""
-        return f"127.{json.loads(self.layout.address.read_text())['network']}.255.254"
+        return f"127.{self._network()}.255.254"
 
     def up(self, spec: ClusterSpec | None = None, progress: Callable[[Sequence[str]], None] | None = None) -> Status:
         """Start the cluster, wait until it is ready, and return its status; one that runs is left as it is.
@@ -71,6 +73,9 @@ class Cluster:
         pid = self._supervisor_pid()
         if pid is not None:
             self._end_supervisor(pid)
+        # Also after a supervisor that was killed.
+        if self.layout.address.exists():
+            remove_sockets(port_block(self._network()))
         if delete:
             shutil.rmtree(self.layout.root, ignore_errors=True)
         return pid is not None
@@ -133,6 +138,10 @@ class Cluster:
         if response.status >= 400:
             raise LocalClusterError(answer["error"])
         return answer
+
+    def _network(self) -> int:
+        number: int = json.loads(self.layout.address.read_text())["network"]
+        return number
 
     def _supervisor_pid(self) -> int | None:
         """Process id of the supervisor that holds the lock, or None where nobody does."""

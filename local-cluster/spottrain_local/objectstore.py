@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,12 +94,13 @@ class ObjectStore:
             # Refused, as it is not signed: the server is there.
             await _poll(session, "GET", f"{self.endpoint}/{BUCKET}", {403})
 
-    def remove_sockets(self) -> None:
-        """Remove the unix sockets that SeaweedFS makes in /tmp and leaves behind."""
-        ports = {self.ports[name] for name in (*PORT_NAMES, *GRPC_PORT_NAMES)}
-        for path in Path("/tmp").glob("seaweedfs-*.sock"):
-            if any(path.name.endswith(f"-{port}.sock") for port in ports):
-                path.unlink(missing_ok=True)
+
+def remove_sockets(ports: Container[int]) -> None:
+    """Remove the unix sockets that SeaweedFS makes in /tmp, named by its ports, and leaves behind."""
+    for path in Path("/tmp").glob("seaweedfs-*.sock"):
+        port = path.stem.rpartition("-")[2]
+        if port.isdigit() and int(port) in ports:
+            path.unlink(missing_ok=True)
 
 
 async def _poll(session: aiohttp.ClientSession, method: str, url: str, wanted: set[int]) -> None:

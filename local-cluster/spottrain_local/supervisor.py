@@ -32,7 +32,7 @@ from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomi
 from spottrain_local.machines import NodeProcesses, PodSurroundings
 from spottrain_local.names import find_preload_library, hosts_file
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, list_and_watch
-from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore
+from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore, remove_sockets
 from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
 from spottrain_local.processes import ChildProcess
 from spottrain_local.spec import ClusterSpec
@@ -168,7 +168,7 @@ class Supervisor:
         await asyncio.gather(self.store_process.stop(), *(part.stop(kill=True) for part in controllers))
         await apiserver.stop(kill=True)
         await etcd.stop()
-        self.store.remove_sockets()
+        remove_sockets(set(self.store.ports.values()))
         log.info("stopped")
 
 
