@@ -66,7 +66,7 @@ class Operator:
         return self._election.is_leader and self._watching.is_set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Returns once `stop` is set and all has ended; LeadershipLostError if the lease or the watches end."""
+        """Returns once `stop` is set or SIGTERM came, and all has ended. LeadershipLostError if the lease is lost."""
         async with AsyncExitStack() as stack:
             await self._serve(stack)
             await _first_of(stop.wait(), self._election.acquire())
@@ -78,7 +78,8 @@ class Operator:
             stack.push_async_callback(self._controller.stop)
             watches = await self._watch(stack, self._controller)
             await _first_of(stop.wait(), self._election.hold(), watches)
-            if not stop.is_set():
+            # kopf takes the signals over from here on: its watches end, without an error, at SIGTERM.
+            if not self._election.is_leader:
                 raise LeadershipLostError
         log.info("stopped")
 

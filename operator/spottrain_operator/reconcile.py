@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from spottrain_api.contract import LABEL_JOB_UID, Assignment, AssignmentAction
+from spottrain_api.contract import KIND, LABEL_JOB, LABEL_JOB_UID, Assignment, AssignmentAction
 from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
@@ -60,7 +60,7 @@ class Reconciler:
         """ClusterError: the pass broke off, make it again."""
         job = await self._cluster.get_job(key)
         if job is None:
-            self._forget(key)
+            await self._clean_up(key)
             return PassResult(gone=True)
         pods = await self._pods(key, job)
         try:
@@ -131,7 +131,13 @@ class Reconciler:
             await self._events.record(job, Event(type="Warning", reason="InvalidSpec", message=sentence))
         return PassResult()
 
-    def _forget(self, key: JobKey) -> None:
+    async def _clean_up(self, key: JobKey) -> None:
+        """The job is gone. Kubernetes deletes its pods too, but for a new CRD it may take half a minute to start."""
+        for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name}):
+            meta = pod["metadata"]
+            owners = meta.get("ownerReferences", ())
+            if any(owner["kind"] == KIND and owner["name"] == key.name for owner in owners):
+                await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._board.publish(key, {})
         self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._metrics.forget(key)

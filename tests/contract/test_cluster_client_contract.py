@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from cluster_fixtures import wait_for
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
@@ -59,7 +60,7 @@ class RealSetup:
         self.kubectl = kubectl
         self.namespace = f"contract-{uuid4().hex[:8]}"
         kubectl("apply", "--server-side", "-f", str(CRDS))
-        kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+        wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
         kubectl("create", "namespace", self.namespace)
         self.cluster = KubernetesCluster(client_configuration())
         self.nodes: list[str] = sorted(kubectl.ready_nodes())

@@ -1,0 +1,241 @@
+"""The operator as a process against a real control plane: jobs become pods, agents are heard, crashes survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from cluster_fixtures import Kubectl, wait_for
+from spottrain_api.contract import AgentReport, Assignment, AssignmentAction
+
+pytestmark = pytest.mark.cluster
+
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class OperatorProcess:
+    """`python -m spottrain_operator`, which a test can kill and start again."""
+
+    kubectl: Kubectl
+    namespace: str
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, identity: str = "operator-0") -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")} | {
+            "KUBECONFIG": str(self.kubectl.kubeconfig),
+            "SPOTTRAIN_CONTROL_URL": self.url,
+            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
+            "SPOTTRAIN_CONTROL_PORT": str(self.port),
+            "POD_NAMESPACE": self.namespace,
+            "POD_NAME": identity,
+        }
+        log = (self.folder / "operator.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder
+        )
+
+    def wait_ready(self, seconds: float = 20.0) -> None:
+        wait_for(lambda: self.get("/readyz")[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
+
+    def log(self) -> str:
+        return (self.folder / "operator.log").read_text()
+
+    def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(15)
+
+    def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
+        return self.request(path, None, token)
+
+    def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(self.url + path, data=body, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=40) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[str]:
+    name = f"operator-{uuid4().hex[:8]}"
+    kubectl("apply", "--server-side", "-f", str(CRDS))
+    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
+    kubectl("create", "namespace", name)
+    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield name
+    kubectl.run("delete", "tj", "--all", "-n", name, "--wait=false")
+    kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+@contextmanager
+def running(kubectl: Kubectl, namespace: str, folder: Path) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder)
+    try:
+        operator.start()
+        operator.wait_ready()
+        yield operator
+    finally:
+        if operator.process is not None and operator.process.poll() is None:
+            operator.process.kill()
+            operator.process.wait(10)
+
+
+@pytest.fixture
+def operator(kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running(kubectl, namespace, tmp_path) as process:
+        yield process
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """kubectl, as far as jobs in one namespace go."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    def apply(self, name: str, **changes: Any) -> None:
+        spec: dict[str, Any] = {
+            "image": "local/none",
+            "entrypoint": {"script": "train.py"},
+            "nodes": {"min": 2, "max": 3},
+            "capacity": {"onDemand": {"min": 1}, "spot": {"max": 2}},
+            "batch": {"global": 8},
+            # The pods need not run: no node has that many accelerators.
+            "resources": {"limits": {"nvidia.com/gpu": "64"}},
+            "checkpoint": {"uri": "s3://checkpoints/none"},
+        }
+        job = {
+            "apiVersion": "spottrain.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": spec | changes,
+        }
+        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.kubectl.get("tj", name, "-n", self.namespace).get("status", {}))
+
+    def pods(self, name: str) -> list[Any]:
+        pods = self.kubectl.get("pods", "-n", self.namespace, "-l", f"spottrain.dev/job={name}")["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def capacity(self, name: str) -> list[str]:
+        return sorted(pod["metadata"]["labels"]["spottrain.dev/capacity-type"] for pod in self.pods(name))
+
+
+@pytest.fixture
+def jobs(kubectl: Kubectl, namespace: str) -> Jobs:
+    return Jobs(kubectl, namespace)
+
+
+def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: jobs.capacity("gpt") == ["on-demand", "spot", "spot"], f"three pods\n{operator.log()}")
+    assert jobs.status("gpt")["phase"] == "Pending"
+    [url] = {
+        env["value"]
+        for pod in jobs.pods("gpt")
+        for env in pod["spec"]["containers"][0]["env"]
+        if env["name"] == "SPOTTRAIN_CONTROL_URL"
+    }
+    assert url == operator.url
+    assert b'spottrain_job_phase{job="gpt"' in operator.get("/metrics")[1]
+    jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
+    wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
+    wait_for(lambda: b'job="gpt"' not in operator.get("/metrics")[1], "its metrics go too")
+
+
+def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
+    pod = jobs.pods("gpt")[0]["metadata"]
+    token = kubectl(
+        *("create", "token", "default", "-n", jobs.namespace, "--audience=spottrain"),
+        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
+    ).strip()
+    status, body = operator.get("/v1/assignment", token)
+    assert status == 200
+    assert Assignment.from_json(body).action is AssignmentAction.WAIT
+    report = AgentReport(pod=pod["name"], pod_uid=pod["uid"], rendezvous_port=1, sent_at=datetime.now(UTC))
+    assert operator.request("/v1/report", report.to_json().encode(), token)[0] == 204
+    another = report.model_copy(update={"pod": jobs.pods("gpt")[1]["metadata"]["name"]})
+    assert operator.request("/v1/report", another.to_json().encode(), token)[0] == 403
+    assert operator.get("/v1/assignment", "stolen")[0] == 401
+
+
+def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}
+    operator.end(signal.SIGKILL)
+    jobs.kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
+    operator.start()
+    operator.wait_ready(8.0)
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "the deleted pod is replaced")
+    assert len({pod["metadata"]["uid"] for pod in jobs.pods("gpt")} & before) == 2
+
+
+def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jobs) -> None:
+    assert operator.end(signal.SIGTERM) == 0, operator.log()
+    lease = jobs.kubectl.get("lease", "spottrain-operator", "-n", jobs.namespace)
+    assert not lease["spec"].get("holderIdentity")
+    operator.start(identity="operator-1")
+    operator.wait_ready(8.0)
+
+
+def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: OperatorProcess, jobs: Jobs) -> None:
+    mounts = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
+    jobs.apply("broken", podTemplate=mounts)
+    jobs.apply("fine")
+    wait_for(lambda: jobs.status("broken").get("phase") == "Failed", f"the job fails\n{operator.log()}")
+    assert "nowhere" in jobs.status("broken")["message"]
+    assert jobs.pods("broken") == []
+    wait_for(lambda: len(jobs.pods("fine")) == 3, "the other job isn't disturbed")
+
+
+def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
+
+    def suspend(value: bool) -> None:
+        patch = json.dumps({"spec": {"runPolicy": {"suspend": value}}})
+        kubectl("patch", "tj", "gpt", "-n", jobs.namespace, "--type=merge", "-p", patch)
+
+    suspend(True)
+    wait_for(lambda: jobs.status("gpt").get("phase") == "Suspended" and not jobs.pods("gpt"), "suspended")
+    suspend(False)
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "resumed")
