@@ -64,16 +64,21 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
 def report(spent: dict[str, list[float]], step_seconds: float) -> None:
     """Print rank 0's table; the share of a step is that of the slowest rank."""
     total = [sum(parts) for parts in zip(*spent.values(), strict=True)]
-    median = torch.tensor(statistics.median(total), dtype=torch.float64)
-    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    shares = torch.tensor([statistics.median(total), statistics.mean(total)], dtype=torch.float64) / step_seconds
+    dist.all_reduce(shares, op=dist.ReduceOp.MAX)
     if dist.get_rank() != 0:
         return
-    print(f"{'part':<10}{'median µs':>12}{'p99 µs':>12}")
+    print(f"{'part':<10}{'median µs':>12}{'mean µs':>12}{'p99 µs':>12}")
     for name, seconds in {**spent, "all": total}.items():
-        p99 = statistics.quantiles(seconds, n=100)[98]
-        print(f"{name:<10}{statistics.median(seconds) * 1e6:>12.0f}{p99 * 1e6:>12.0f}")
-    share = median.item() / step_seconds
-    print(f"{share:.2%} of a step of {step_seconds * 1e3:.0f} ms, on the slowest of {dist.get_world_size()} ranks")
+        middle, mean, p99 = (
+            statistics.median(seconds),
+            statistics.mean(seconds),
+            statistics.quantiles(seconds, n=100)[98],
+        )
+        print(f"{name:<10}{middle * 1e6:>12.0f}{mean * 1e6:>12.0f}{p99 * 1e6:>12.0f}")
+    median, mean = shares.tolist()
+    of = f"a step of {step_seconds * 1e3:.0f} ms, on the slowest of {dist.get_world_size()} ranks"
+    print(f"{median:.2%} (median) and {mean:.2%} (mean) of {of}")
 
 
 if __name__ == "__main__":

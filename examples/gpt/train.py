@@ -31,9 +31,7 @@ def main() -> None:
         training = session.prepare(
             Gpt(num_layers=args.layers, width=args.width, num_heads=args.heads, context=args.context),
             optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95)),
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, max_lr=1e-3, total_steps=args.steps, pct_start=0.1
-            ),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20),
             wrap={Block},
             dataset=StandardLibrary(args.context),
             clip_grad_norm=1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch._C._distributed_c10d import HashStore
 
 from spottrain.failures import UserError
 from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig
+
+log = logging.getLogger(__name__)
 
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
 
@@ -84,11 +87,15 @@ def join_world(launch: Launch) -> Groups:
     )
 
 
-def leave_world(groups: Groups) -> None:
-    """Close torch.distributed once all ranks are there: a rank that is still at work would see it as a loss."""
-    if groups.agreement is not None:
+def meet(groups: Groups) -> None:
+    """Wait until all ranks are here: one that is still at work would see another's leaving as a loss."""
+    if groups.agreement is None:
+        return
+    try:
         dist.barrier(group=groups.agreement)
-    dist.destroy_process_group()
+    except RuntimeError as error:
+        # One that was here before, or has failed, is gone already; this rank has done its part.
+        log.info("a rank left early: %s", error)
 
 
 def identify_run(generation: int) -> tuple[int, str]:

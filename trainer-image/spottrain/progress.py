@@ -19,8 +19,8 @@ from spottrain_api.contract import (
     progress_file,
 )
 
-# Steps are faster than anyone reads. A tenth of a second also bounds how old the newest step on disk is.
-_MIN_SECONDS_BETWEEN_WRITES = 0.1
+# The agent reports every second, and a write costs a fraction of a millisecond: not for each of many short steps.
+_MIN_SECONDS_BETWEEN_WRITES = 0.25
 _SMOOTHING = 0.2
 
 

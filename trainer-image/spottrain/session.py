@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -32,7 +33,7 @@ from spottrain.drain import DrainFlag
 from spottrain.engines import EngineConfig, choose_engine
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
-from spottrain.launch import Groups, Launch, identify_run, join_world, leave_world, process_started_at
+from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
 from spottrain.loader import Collate, MapDataset
 from spottrain.progress import ProgressReporter
 from spottrain.training import Training
@@ -82,12 +83,10 @@ def session(
         current = Session(launch, config, reporter)
         try:
             yield current
-            current.finish()
-            reporter.finish(OutcomeKind.SUCCEEDED)
         except Drained:
-            current.close()
+            current.end(OutcomeKind.DRAINED)
             raise
-        current.close()
+        current.end(OutcomeKind.SUCCEEDED)
 
 
 class Session:
@@ -187,16 +186,18 @@ class Session:
         self._reporter.milestone("prepared")
         return self._training
 
-    def finish(self) -> None:
-        """Called at the end of the script: commits what the loop has not, if it was left early."""
-        if self._training is not None:
-            self._training.finish()
+    def end(self, kind: OutcomeKind) -> None:
+        """Leave the world together with the other ranks; called where the script ends without an error.
 
-    def close(self) -> None:
-        """Leave the world, together with the other ranks. After an error there is nobody to wait for."""
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-        leave_world(self._groups)
+        A loop that was left early has its last step committed here. The outcome is written when all ranks
+        are done, as the agent takes it for the end of the process.
+        """
+        if self._training is not None and kind is OutcomeKind.SUCCEEDED:
+            self._training.finish()
+            self._training.clean_up()
+        meet(self._groups)
+        self._reporter.finish(kind)
+        dist.destroy_process_group()
 
     def _open_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
         """Try the store, shut older generations out, and find the newest commit."""

@@ -23,7 +23,7 @@ from spottrain.failures import Drained, start_error
 from spottrain.loader import Collate, MapDataset, load_batches
 from spottrain.progress import ProgressReporter
 from spottrain.step import LossMeter, Step
-from spottrain_api.contract import OutcomeKind, TrainerPhase
+from spottrain_api.contract import TrainerPhase
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,11 @@ class Training:
         """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
         self._observe_loss(self._agreement.read())
         self._checkpoints.commit(self._state, self.step)
-        self._checkpoints.clean_up()
         self._reporter.update(step=self.step)
+
+    def clean_up(self) -> None:
+        """Drop the checkpoints that are no longer kept."""
+        self._checkpoints.clean_up()
 
     def _resume(self, total: int) -> Iterator[Any]:
         random_state.seed_everything(self._order.seed, rank=self._rank)
@@ -203,5 +206,4 @@ class Training:
         except CheckpointError as error:
             # The newest commit stands, and the outcome names it: the next generation goes on from there.
             log.warning("Step %d could not be committed before the end of this generation. %s", self.step, error)
-        self._reporter.finish(OutcomeKind.DRAINED)
         raise Drained
