@@ -29,7 +29,7 @@ PATH_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 HEADER_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 HEADER_TOKEN = "X-aws-ec2-metadata-token"
 TOKEN_TTL_SECONDS = 21600
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 # A recommendation has no deadline; a notice has to name one. Nobody drains for it.
 REBALANCE_LEAD = timedelta(minutes=10)

@@ -328,6 +328,69 @@ async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_o
     print(f"generation 2 stepped {time.monotonic() - began:.2f} s after the kill")
 
 
+async def test_a_zygote_that_dies_is_replaced(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    (zygote,) = descendants(pods.processes["a"].pid)
+    os.kill(zygote, signal.SIGKILL)
+    await operator.assign(pods.generation(1, pods.script("print('ran')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
+
+
+async def test_stop_while_the_zygote_still_warms_up_leaves_nothing_to_start(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    pods.start("a")
+    await operator.wait_for(lambda: "a" in operator.reports)
+    assert not operator.reports["a"].warm
+    late = pods.generation(1, pods.script(TRAIN_FOREVER), ["a"])
+    await operator.assign(late)
+    await operator.wait_for_phase(AgentPhase.STARTING, 1, ["a"])
+    await operator.assign({"a": late["a"].model_copy(update={"action": AssignmentAction.STOP})})
+    await operator.wait_for_phase(AgentPhase.STOPPED, 1, ["a"])
+    await operator.assign(pods.generation(2, pods.script("print('ran')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, ["a"])
+    assert not (pods.folder / "started-0").exists()
+
+
+async def test_nothing_survives_an_agent_that_is_killed_alone(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    await appears(pods.folder / "started-0")
+    left = descendants(pods.processes["a"].pid)
+    assert len(left) >= 3  # zygote, torchrun, worker
+    pods.processes["a"].kill()
+    await becomes_true(lambda: not any(is_alive(pid) for pid in left), seconds=5)
+
+
+async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    await appears(pods.folder / "started-0")
+    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
+    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
+
+
+async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperator) -> None:
+    package = pods.folder / "trainer_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import atexit, os, sys\n"
+        "atexit.register(lambda: open('exit', 'w').write('bye'))\n"
+        "open('ran', 'w').write(' '.join([__name__, __package__, *sys.argv[1:], str(sys.path[0] == os.getcwd())]))\n"
+    )
+    pods.start("a")
+    await pods.warm()
+    entrypoint = Entrypoint(module="trainer_package", args=("--lr", "1"), working_dir=str(pods.folder))
+    await operator.assign(pods.generation(1, entrypoint, ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
+    assert (pods.folder / "ran").read_text() == "__main__ trainer_package --lr 1 True"
+    assert (pods.folder / "exit").read_text() == "bye"
+
+
 async def test_a_missing_entrypoint_is_told_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await operator.wait_for(lambda: "a" in operator.reports)

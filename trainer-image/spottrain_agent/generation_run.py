@@ -61,6 +61,8 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
 def _has_module(name: str, base: Path) -> bool:
     """Looks for the top-level package only: finding a submodule would import its parents."""
     top = name.partition(".")[0]
+    if not top:
+        return False
     if (base / top).is_dir() or (base / f"{top}.py").is_file():
         return True
     return importlib.util.find_spec(top) is not None

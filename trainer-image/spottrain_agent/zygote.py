@@ -38,6 +38,8 @@ PRELOADED_MODULES = (
     "torch.distributed.fsdp",
     "torch.distributed.device_mesh",
     "torch.distributed.tensor",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.data",
     "boto3",
     "botocore.session",
     "spottrain",
