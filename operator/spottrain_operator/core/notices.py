@@ -5,7 +5,6 @@ Signals come twice, late, from two sides, or are taken back. The newest word on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -41,7 +40,7 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
     """Why and when `pod` will be gone, if that was announced; the earliest deadline where there are several."""
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
-        for notice in _standing(_notices(node, report), pod, now)
+        for notice in _standing(node, report, pod, now)
     ]
     unknown = after(now, UNKNOWN_LEAD)
     if pod.deleting:
@@ -64,29 +63,30 @@ def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
     ][:1]
 
 
-def _notices(node: NodeView | None, report: AgentReport | None) -> list[Notice]:
-    return [
-        *([node.notice] if node is not None and node.notice is not None else []),
-        *(report.notices if report is not None else ()),
-    ]
-
-
-def _standing(notices: Iterable[Notice], pod: PodView, now: datetime) -> list[Notice]:
-    """The notices that hold for `pod`: the newest word on each, not taken back, not stale, not older than it."""
+def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
+    """The notices that hold for `pod`: the newest word on each, unless that takes it back."""
+    annotated = [node.notice] if node is not None and node.notice is not None else []
+    told = report.notices if report is not None else ()
     newest: dict[str, Notice] = {}
-    for notice in notices:
+    for notice in (*annotated, *told):
         known = newest.get(notice.id)
         if known is None or (notice.observed_at, notice.cancelled) > (known.observed_at, known.cancelled):
             newest[notice.id] = notice
+    # What its own agent holds true makes that drain whatever it's assigned. An annotation may be a leftover.
+    held_true = {notice.id for notice in told}
     return [
         notice
         for notice in newest.values()
         if not notice.cancelled
         and notice.kind is not NoticeKind.REBALANCE  # it may go, or not: no reason to stop training
         and pod.node in (None, notice.node)
-        and notice.deadline > pod.created_at  # else it was about an earlier node of that name
-        and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
+        and (notice.id in held_true or _is_fresh(notice, pod, now))
     ]
+
+
+def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
+    """Not about an earlier node of that name, nor a false alarm of long ago."""
+    return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
 
 
 def _sentence(notice: Notice) -> str:

@@ -1,0 +1,519 @@
+"""Truth tables of `plan`: one observation that differs from a training job in one thing, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from simulation import spec_of
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    AssignmentAction,
+    CapacityType,
+    CommitRef,
+    Failure,
+    FailureReason,
+    Notice,
+    NoticeKind,
+    Progress,
+    TrainerPhase,
+)
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.model import (
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    JobView,
+    NodeView,
+    Observed,
+    Plan,
+    PodView,
+    ReportView,
+)
+from spottrain_operator.core.plan import plan
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = START + timedelta(seconds=100)
+ACTIVE, DRAINING, STOPPING, ENDED = GenerationState
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def pod(sequence: int, **changes: Any) -> PodView:
+    """A pod that is up; the first two are on-demand."""
+    fields: dict[str, Any] = {
+        "name": f"job-{sequence}",
+        "uid": f"u{sequence}",
+        "sequence": sequence,
+        "capacity_type": CapacityType.ON_DEMAND if sequence <= 2 else CapacityType.SPOT,
+        "template_hash": "t1",
+        "created_at": START,
+        "phase": "Running",
+        "ready": True,
+        "ready_since": at(2),
+        "node": f"n{sequence}",
+        "scheduled_at": START,
+        "ip": f"10.0.0.{sequence}",
+        "container_started": True,
+    }
+    return PodView(**(fields | changes))
+
+
+def report(sequence: int, generation: int, phase: AgentPhase, **changes: Any) -> AgentReport:
+    fields: dict[str, Any] = {
+        "pod": f"job-{sequence}",
+        "pod_uid": f"u{sequence}",
+        "generation": generation,
+        "phase": phase,
+        "warm": True,
+        "rendezvous_port": 29000 + sequence,
+        "sent_at": NOW,
+    }
+    return AgentReport(**(fields | changes))
+
+
+def commit(generation: int, step: int) -> CommitRef:
+    return CommitRef(generation=generation, step=step, manifest=f"m{generation}-{step}", committed_at=NOW)
+
+
+def training(step: int = 50) -> Progress:
+    return Progress(
+        generation=1,
+        phase=TrainerPhase.TRAINING,
+        step=step,
+        total_steps=1000,
+        step_seconds=1.0,
+        first_step_at=at(10),
+        last_step_at=at(99),
+        updated_at=NOW,
+    )
+
+
+def notice(sequence: int, lead: float = 30.0, **changes: Any) -> Notice:
+    fields: dict[str, Any] = {
+        "id": f"notice-{sequence}",
+        "node": f"n{sequence}",
+        "source": "ec2",
+        "deadline": NOW + timedelta(seconds=lead),
+        "observed_at": NOW,
+    }
+    return Notice(**(fields | changes))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One observation; its methods change one thing each."""
+
+    observed: Observed
+    now: datetime = NOW
+
+    def plan(self) -> Plan:
+        return plan(self.observed, self.now)
+
+    def decided(self) -> Scene:
+        """After the plan's status was written; nothing else has happened."""
+        return self.job(status=self.plan().status)
+
+    def job(self, **changes: Any) -> Scene:
+        return replace(self, observed=replace(self.observed, job=replace(self.observed.job, **changes)))
+
+    def spec(self, **changes: Any) -> Scene:
+        return self.job(spec=spec_of(**changes))
+
+    def status(self, **changes: Any) -> Scene:
+        return self.job(status=self.observed.job.status.model_copy(update=changes))
+
+    def generation(self, **changes: Any) -> Scene:
+        generation = self.observed.job.status.generation
+        assert generation is not None
+        return self.status(generation=generation.model_copy(update=changes))
+
+    def pod(self, sequence: int, **changes: Any) -> Scene:
+        pods = tuple(replace(p, **changes) if p.sequence == sequence else p for p in self.observed.pods)
+        return replace(self, observed=replace(self.observed, pods=pods))
+
+    def with_pod(self, new: PodView) -> Scene:
+        nodes = dict(self.observed.nodes)
+        if new.node is not None:
+            nodes[new.node] = NodeView(name=new.node)
+        return replace(self, observed=replace(self.observed, pods=(*self.observed.pods, new), nodes=nodes))
+
+    def without_pod(self, sequence: int) -> Scene:
+        pods = tuple(p for p in self.observed.pods if p.sequence != sequence)
+        return replace(self, observed=replace(self.observed, pods=pods))
+
+    def node(self, sequence: int, **changes: Any) -> Scene:
+        node = replace(self.observed.nodes[f"n{sequence}"], **changes)
+        return replace(self, observed=replace(self.observed, nodes={**self.observed.nodes, node.name: node}))
+
+    def says(self, sequence: int, *, age: float = 0.0, **changes: Any) -> Scene:
+        """The newest report of a pod's agent, changed in some fields, as old as `age`."""
+        uid = f"u{sequence}"
+        known = self.observed.reports.get(uid)
+        base = known.report if known is not None else report(sequence, 0, AgentPhase.IDLE)
+        view = ReportView(report=base.model_copy(update=changes), received_at=self.now - timedelta(seconds=age))
+        return replace(self, observed=replace(self.observed, reports={**self.observed.reports, uid: view}))
+
+    def all_say(self, **changes: Any) -> Scene:
+        scene = self
+        for each in self.observed.pods:
+            scene = scene.says(each.sequence, **changes)
+        return scene
+
+    def forgets(self, sequence: int) -> Scene:
+        reports = {uid: view for uid, view in self.observed.reports.items() if uid != f"u{sequence}"}
+        return replace(self, observed=replace(self.observed, reports=reports))
+
+    def later(self, seconds: float) -> Scene:
+        """Time passes; all agents go on reporting the same."""
+        now = self.now + timedelta(seconds=seconds)
+        reports = {uid: replace(view, received_at=now) for uid, view in self.observed.reports.items()}
+        return replace(self, observed=replace(self.observed, reports=reports), now=now)
+
+
+def waiting_job(num_pods: int = 4, **spec: Any) -> Scene:
+    """A new job whose pods are up and warm; nothing was started yet."""
+    pods = tuple(pod(sequence) for sequence in range(1, num_pods + 1))
+    job = JobView(
+        namespace="default",
+        name="job",
+        uid="0123456789ab",
+        spec=spec_of(**({"nodes": {"min": 2, "max": 4}} | spec)),
+        metadata_generation=1,
+        created_at=START,
+        status=TrainingJobStatus(last_sequence=num_pods),
+    )
+    observed = Observed(
+        job=job,
+        pods=pods,
+        nodes={f"n{p.sequence}": NodeView(name=f"n{p.sequence}") for p in pods},
+        template_hash="t1",
+        operator_started_at=START,
+    )
+    return Scene(observed).all_say(phase=AgentPhase.IDLE)
+
+
+def starting_job(**spec: Any) -> Scene:
+    """Generation 1 was started 100 s ago and is about to make its first step."""
+    scene = replace(waiting_job(**spec), now=at(3)).all_say(phase=AgentPhase.IDLE).decided()
+    return replace(scene, now=at(4)).all_say(generation=1, phase=AgentPhase.STARTING, step_age_seconds=1.0)
+
+
+def training_job(**spec: Any) -> Scene:
+    """Generation 1 with four members has made 50 steps and committed 40."""
+    scene = replace(starting_job(**spec), now=NOW)
+    running = {"generation": 1, "phase": AgentPhase.RUNNING, "step_age_seconds": 1.0, "progress": training()}
+    return scene.all_say(**running, commit=commit(1, 40)).decided()
+
+
+def test_a_new_job_gets_its_floor_and_its_surplus() -> None:
+    scene = replace(waiting_job(0), now=START)
+    decided = scene.plan()
+    created = [action for action in decided.actions if isinstance(action, CreatePod)]
+    assert [c.name for c in created] == ["job-1", "job-2", "job-3", "job-4"]
+    assert [c.capacity_type.value for c in created] == ["on-demand", "on-demand", "spot", "spot"]
+    assert decided.status.last_sequence == 4
+
+
+DEMANDS = [
+    pytest.param({}, ["on-demand"] * 2 + ["spot"] * 2, id="floor-and-surplus"),
+    pytest.param({"capacity": {"spot": {"max": 0}}}, ["on-demand"] * 4, id="no-spot-is-all-on-demand"),
+    pytest.param({"capacity": {}}, ["spot"] * 4, id="no-floor-is-all-spot"),
+    pytest.param({"capacity": {"spot": {"max": 1}}}, ["on-demand", "spot"], id="on-demand-fills-up-to-min"),
+    pytest.param({"runPolicy": {"suspend": True}}, [], id="suspended"),
+]
+
+
+@pytest.mark.parametrize(("spec", "types"), DEMANDS)
+def test_demand(spec: dict[str, Any], types: list[str]) -> None:
+    decided = replace(waiting_job(0, **spec), now=START).plan()
+    assert [a.capacity_type.value for a in decided.actions if isinstance(a, CreatePod)] == types
+
+
+Change = Callable[[Scene], Scene]
+STARTS: list[Any] = [
+    pytest.param(lambda s: s, 4, id="all-ready"),
+    pytest.param(lambda s: s.says(4, warm=False), None, id="waits-for-one-that-gets-warm"),
+    pytest.param(lambda s: replace(s, now=at(60)).all_say().says(4, warm=False), 3, id="patience-is-over"),
+    pytest.param(lambda s: s.pod(3, ready=False).pod(4, ready=False).pod(2, ready=False), None, id="below-min"),
+    pytest.param(lambda s: s.says(4, age=10), 3, id="silent-one-is-left-out"),
+    pytest.param(lambda s: s.node(4, notice=notice(4)), 3, id="doomed-by-annotation-is-left-out"),
+    pytest.param(lambda s: s.says(4, notices=(notice(4),)), 3, id="doomed-by-its-agent-is-left-out"),
+    pytest.param(lambda s: s.node(4, taints=("karpenter.sh/disrupted",)), 3, id="doomed-by-taint-is-left-out"),
+    pytest.param(lambda s: s.pod(4, deleting=True), 3, id="deleting-is-left-out"),
+    pytest.param(lambda s: s.pod(4, disruption="EvictionByEvictionAPI"), 3, id="evicted-is-left-out"),
+    pytest.param(lambda s: s.pod(4, template_hash="old"), 3, id="outdated-is-left-out"),
+    pytest.param(lambda s: s.node(4, notice=notice(4, kind=NoticeKind.REBALANCE)), 4, id="rebalance-only-warns"),
+    pytest.param(lambda s: s.node(4, notice=notice(4, cancelled=True)), 4, id="cancelled-notice"),
+    pytest.param(lambda s: s.node(4, notice=notice(4, lead=-200)), 4, id="notice-for-an-earlier-node"),
+    pytest.param(lambda s: s.says(4, notices=(notice(4, lead=-200),)), 3, id="its-agent-holds-an-old-notice-true"),
+]
+
+
+@pytest.mark.parametrize(("change", "num_members"), STARTS)
+def test_first_generation(change: Change, num_members: int | None) -> None:
+    generation = change(replace(waiting_job(), now=at(5)).all_say()).plan().status.generation
+    if num_members is None:
+        assert generation is None
+        return
+    assert generation is not None
+    assert len(generation.members) == num_members
+    assert generation.rendezvous_endpoint == "10.0.0.1:29001"
+    assert generation.rendezvous_id == "job-01234567-g1"
+
+
+ENDS: list[Any] = [
+    pytest.param(lambda s: s, ACTIVE, None, id="steady"),
+    pytest.param(lambda s: s.node(4, notice=notice(4)), DRAINING, "Preempted", id="notice-on-the-node"),
+    pytest.param(lambda s: s.says(4, notices=(notice(4),)), DRAINING, "Preempted", id="notice-from-the-agent"),
+    pytest.param(lambda s: s.pod(4, deleting=True), DRAINING, "Preempted", id="pod-deleted"),
+    pytest.param(lambda s: s.pod(1, disruption="Preemption"), DRAINING, "Preempted", id="rank-0-evicted"),
+    pytest.param(
+        lambda s: s.says(4, phase=AgentPhase.DRAINED), DRAINING, "Preempted", id="an-agent-drained-by-itself"
+    ),
+    pytest.param(lambda s: s.without_pod(4), STOPPING, "NodeLost", id="pod-gone"),
+    pytest.param(lambda s: s.node(4, ready=False).says(4, age=5), STOPPING, "NodeLost", id="node-not-ready"),
+    pytest.param(lambda s: s.node(4, ready=False), ACTIVE, None, id="node-not-ready-but-heard"),
+    pytest.param(lambda s: s.says(4, age=60), ACTIVE, None, id="silent-while-others-step"),
+    pytest.param(
+        lambda s: s.all_say(step_age_seconds=40.0).says(4, age=40), STOPPING, "NodeLost", id="silent-and-nobody-steps"
+    ),
+    pytest.param(
+        lambda s: s.all_say().says(1, age=40).says(2, age=40).says(3, age=40).says(4, age=40),
+        ACTIVE,
+        None,
+        id="nobody-is-heard",
+    ),
+    pytest.param(lambda s: s.says(3, phase=AgentPhase.FAILED), STOPPING, "Failure", id="failed"),
+    pytest.param(
+        lambda s: s.says(3, phase=AgentPhase.FAILED).says(4, age=5), STOPPING, "NodeLost", id="failed-peer-lost"
+    ),
+    pytest.param(
+        lambda s: s.says(3, phase=AgentPhase.FAILED).node(4, notice=notice(4)),
+        STOPPING,
+        "Preempted",
+        id="failed-doomed",
+    ),
+    pytest.param(
+        lambda s: s.says(4, generation=0, phase=AgentPhase.IDLE, progress=None),
+        STOPPING,
+        "Failure",
+        id="agent-restarted",
+    ),
+    pytest.param(lambda s: s.all_say(step_age_seconds=700.0), STOPPING, "Hang", id="hang"),
+    pytest.param(
+        lambda s: s.all_say(step_age_seconds=700.0).says(2, step_age_seconds=1.0), ACTIVE, None, id="one-steps"
+    ),
+    pytest.param(
+        lambda s: s.job(spec=spec_of(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True})),
+        DRAINING,
+        "Suspended",
+        id="suspend",
+    ),
+    pytest.param(lambda s: s.job(spec=spec_of(nodes={"min": 2, "max": 3})), DRAINING, "ScaleDown", id="fewer-nodes"),
+    pytest.param(
+        lambda s: s.job(spec=spec_of(nodes={"min": 2, "max": 4}, entrypoint={"script": "b.py"})),
+        DRAINING,
+        "Edited",
+        id="entrypoint-edited",
+    ),
+    pytest.param(
+        lambda s: s.job(spec=spec_of(nodes={"min": 2, "max": 4}, runPolicy={"activeDeadlineSeconds": 10})),
+        DRAINING,
+        "DeadlineExceeded",
+        id="deadline",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "state", "reason"), ENDS)
+def test_what_ends_a_training_generation(change: Change, state: GenerationState, reason: str | None) -> None:
+    scene = change(training_job())
+    decided = scene.plan()
+    assert decided.status.generation is not None
+    assert (decided.status.generation.state, decided.status.generation.reason) == (state, reason)
+    assert not [a for a in decided.actions if isinstance(a, DeletePod)]
+    again = scene.decided().plan()
+    assert again.status.generation == decided.status.generation
+
+
+def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
+    decided = starting_job().node(4, notice=notice(4, lead=-60)).plan()
+    assert decided.status.generation is not None
+    assert decided.status.generation.state is STOPPING
+
+
+def test_a_second_notice_brings_the_deadline_nearer() -> None:
+    scene = training_job().node(4, notice=notice(4, lead=60)).decided().node(3, notice=notice(3, lead=15))
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert generation.deadline == NOW + timedelta(seconds=15)
+
+
+def test_a_drain_that_takes_too_long_is_stopped() -> None:
+    scene = training_job().node(4, notice=notice(4, lead=10)).decided().later(16)
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert (generation.state, generation.reason) == (STOPPING, "Preempted")
+
+
+def test_a_drained_generation_is_followed_at_once_by_the_next() -> None:
+    scene = training_job().node(4, notice=notice(4)).decided()
+    decided = scene.all_say(phase=AgentPhase.DRAINED, commit=commit(1, 51), progress=training(51)).plan()
+    generation = decided.status.generation
+    assert generation is not None
+    assert (generation.number, generation.state, len(generation.members)) == (2, ACTIVE, 3)
+    assert generation.resume == commit(1, 51)
+    assert [t.reason for t in decided.status.transitions] == ["Preempted"]
+    assert decided.status.transitions[0].with_notice
+    assert decided.status.preemptions == 1
+    assert [a.name for a in decided.actions if isinstance(a, DeletePod)] == ["job-4"]
+
+
+def test_an_older_commit_is_not_believed() -> None:
+    scene = training_job().status(commit=commit(2, 90))
+    assert scene.plan().status.commit == commit(2, 90)
+
+
+def failed(scene: Scene, reason: FailureReason, message: str = "it broke") -> Scene:
+    failure = Failure(reason=reason, message=message)
+    return scene.all_say(phase=AgentPhase.FAILED, failure=failure)
+
+
+def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
+    scene = failed(training_job(), FailureReason.LOST_PEER).decided()
+    assert scene.plan().status.failures == 0
+    assert scene.later(3).plan().status.failures == 0
+    later = scene.later(6).plan().status
+    assert later.failures == 1
+    assert later.transitions[0].message == "it broke"
+
+
+def test_a_lost_node_explains_the_failures_of_its_peers() -> None:
+    scene = (
+        failed(training_job(), FailureReason.SCRIPT_ERROR).decided().says(4, phase=AgentPhase.RUNNING, failure=None)
+    )
+    status = replace(scene, now=scene.now + timedelta(seconds=5)).plan().status
+    assert (status.failures, status.preemptions, status.preemptions_without_notice) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "reason", [FailureReason.ENTRYPOINT_NOT_FOUND, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
+)
+def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None:
+    decided = failed(training_job(), reason, "change this").plan()
+    assert decided.status.phase is Phase.FAILED
+    assert decided.status.message == "change this"
+    assert len([a for a in decided.actions if isinstance(a, DeletePod)]) == 4
+
+
+def test_the_failure_budget_is_spent() -> None:
+    scene = failed(training_job().status(failures=3), FailureReason.SCRIPT_ERROR, "ValueError").decided().later(6)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert "ValueError" in status.message
+    assert "failureBudget" in status.message
+
+
+def test_three_generations_without_a_step_end_the_job() -> None:
+    scene = failed(starting_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR).decided()
+    status = scene.later(6).plan().status
+    assert status.phase is Phase.FAILED
+    assert {c.type: c.reason for c in status.conditions}["Failed"] == "NoProgress"
+
+
+SUCCESSES: list[Any] = [
+    pytest.param(lambda s: s, True, id="all"),
+    pytest.param(lambda s: s.says(4, phase=AgentPhase.RUNNING), False, id="one-still-runs"),
+    pytest.param(lambda s: s.forgets(4).without_pod(4), True, id="one-was-lost-at-the-end"),
+    pytest.param(lambda s: s.forgets(1).without_pod(1), False, id="rank-0-was-lost-at-the-end"),
+    pytest.param(lambda s: s.says(4, phase=AgentPhase.FAILED), False, id="one-failed"),
+]
+
+
+@pytest.mark.parametrize(("change", "succeeded"), SUCCESSES)
+def test_success(change: Change, succeeded: bool) -> None:
+    status = change(training_job().all_say(phase=AgentPhase.SUCCEEDED)).plan().status
+    assert (status.phase is Phase.SUCCEEDED) is succeeded
+
+
+def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:
+    scene = training_job(runPolicy={"ttlSecondsAfterFinished": 60}).all_say(phase=AgentPhase.SUCCEEDED).decided()
+    assert assignment_for(scene.observed.job, "u1").action is AssignmentAction.EXIT
+    gone = replace(scene, observed=replace(scene.observed, pods=()))
+    assert gone.plan().requeue_after == pytest.approx(60)
+    assert [type(a) for a in replace(gone, now=gone.now + timedelta(seconds=61)).plan().actions] == [DeleteJob]
+
+
+GROWTH: list[Any] = [
+    pytest.param(lambda s: s, "Grow", id="all-are-ready"),
+    pytest.param(lambda s: s.generation(first_step_at=at(90)), None, id="too-soon-after-the-first-step"),
+    pytest.param(lambda s: s.all_say(progress=training(980)).status(accounted_at=None), None, id="nearly-done"),
+    pytest.param(lambda s: s.says(4, warm=False), None, id="not-warm"),
+    pytest.param(lambda s: s.node(4, notice=notice(4)), None, id="doomed"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), GROWTH)
+def test_growth(change: Change, reason: str | None) -> None:
+    scene = training_job()
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    smaller = scene.generation(members=generation.members[:3])
+    waiting = smaller.says(4, generation=0, phase=AgentPhase.IDLE, progress=None)
+    decided = change(waiting).plan().status.generation
+    assert decided is not None
+    assert decided.reason == reason
+
+
+def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 5):
+        broken = {"ready": False, "container_started": False, "phase": "Pending"}
+        scene = scene.pod(sequence, **broken, waiting_reason="ErrImagePull", waiting_message="no such image")
+        scene = scene.forgets(sequence)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert "no such image" in status.message
+
+
+def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    scene = scene.without_pod(4)
+    assert scene.plan().status.phase is Phase.FAILED
+
+
+ASSIGNMENTS: list[Any] = [
+    pytest.param(lambda s: s, "u1", AssignmentAction.RUN, id="member"),
+    pytest.param(lambda s: s, "stranger", AssignmentAction.WAIT, id="not-a-member"),
+    pytest.param(lambda s: s.generation(state=DRAINING), "u1", AssignmentAction.DRAIN, id="draining"),
+    pytest.param(lambda s: s.generation(state=STOPPING), "u1", AssignmentAction.STOP, id="stopping"),
+    pytest.param(lambda s: s.generation(state=ENDED), "u1", AssignmentAction.STOP, id="ended"),
+    pytest.param(lambda s: s.status(phase=Phase.FAILED), "u1", AssignmentAction.EXIT, id="failed"),
+]
+
+
+@pytest.mark.parametrize(("change", "uid", "action"), ASSIGNMENTS)
+def test_assignments(change: Change, uid: str, action: AssignmentAction) -> None:
+    assert assignment_for(change(training_job()).observed.job, uid).action is action
+
+
+def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
+    scene = training_job()
+    before = scene.observed.job.status.cost
+    after = scene.later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
+    assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
