@@ -1,0 +1,106 @@
+"""The chart: what it installs has no more rights than it needs, and is what the code expects."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_HOST_IP, ENV_NODE_NAME, CapacityType
+from spottrain_local.binaries import find_binaries
+from spottrain_operator.lease import LeaseSettings
+from spottrain_operator.placement import TERMS
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "spottrain"
+FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
+FORBIDDEN_RESOURCES = {"*", "secrets", "nodes/proxy", "serviceaccounts/token"}
+
+
+def test_the_chart_installs_the_crd_of_this_version() -> None:
+    names = sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
+    assert names
+    assert sorted(path.name for path in (CHART / "crds").glob("*.yaml")) == names
+    for name in names:
+        assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), "run `make crds`"
+
+
+def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    of_chart = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+    of_code = [list(term) for (_, kind), term in TERMS.items() if kind is CapacityType.SPOT]
+    assert sorted(of_chart, key=str) == sorted(of_code, key=str)
+
+
+@pytest.fixture(scope="module")
+def rendered() -> list[dict[str, Any]]:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.fail("Helm is not built: run `make binaries`.")
+    command = [str(binaries.path("helm")), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
+    values = ["--values", str(CHART / "values.local.yaml"), "--set", "podMonitor.enabled=true"]
+    done = subprocess.run([*command, *values], capture_output=True, text=True, check=True, timeout=60)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    [found] = [each for each in rendered if each["kind"] == kind]
+    return found
+
+
+@pytest.mark.cluster
+def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, Any]]) -> None:
+    roles = [each for each in rendered if each["kind"] in ("Role", "ClusterRole")]
+    assert len(roles) == 5
+    for role in roles:
+        for rule in role["rules"]:
+            assert not FORBIDDEN_VERBS & set(rule["verbs"]), role["metadata"]["name"]
+            assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
+            assert "*" not in rule["apiGroups"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["Deployment", "DaemonSet"])
+def test_containers_are_restricted(rendered: list[dict[str, Any]], kind: str) -> None:
+    pod = one(rendered, kind)["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    [container] = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.cluster
+def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str, Any]]) -> None:
+    service = one(rendered, "Service")
+    deployment = one(rendered, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    env = {each["name"]: each for each in container["env"]}
+    name = service["metadata"]["name"]
+    assert env[ENV_CONTROL_URL]["value"] == f"http://{name}.spottrain-system.svc:{CONTROL_PORT}"
+    assert service["spec"]["ports"][0]["port"] == CONTROL_PORT
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.cluster
+def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
+    [_, rule] = one(rendered, "Role")["rules"]
+    assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]
+
+
+@pytest.mark.cluster
+def test_the_watcher_knows_its_node_and_runs_on_every_tainted_one(rendered: list[dict[str, Any]]) -> None:
+    pod = one(rendered, "DaemonSet")["spec"]["template"]["spec"]
+    assert pod["hostNetwork"] is True
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    [container] = pod["containers"]
+    assert {ENV_NODE_NAME, ENV_HOST_IP} <= {each["name"] for each in container["env"]}
