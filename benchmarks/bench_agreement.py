@@ -70,12 +70,9 @@ def report(spent: dict[str, list[float]], step_seconds: float) -> None:
         return
     print(f"{'part':<10}{'median µs':>12}{'mean µs':>12}{'p99 µs':>12}")
     for name, seconds in {**spent, "all": total}.items():
-        middle, mean, p99 = (
-            statistics.median(seconds),
-            statistics.mean(seconds),
-            statistics.quantiles(seconds, n=100)[98],
-        )
-        print(f"{name:<10}{middle * 1e6:>12.0f}{mean * 1e6:>12.0f}{p99 * 1e6:>12.0f}")
+        p99 = statistics.quantiles(seconds, n=100)[98]
+        columns = (statistics.median(seconds), statistics.mean(seconds), p99)
+        print(f"{name:<10}" + "".join(f"{value * 1e6:>12.0f}" for value in columns))
     median, mean = shares.tolist()
     of = f"a step of {step_seconds * 1e3:.0f} ms, on the slowest of {dist.get_world_size()} ranks"
     print(f"{median:.2%} (median) and {mean:.2%} (mean) of {of}")

@@ -65,10 +65,10 @@ def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(tmp_path: Path)
     uri = f"file://{tmp_path}"
     run(2, "gpt/train.py", *SMALL_GPT, "--checkpoints", uri)
     assert newest_step(tmp_path) == 12
-    output = run(1, "gpt/train.py", *SMALL_GPT, "--steps", "20", "--checkpoints", uri)
-    assert newest_step(tmp_path) == 20
-    (loss,) = re.findall(r"step 20: loss ([0-9.]+)", output)
-    assert float(loss) < 5.3  # ln 256 is 5.5
+    output = run(1, "gpt/train.py", *SMALL_GPT, "--steps", "30", "--checkpoints", uri)
+    assert newest_step(tmp_path) == 30
+    (loss,) = re.findall(r"step 30: loss ([0-9.]+)", output)
+    assert float(loss) < 5.2  # from ln 256 = 5.5
 
 
 def test_the_digits_are_recognised(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_the_plain_script_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=60)
     (step,) = re.findall(r"stopped at step (\d+)", output)
     assert 0 < int(step) < 40
-    assert "finished at step 40" in run(2, "plain/train.py", *args, "--step-seconds", "0")
+    assert "finished at step 40" in run(1, "plain/train.py", *args, "--step-seconds", "0")

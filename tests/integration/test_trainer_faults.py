@@ -48,6 +48,7 @@ class Run:
     fork: Any
     strategy: str = "ddp"
     dropout: float = 0.0
+    precision: str = "fp32"
     uri: str | None = None
     global_batch: int = 10
     resume: CommitRef | None = None
@@ -106,6 +107,7 @@ class Run:
             attempt_id=f"attempt{self.generation}",
             seed=5,
             strategy=self.strategy,
+            precision=self.precision,
             global_batch=self.global_batch,
             micro_batch=3,
             checkpoint=CheckpointConfig(uri=self.uri or f"file://{self.folder}/checkpoints", interval="3steps"),
@@ -257,6 +259,35 @@ def test_a_drain_that_comes_with_the_last_step_lets_the_job_succeed(tmp_path: Pa
 
     assert_succeeded(run)
     assert read_audit(tmp_path / "audit").num_redone == 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_bf16_with_ranks_that_have_no_sample(strategy: str, tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork, strategy=strategy, precision="bf16", global_batch=2)
+    run.generate(3, steps=6)
+    assert_succeeded(run)
+    assert all(value.dtype is torch.float32 for value in run.parameters().values())
+    assert read_audit(tmp_path / "audit").problems(6) == []
+
+
+def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork)
+    for step in (4, 8):
+        run.generate(1, {0: {step: "drain"}})
+        assert_drained(run)
+    head = run.head()
+    assert head is not None
+    newest, before, *_ = head.commits
+    (data,) = (tmp_path / "checkpoints" / newest.attempt).glob("*.data")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    run.generate(1)
+
+    assert_succeeded(run)
+    assert run.progress().start_step == before.step
+    assert read_audit(tmp_path / "audit").problems(STEPS) == []
 
 
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:

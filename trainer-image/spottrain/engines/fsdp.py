@@ -20,19 +20,26 @@ class FsdpEngine:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model.to(self._config.device)
-        policy = MixedPrecisionPolicy()
-        if self._config.precision is not torch.float32:
-            # Sums of many small gradients lose too much in bf16.
-            policy = MixedPrecisionPolicy(
-                param_dtype=self._config.precision, reduce_dtype=torch.float32, output_dtype=torch.float32
-            )
-        for module in [*self._blocks(model), model]:
-            fully_shard(module, mp_policy=policy, reshard_after_forward=self._config.reshard_after_forward)
+        for module in self._blocks(model):
+            self._shard(module, self._policy(output_dtype=None))
+        self._shard(model, self._policy(output_dtype=torch.float32))
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Gradients are averaged and sharded after every micro-batch: kept whole until the last one, they
         would take the memory that sharding is for."""
+
+    def _shard(self, module: nn.Module, policy: MixedPrecisionPolicy) -> None:
+        fully_shard(module, mp_policy=policy, reshard_after_forward=self._config.reshard_after_forward)
+
+    def _policy(self, output_dtype: torch.dtype | None) -> MixedPrecisionPolicy:
+        """Blocks hand on what they computed in (`output_dtype` None); the sums of gradients are in fp32, as
+        sums of many small numbers lose too much in bf16."""
+        if self._config.precision is torch.float32:
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(
+            param_dtype=self._config.precision, reduce_dtype=torch.float32, output_dtype=output_dtype
+        )
 
     def _blocks(self, model: nn.Module) -> Iterator[nn.Module]:
         """Inner modules first, as fully_shard wants them."""
