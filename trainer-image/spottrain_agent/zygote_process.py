@@ -141,4 +141,8 @@ def _environment() -> dict[str, str]:
     environment.setdefault("PYTHONUNBUFFERED", "1")
     # torchrun asks how many GPUs there are; through NVML that leaves no CUDA state behind that a fork would break.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # The local cluster gives pods the names of Services by libnss_wrapper. That refuses the IPv6-mapped look-up of
+    # an address with which torch's store begins, so that the ranks would never connect.
+    if "libnss_wrapper" in environment.get("LD_PRELOAD", ""):
+        del environment["LD_PRELOAD"]
     return environment
