@@ -8,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-_LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "__pycache__", "idlelib", "lib2to3"}
-
 
 class StandardLibrary:
     """Windows of `context` bytes and the bytes that follow each of them."""
 
     def __init__(self, context: int) -> None:
-        folder = Path(sysconfig.get_path("stdlib"))
-        paths = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
-        texts = [(folder / path).read_bytes() for path in paths if not _LEFT_OUT.intersection(path.parts)]
-        self._text = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        # The modules alone, without packages: 5 MB are plenty, and every generation reads them again.
+        paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        self._text = np.frombuffer(b"".join(path.read_bytes() for path in paths), dtype=np.uint8)
         self._context = context
 
     def __len__(self) -> int:
