@@ -95,6 +95,7 @@ class Agent:
         self._activity: _Activity | None = None
         self._port = ReservedPort()
         self._used_port: ReservedPort | None = None
+        self._reached: object = None
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
@@ -244,6 +245,7 @@ class Agent:
         run.terminate_plain_scripts()
         if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
             self._dispatch(DrainSeen(generation=number))
+        self._report_milestones(run)
         verdict = judge(run.observe())
         if verdict is not None:
             logger.info("generation %d: %s %s", number, verdict.phase, verdict.failure or "")
@@ -252,6 +254,14 @@ class Agent:
                     generation=number, phase=verdict.phase, commit=verdict.commit, failure=verdict.failure
                 )
             )
+
+    def _report_milestones(self, run: GenerationRun) -> None:
+        """The operator waits for these: they don't wait for the next report."""
+        progress = run.progress()
+        reached = progress and (progress.phase, progress.first_step_at, progress.commit, progress.drain_seen_at)
+        if reached != self._reached:
+            self._reached = reached
+            self._report_soon()
 
     def _clear_away(self, activity: _Activity) -> None:
         """The ranks have ended: once torchrun has too, or has lingered too long, nothing may be left."""
