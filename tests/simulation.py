@@ -90,6 +90,7 @@ class Pod:
     delete_at: float | None = None
     agent_since: float | None = None  # when its agent came up
     dead: bool = False
+    failed: bool = False
     ranks: Ranks | None = None
     assignment: Assignment | None = None
     next_poll: float = 0.0
@@ -120,6 +121,8 @@ class World:
     total_steps: int = 120
     report_loss: float = 0.05
     crashes: float = 0.0  # probability that the operator dies at any write
+    peers_hang: bool = False  # ranks whose peer is gone hang in their collective, as NCCL's do
+    taints: bool = True  # a node that is about to go is closed to new pods
     template_hash: str = "t1"
     time: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -201,6 +204,14 @@ class World:
             if pod.node == node.name:
                 pod.dead, pod.ranks = True, None
 
+    def revive(self, node: Node) -> None:
+        """A machine of the same name comes up: what the old one left is still on the node object, and the pods
+        that were on it are found dead."""
+        if not node.alive and node.name in self.nodes:
+            node.alive, node.died_at, node.kill_at = True, None, None
+            for pod in self.pods.values():
+                pod.failed = pod.failed or pod.node == node.name
+
     def restart_agent(self, pod: Pod) -> None:
         if not pod.dead and pod.agent_since is not None:
             pod.ranks, pod.assignment, pod.agent_since = None, None, self.time + 1.0
@@ -257,7 +268,7 @@ class World:
 
     def _move_pods(self) -> None:
         for pod in list(self.pods.values()):
-            if pod.delete_at is not None and not pod.dead and self.time >= pod.delete_at:
+            if pod.delete_at is not None and (pod.failed or not pod.dead) and self.time >= pod.delete_at:
                 pod.dead, pod.ranks = True, None
                 del self.pods[pod.uid]
             elif pod.node is None:
@@ -270,7 +281,7 @@ class World:
         for node in self.nodes.values():
             tainted = node.notice is not None and not node.notice.cancelled and self.time >= node.notice_seen_at
             fits = node.alive and node.capacity_type is pod.capacity_type and node.name not in taken
-            if fits and not tainted and self.time >= pod.created + 0.5:
+            if fits and not (tainted and self.taints) and self.time >= pod.created + 0.5:
                 pod.node, pod.scheduled, pod.unschedulable_since = node.name, self.time, None
                 return
         if pod.unschedulable_since is None and self.time >= pod.created + 0.5:
@@ -295,9 +306,14 @@ class World:
         ranks = pod.ranks
         if ranks is None or ranks.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
             return
-        noticed = node is not None and node.notice is not None and not node.notice.cancelled
+        noticed = node is not None and self._announces(node)
         if noticed or pod.delete_at is not None:
             ranks.drain = True
+
+    @staticmethod
+    def _announces(node: Node) -> bool:
+        """The node's watcher has a notice to tell; a machine that came up again has none."""
+        return node.notice is not None and not node.notice.cancelled and node.kill_at is not None
 
     def _obey(self, pod: Pod, told: Assignment) -> None:
         ranks, generation = pod.ranks, told.generation
@@ -333,7 +349,7 @@ class World:
             step_age_seconds=self._step_age(ranks, training),
             commit=ranks.commit if ranks is not None else None,
             failure=ranks.failure if ranks is not None else None,
-            notices=(node.notice,) if node is not None and node.notice is not None else (),
+            notices=(node.notice,) if node is not None and self._announces(node) else (),
             sent_at=self.now,
         )
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
@@ -472,8 +488,9 @@ class World:
             capacity_type=pod.capacity_type,
             template_hash=pod.template_hash,
             created_at=self.at(pod.created),
-            phase="Running" if up else "Pending",
-            ready=up,
+            phase="Failed" if pod.failed else "Running" if up else "Pending",
+            ready=up and not pod.failed,
+            exit_code=137 if pod.failed else None,
             ready_since=self.at(pod.agent_since) if pod.agent_since is not None and up else None,
             node=pod.node,
             scheduled_at=self.at(pod.scheduled) if pod.scheduled is not None else None,
@@ -487,7 +504,7 @@ class World:
     def _node_view(self, node: Node) -> NodeView:
         shown = node.notice if self.time >= node.notice_seen_at else None
         ready = node.died_at is None or self.time < node.died_at + NOT_READY_AFTER
-        tainted = shown is not None and not shown.cancelled
+        tainted = shown is not None and not shown.cancelled and self.taints
         return NodeView(name=node.name, ready=ready, notice=shown, taints=(TAINT_PREEMPTION,) if tainted else ())
 
     def _reconcile(self) -> None:
@@ -581,8 +598,12 @@ class World:
             node = observed.nodes.get(pod.node or "") if pod is not None else None
             if pod is None or not pod.ready or pod.deleting or pod.uid in deleted:
                 self._problem(f"{member.pod} isn't ready")
-            if node is None or (node.notice is not None and not node.notice.cancelled):
+            if node is None or (self._stands(node.notice) and self.nodes[node.name].kill_at is not None):
                 self._problem(f"{member.pod} is doomed")
+
+    @staticmethod
+    def _stands(notice: Notice | None) -> bool:
+        return notice is not None and not notice.cancelled
 
     def _check_idempotence(self) -> None:
         again = plan(self.observe(), self.now)

@@ -76,10 +76,11 @@ DISTURBANCES: dict[str, Callable[[World, random.Random, list[Node]], object]] = 
     "capacity": lambda world, rng, _: world.add_node(rng.choice([SPOT, SPOT, ON_DEMAND])),
     "operator": lambda world, rng, _: world.stop_operator(rng.choice([2.0, 10.0, 90.0])),
     "agent": lambda world, rng, _: restart_an_agent(world, rng),
+    "revive": lambda world, *_: [world.revive(node) for node in list(world.nodes.values())],
     "script": lambda world, *_: break_the_script(world),
 }
 NOTICES = ["notice", "notice", "capacity", "cancel", "operator"]
-PREEMPTIONS = ["notice", "short-notice", "kill", "capacity", "cancel", "operator"]
+PREEMPTIONS = ["notice", "short-notice", "kill", "capacity", "cancel", "operator", "revive"]
 EVERYTHING = [*PREEMPTIONS, "agent", "script"]
 
 
@@ -121,6 +122,26 @@ def test_failures_and_preemptions_together_end_well(seed: int, crashes: float) -
     world.edit(runPolicy={"failureBudget": 50})
     disturb(world, EVERYTHING, num=12)
     assert_ended_well(world)
+
+
+@settings(max_examples=8, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_peers_that_hang_and_nodes_that_stay_open_change_nothing(seed: int) -> None:
+    world = world_of(seed, peers_hang=True, taints=False)
+    disturb(world, PREEMPTIONS, num=12)
+    assert_ended_well(world)
+    assert world.status.failures == 0, world.story()
+
+
+def test_peers_that_hang_are_freed_within_seconds() -> None:
+    world = world_of(11, peers_hang=True)
+    world.run(40)
+    world.kill(world.nodes["spot-4"])
+    world.run(20)
+    assert [t.reason for t in world.status.transitions] == ["NodeLost"]
+    gap = world.status.transitions[0].seconds_without_step
+    assert gap is not None
+    assert gap < 13
 
 
 def test_an_undisturbed_job_is_left_alone() -> None:

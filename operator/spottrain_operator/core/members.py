@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -17,8 +18,10 @@ from .timing import (
     RESTARTED,
     SILENT_ALONE,
     SILENT_WHILE_OTHERS_ENDED,
+    SILENT_WHILE_STUCK,
     STEPPING,
     STOP_TIMEOUT,
+    STUCK_STEPS,
     TAKE_UP,
     seconds_between,
 )
@@ -87,10 +90,11 @@ class MemberFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Others:
-    """Whether some members ended already, and whether some still make steps."""
+    """Whether some members ended already, some still make steps, or all that make steps have ceased to."""
 
     ended: bool
     stepping: bool
+    stuck: bool
 
 
 def members_of(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
@@ -108,6 +112,7 @@ def _judge(situation: Situation, generation: GenerationStatus) -> tuple[MemberFa
     others = _Others(
         ended=generation.state is GenerationState.STOPPING or any(m.state in BREAKING for m in alone),
         stepping=any(_steps(m) for m in alone),
+        stuck=_stuck(alone),
     )
     return tuple(_without_patience(situation, generation, m, others=others) for m in alone)
 
@@ -191,6 +196,32 @@ def _steps(m: MemberFacts) -> bool:
     return m.training and report.step_age_seconds + max(0.0, m.facts.silence) < STEPPING
 
 
+def _stuck(members: tuple[MemberFacts, ...]) -> bool:
+    """No step for several times as long as one takes: the ranks that are heard wait for one that isn't."""
+    ages = [
+        (m.report.step_age_seconds, m.progress.step_seconds)
+        for m in members
+        if m.state is MemberState.RUNNING
+        and m.training
+        and m.facts is not None
+        and m.facts.heard
+        and m.report is not None
+        and m.report.step_age_seconds is not None
+        and m.progress is not None
+        and m.progress.step_seconds is not None
+    ]
+    return bool(ages) and all(age > max(SILENT_WHILE_STUCK, STUCK_STEPS * seconds) for age, seconds in ages)
+
+
+def _patience(others: _Others) -> float:
+    """How long a member may be silent before it's taken for lost."""
+    if others.ended:
+        return SILENT_WHILE_OTHERS_ENDED
+    if others.stuck:
+        return SILENT_WHILE_STUCK
+    return math.inf if others.stepping else SILENT_ALONE
+
+
 def _without_patience(
     situation: Situation, generation: GenerationStatus, m: MemberFacts, *, others: _Others
 ) -> MemberFacts:
@@ -198,11 +229,7 @@ def _without_patience(
     if m.state not in STILL_IN:
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)
-    if others.ended:
-        silent = silence > SILENT_WHILE_OTHERS_ENDED
-    else:
-        silent = silence > SILENT_ALONE and not others.stepping and situation.hears_someone_but(m.member.pod_uid)
-    if silent:
+    if silence > _patience(others) and (others.ended or situation.hears_someone_but(m.member.pod_uid)):
         message = f"pod {m.member.pod} on {m.member.node} doesn't answer any more"
         return replace(m, state=MemberState.LOST, message=message)
     overdue = _between(generation.requested_at, situation.now) > STOP_TIMEOUT

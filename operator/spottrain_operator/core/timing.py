@@ -7,6 +7,10 @@ from datetime import datetime, timedelta
 # Agents report every second. After three missed reports an agent is taken for lost if its generation is
 # breaking up anyway; it isn't deleted for that, and if it comes back it joins the next generation.
 SILENT_WHILE_OTHERS_ENDED = 3.0
+# Peers of a lost node often hang rather than fail (NCCL: for minutes). If they have made no step for this long
+# and for several times as long as a step takes, an agent that is silent for as long is taken for lost.
+SILENT_WHILE_STUCK = 6.0
+STUCK_STEPS = 5.0
 # Nothing else points to a loss: only a long silence counts, and only if the others don't make steps either.
 SILENT_ALONE = 30.0
 # The node object says that the node is gone: a report younger than this says that it isn't.
