@@ -132,16 +132,22 @@ class Reconciler:
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:
-        """The job is gone. Kubernetes deletes its pods too, but for a new CRD it may take half a minute to start."""
-        for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name}):
-            meta = pod["metadata"]
-            owners = meta.get("ownerReferences", ())
-            if any(owner["kind"] == KIND and owner["name"] == key.name for owner in owners):
-                await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
-        self._board.publish(key, {})
+        """The job is gone. Kubernetes deletes its pods too, but for a new CRD it may take half a minute to start.
+
+        Their agents are told to leave: on SIGTERM alone they would drain, for a job that nobody wants any more.
+        """
+        pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
+        orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
+        self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
+        for meta in orphans:
+            await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._metrics.forget(key)
         self._history.forget(key)
+
+
+def _is_owned_by_name(meta: Manifest, job: str) -> bool:
+    return any(owner["kind"] == KIND and owner["name"] == job for owner in meta.get("ownerReferences", ()))
 
 
 def failed_status(before: TrainingJobStatus, sentence: str, now: datetime) -> TrainingJobStatus:
