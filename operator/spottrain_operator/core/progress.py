@@ -103,8 +103,13 @@ def _as_status(progress: Progress) -> ProgressStatus:
         step=step,
         total_steps=total,
         display=f"{step}/{total}" if total is not None else str(step),
-        loss=progress.loss,
-        tokens_per_second=progress.tokens_per_second,
+        loss=_rounded(progress.loss, 4),
+        tokens_per_second=_rounded(progress.tokens_per_second, 1),
         eta_seconds=remaining,
         last_step_at=progress.last_step_at,
     )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    """As people read it in a column."""
+    return None if value is None else round(value, digits)
