@@ -43,7 +43,7 @@ class ManagedJob:
         self._manifest = folder / "trainingjob.yaml"
         self._cluster: Cluster = open_cluster("bench")
         self._cluster.up(SPEC)
-        install_operator(self._cluster.kubeconfig, SPEC)
+        install_operator(self._cluster)
         self._reader = JobReader(str(self._cluster.kubeconfig))
         self._manifest.write_text(yaml.safe_dump(self._job()))
         self._kubectl("apply", "-f", str(self._manifest))

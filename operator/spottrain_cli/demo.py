@@ -6,6 +6,7 @@ the job is a list of incidents; each waits until the job has settled after the o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import psutil
 import yaml
 from rich.console import Console, Group
 from rich.live import Live
@@ -34,7 +36,6 @@ from .report import html_report, transition_row
 
 CLUSTER = "demo"
 NAMESPACE, JOB = "default", "gpt"
-SYSTEM_NAMESPACE, OPERATOR_LABEL = "spottrain-system", "app.kubernetes.io/component=operator"
 SETTLED_STEPS = 8
 REFRESH_SECONDS = 0.5
 TOTAL_PATIENCE_SECONDS = 900.0
@@ -128,7 +129,9 @@ class DemoCluster:
 
     def up(self) -> None:
         self._console.print(f"[dim]$ spottrain local up --name {CLUSTER}[/dim]")
-        subprocess.run([BIN / "spottrain", "local", "up", "--name", CLUSTER], env=self._environment, check=True)
+        command = [BIN / "spottrain", "local", "up", "--name", CLUSTER]
+        # Pods find examples/ in the folder where the cluster is started.
+        subprocess.run(command, env=self._environment, cwd=checkout_root(), check=True)
 
     def down(self) -> None:
         self.run("spottrain", "local", "down", "--name", CLUSTER, "--delete")
@@ -137,21 +140,13 @@ class DemoCluster:
         self.run("spottrain", "local", *arguments, "--name", CLUSTER, quiet=True)
 
     def operator_pid(self) -> int:
-        """Process id of the operator: on the local cluster a container's id names its process."""
-        path = "{.items[0].status.containerStatuses[0].containerID}"
-        container = self.run(
-            "kubectl",
-            "-n",
-            SYSTEM_NAMESPACE,
-            "get",
-            "pods",
-            "-l",
-            OPERATOR_LABEL,
-            "-o",
-            f"jsonpath={path}",
-            quiet=True,
-        )
-        return int(container.rsplit("/", 1)[-1])
+        """Process id of the operator, among the processes of this cluster. UserError: it doesn't run."""
+        supervisor = psutil.Process(int(self.layout.lock.read_text()))
+        for process in supervisor.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "spottrain_operator" in process.cmdline():
+                    return process.pid
+        raise UserError("The operator's process was not found on the local cluster.")
 
 
 def incidents(cluster: DemoCluster) -> deque[Incident]:
@@ -237,8 +232,8 @@ def result_table(course: Course, job: JobSnapshot, audit: Audit) -> Table:
             table.add_row(happened.incident.title, redone, gap, world)
         if not transitions:
             world = str(happened.before.status.generation.world_size) if happened.before.status.generation else "–"
-            gap = audit.longest_gap(happened.started_at, happened.ended_at or time.time())
-            table.add_row(happened.incident.title, "0", f"{gap:.1f}", f"{world} → {world}")
+            longest = audit.longest_gap(happened.started_at, happened.ended_at or time.time())
+            table.add_row(happened.incident.title, "0", f"{longest:.1f}", f"{world} → {world}")
     return table
 
 

@@ -15,6 +15,7 @@ from spottrain_api.contract import (
     API_VERSION,
     ENV_CAPACITY_TYPE,
     ENV_CONTROL_URL,
+    ENV_GRACE_SECONDS,
     ENV_HOST_IP,
     ENV_JOB,
     ENV_NAMESPACE,
@@ -194,6 +195,7 @@ def _environment(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType
         ENV_NAMESPACE: job.namespace,
         ENV_CAPACITY_TYPE: capacity_type.value,
         ENV_WATCHER_PORT: str(WATCHER_PORT),
+        ENV_GRACE_SECONDS: str(spec.pod_template.termination_grace_period_seconds),
     }
     fields = {
         ENV_POD_NAME: "metadata.name",

@@ -123,6 +123,7 @@ def write_steps(folder: Path, generation: int, world: int, steps: range, *, with
                 share = plan.share(rank, step - 1)
                 writer.write(
                     AuditRecord(
+                        at=float(step),
                         generation=generation,
                         step=step,
                         rank=rank,
@@ -150,7 +151,9 @@ def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(t
 def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 1, range(1, 3))
     with AuditWriter(tmp_path, HEADER, generation=1, rank=0) as writer:
-        wrong = AuditRecord(generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4))
+        wrong = AuditRecord(
+            at=3.0, generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4)
+        )
         writer.write(wrong)
     assert read_audit(tmp_path).problems() == ["step 3 used other samples than an uninterrupted run"]
 

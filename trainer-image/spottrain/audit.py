@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,8 +33,12 @@ class AuditHeader(BaseModel):
 
 
 class AuditRecord(BaseModel):
-    """The samples (and their positions) that one rank used for one completed step, counted from 1."""
+    """The samples (and their positions) that one rank used for one completed step, counted from 1.
 
+    `at` is when the rank had completed it, in Unix seconds.
+    """
+
+    at: float
     generation: int
     step: int
     rank: int
@@ -62,8 +67,9 @@ class AuditWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedStep:
-    """A step as the run counts it: by the newest generation that all ranks of completed it."""
+    """A step as the run counts it: by the newest generation that all ranks of completed it, `at` the last of them."""
 
+    at: float
     step: int
     generation: int
     world: int
@@ -78,6 +84,12 @@ class Audit:
     header: AuditHeader
     steps: tuple[AuditedStep, ...]
     num_redone: int
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """The longest time without a step, in seconds, that began or ended between two moments (Unix seconds)."""
+        times = sorted(step.at for step in self.steps)
+        gaps = [later - earlier for earlier, later in pairwise(times) if later > begin and earlier < end]
+        return max(gaps, default=0.0)
 
     def problems(self, total_steps: int | None = None) -> list[str]:
         """Sentences on what differs from an uninterrupted run; none where nothing does."""
@@ -146,6 +158,7 @@ def _newest_complete(of_step: dict[int, list[AuditRecord]]) -> int | None:
 
 def _audited(step: int, generation: int, records: Sequence[AuditRecord]) -> AuditedStep:
     return AuditedStep(
+        at=max(record.at for record in records),
         step=step,
         generation=generation,
         world=records[0].world,

@@ -162,6 +162,7 @@ class Training:
     def _write_audit(self, audit: AuditWriter) -> None:
         positions = self._plan.share(self._rank, self.step - 1)
         record = AuditRecord(
+            at=time.time(),
             generation=self._generation,
             step=self.step,
             rank=self._rank,
