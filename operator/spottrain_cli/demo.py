@@ -28,6 +28,7 @@ from rich.table import Table
 from spottrain.audit import Audit, read_audit
 from spottrain_api.contract import ENV_AUDIT_DIR
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, Transition
+from spottrain_local.cluster import open_cluster
 from spottrain_local.layout import ClusterLayout, checkout_root, clusters_root
 
 from .job_view import JobReader, JobSnapshot, UserError, now
@@ -44,10 +45,14 @@ BIN = Path(sys.executable).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What happens to the job: `act` does it, `title` says it; it is over when `is_over` of the job afterwards."""
+    """What happens to the job: `act` does it, `title` says it; it is over when `is_over` of the job before and now.
+
+    It waits until the job has settled, and until `can_begin`.
+    """
 
     title: str
     act: Callable[[JobSnapshot], None]
+    can_begin: Callable[[], bool] = lambda: True
     is_over: Callable[[JobSnapshot, JobSnapshot], bool]
 
 
@@ -75,7 +80,7 @@ class Course:
         if current is not None and current.after is None:
             if current.incident.is_over(current.before, job):
                 current.after, current.ended_at = job, time.time()
-        elif self.to_come and _has_settled(job, current):
+        elif self.to_come and _has_settled(job, current) and self.to_come[0].can_begin():
             incident = self.to_come.popleft()
             self.happened.append(Happened(incident=incident, before=job, started_at=time.time()))
             incident.act(job)
@@ -129,7 +134,7 @@ class DemoCluster:
 
     def up(self) -> None:
         self._console.print(f"[dim]$ spottrain local up --name {CLUSTER}[/dim]")
-        command = [BIN / "spottrain", "local", "up", "--name", CLUSTER]
+        command = [str(BIN / "spottrain"), "local", "up", "--name", CLUSTER]
         # Pods find examples/ in the folder where the cluster is started.
         subprocess.run(command, env=self._environment, cwd=checkout_root(), check=True)
 
@@ -138,6 +143,11 @@ class DemoCluster:
 
     def local(self, *arguments: str) -> None:
         self.run("spottrain", "local", *arguments, "--name", CLUSTER, quiet=True)
+
+    def are_gone(self, nodes: Sequence[str]) -> bool:
+        """Whether the cloud has taken all these nodes."""
+        status = open_cluster(CLUSTER).running_status()
+        return all(node["state"] == "gone" for node in status["nodes"] if node["node"] in nodes)
 
     def operator_pid(self) -> int:
         """Process id of the operator, among the processes of this cluster. UserError: it doesn't run."""
@@ -184,7 +194,12 @@ def incidents(cluster: DemoCluster) -> deque[Incident]:
         (
             Incident(title="two spot nodes preempted, 30 s of notice", act=preempt_two, is_over=_has_moved_on),
             Incident(title="one spot node killed without notice", act=kill_one, is_over=_has_moved_on),
-            Incident(title="three spot nodes come back", act=bring_back, is_over=is_whole),
+            Incident(
+                title="three spot nodes come back",
+                act=bring_back,
+                is_over=is_whole,
+                can_begin=lambda: cluster.are_gone(gone),
+            ),
             Incident(title="operator killed with SIGKILL", act=kill_operator, is_over=operator_is_back),
         )
     )

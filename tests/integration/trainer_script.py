@@ -1,6 +1,7 @@
 """The training script that test_trainer_faults.py runs as ranks. RANK_SETTINGS comes from the test."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -95,7 +96,7 @@ with spottrain.session() as session:
             strike(step.number)
             step.backward(loss)
         step.update()
-        if training.loss is not None:
+        if not math.isnan(training.loss):
             losses[step.number - 2] = training.loss
     parameters = {
         name.removeprefix("module."): value.full_tensor() if isinstance(value, DTensor) else value.data

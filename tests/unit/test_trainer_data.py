@@ -145,7 +145,7 @@ def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(t
     ]
     assert audit.num_redone == 2
     assert audit.problems(8) == []
-    assert audit.problems(9) == ["step 9 was completed by no generation"]
+    assert audit.problems(9) == ["1 steps were completed by no generation, the first of them step 9"]
 
 
 def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:

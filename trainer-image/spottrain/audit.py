@@ -20,8 +20,6 @@ from pydantic import BaseModel, ValidationError
 
 from spottrain.data_order import DataOrder
 
-_SHOWN = 10
-
 
 class AuditHeader(BaseModel):
     """What decides the order; the same in every file of a run."""
@@ -97,7 +95,10 @@ class Audit:
         order = DataOrder(num_samples=header.num_samples, seed=header.seed, shuffle=header.shuffle)
         last = total_steps if total_steps is not None else max((step.step for step in self.steps), default=0)
         found = {step.step: step for step in self.steps}
-        problems = [f"step {step} was completed by no generation" for step in range(1, last + 1) if step not in found]
+        missing = [step for step in range(1, last + 1) if step not in found]
+        problems = []
+        if missing:
+            problems = [f"{len(missing)} steps were completed by no generation, the first of them step {missing[0]}"]
         for number, step in sorted(found.items()):
             wanted = range((number - 1) * header.global_batch, number * header.global_batch)
             if list(step.positions) != list(wanted):

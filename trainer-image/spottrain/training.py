@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -77,9 +78,13 @@ class Training:
         self._meter = LossMeter()
 
     @property
-    def loss(self) -> float | None:
-        """Mean loss over the newest global batch that all ranks have told of: a step or two back."""
-        return self._reporter.progress.loss
+    def loss(self) -> float:
+        """Mean loss over the newest global batch that all ranks have told of: a step or two back.
+
+        NaN until then: at the first step of a generation.
+        """
+        loss = self._reporter.progress.loss
+        return math.nan if loss is None else loss
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps that are left up to `total` (of the whole run, not of this generation).
