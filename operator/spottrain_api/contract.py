@@ -173,12 +173,21 @@ class CommitRef(Message):
 
 
 class CheckpointTimings(Message):
-    """Measured durations of the newest checkpoint, in seconds, and the bytes this rank wrote."""
+    """Measured durations of the newest checkpoint, in seconds, and the bytes this rank wrote.
+
+    `forecast_seconds` is what the save as a whole was expected to take, before it began; None for the first.
+    """
 
     staging_seconds: float
     upload_seconds: float
     commit_seconds: float
     num_bytes: int
+    forecast_seconds: float | None = None
+
+    @property
+    def total_seconds(self) -> float:
+        """From the begin of staging until HEAD names the checkpoint."""
+        return self.staging_seconds + self.upload_seconds + self.commit_seconds
 
 
 class FailureReason(StrEnum):
@@ -218,11 +227,15 @@ class Failure(Message):
 
 
 class DrainRequest(Message):
-    """Stop together at a step boundary, commit there, and end with the outcome `drained`."""
+    """Stop together at a step boundary, commit there, and end with the outcome `drained`.
+
+    `is_preemption`: a cloud takes a node at the deadline, so that nothing is won by stopping long before it.
+    """
 
     reason: str
     deadline: datetime
     requested_at: datetime
+    is_preemption: bool = False
 
 
 class TrainerPhase(StrEnum):
@@ -256,6 +269,9 @@ class Progress(Message):
     commit: CommitRef | None = None
     checkpoint: CheckpointTimings | None = None
     drain_seen_at: datetime | None = None
+    # How often it commits and why so, and what went other than planned; sentences for the status.
+    checkpoint_interval: str | None = None
+    message: str | None = None
     # Milestones of start-up for the recovery benchmark: name -> when.
     milestones: dict[str, datetime] = Field(default_factory=dict)
 
@@ -276,12 +292,24 @@ class Outcome(Message):
     failure: Failure | None = None
 
 
+class Interruptions(Message):
+    """What a job has seen of preemptions before this generation: `num_noticed` of `num` came with notice."""
+
+    num: int = 0
+    num_noticed: int = 0
+    observed_seconds: float = 0.0
+
+
 class CheckpointConfig(Message):
-    """Where and how often to commit. `interval` is "auto", "<n>steps", "<n>s" or "<n>m"."""
+    """Where and how often to commit. `interval` is "auto", "<n>steps", "<n>s" or "<n>m"; `on_notice` is
+    "immediate" or "lastSafe"; `interruptions` are what "auto" reckons with."""
 
     uri: str | None = None
     interval: str = "auto"
     keep: int = 2
+    keep_every: int | None = None
+    on_notice: str = "immediate"
+    interruptions: Interruptions = Interruptions()
     endpoint_url: str | None = None
 
 

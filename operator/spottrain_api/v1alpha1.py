@@ -247,13 +247,25 @@ class Batch(Resource):
     micro: Annotated[int, Field(ge=1)] = 1
 
 
+class OnNotice(StrEnum):
+    """What follows a preemption notice. IMMEDIATE: commit and stop at the next step. LAST_SAFE: train on, and
+    commit when what remains of the notice is just enough for it."""
+
+    IMMEDIATE = "immediate"
+    LAST_SAFE = "lastSafe"
+
+
 class Checkpoint(Resource):
-    """Where commits go, and how often. `interval`: auto, or a number with steps, s or m ("50steps", "5m")."""
+    """Where commits go, and how often. `interval`: auto, or a number with steps, s or m ("50steps", "5m").
+
+    The newest `keep` commits are kept and, with `keepEvery`, also those whose step is a multiple of it.
+    """
 
     cel_rules = (
         (
-            "self.uri.matches('^(s3://[^/]+.*|file:///.+)$')",
-            "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix or file:///absolute/path",
+            "self.uri.matches('^((s3|gs)://[^/]+.*|file:///.+)$')",
+            "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix, gs://bucket/prefix or "
+            "file:///absolute/path",
         ),
         (
             "self.uri == oldSelf.uri",
@@ -263,6 +275,8 @@ class Checkpoint(Resource):
     uri: Annotated[str, Field(min_length=1, max_length=1024)]
     interval: Annotated[str, Field(pattern=INTERVAL_PATTERN, max_length=16)] = "auto"
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    keep_every: Annotated[int | None, Field(ge=1, description="Steps: commits at its multiples are kept.")] = None
+    on_notice: OnNotice = OnNotice.IMMEDIATE
     endpoint_url: Annotated[str | None, Field(alias="endpointURL", max_length=1024)] = None
 
 
@@ -385,7 +399,8 @@ class GenerationStatus(StatusResource):
 
 
 class ProgressStatus(StatusResource):
-    """How far the training is. `display` is for the printer column."""
+    """How far the training is. `display` is for the printer column; `checkpoint_interval` says how often it is
+    committed, and why so; `message` is the ranks' newest word on what went other than planned."""
 
     step: int = 0
     total_steps: int | None = None
@@ -394,6 +409,8 @@ class ProgressStatus(StatusResource):
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     last_step_at: datetime | None = None
+    checkpoint_interval: str | None = None
+    message: str | None = None
 
 
 class Transition(StatusResource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -60,6 +61,23 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert spec.nodes.min == 1
     assert spec.run_policy.failure_budget == 3
     assert spec.to_dict()["batch"] == {"global": 8, "micro": 1}
+
+
+@pytest.mark.parametrize(
+    ("uri", "good"),
+    [
+        ("s3://bucket", True),
+        ("gs://bucket/runs/a", True),
+        ("file:///folder", True),
+        ("gs:///runs", False),
+        ("ftp://host/x", False),
+        ("file://", False),
+    ],
+)
+def test_the_rule_for_checkpoint_uris(uri: str, good: bool) -> None:
+    rule = next(rule for rule, _ in v1alpha1.Checkpoint.cel_rules if "matches" in rule)
+    pattern = rule.partition("'")[2].rpartition("'")[0]
+    assert (re.search(pattern, uri) is not None) is good
 
 
 @pytest.mark.parametrize(

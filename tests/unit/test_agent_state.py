@@ -57,7 +57,8 @@ def generation(number: int) -> GenerationAssignment:
 
 
 def drain_by(seconds: float, reason: str = "Preempted") -> DrainRequest:
-    return DrainRequest(reason=reason, deadline=NOW + timedelta(seconds=seconds), requested_at=NOW)
+    deadline = NOW + timedelta(seconds=seconds)
+    return DrainRequest(reason=reason, deadline=deadline, requested_at=NOW, is_preemption=True)
 
 
 def assign(action: AssignmentAction, number: int | None = None, drain: DrainRequest | None = None) -> Event:

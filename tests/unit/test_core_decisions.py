@@ -18,12 +18,13 @@ from spottrain_api.contract import (
     CommitRef,
     Failure,
     FailureReason,
+    Interruptions,
     Notice,
     NoticeKind,
     Progress,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     CreatePod,
@@ -507,6 +508,22 @@ ASSIGNMENTS: list[Any] = [
 @pytest.mark.parametrize(("change", "uid", "action"), ASSIGNMENTS)
 def test_assignments(change: Change, uid: str, action: AssignmentAction) -> None:
     assert assignment_for(change(training_job()).observed.job, uid).action is action
+
+
+def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
+    def ended(generation: int, reason: str, with_notice: bool) -> Transition:
+        return Transition(generation=generation, reason=reason, with_notice=with_notice, at=at(50))
+
+    transitions = (ended(1, "Preempted", True), ended(2, "Grow", False), ended(3, "NodeLost", False))
+    scene = training_job().status(transitions=transitions, start_time=START)
+    scene = scene.generation(number=4, started_at=at(60))
+    told = assignment_for(scene.observed.job, "u1")
+    assert told.generation is not None
+    interruptions = told.generation.trainer.checkpoint.interruptions
+    assert interruptions == Interruptions(num=2, num_noticed=1, observed_seconds=60.0)
+    # What happens to the generation itself changes nothing in what it was told: an assignment is told once.
+    own_end = scene.status(transitions=(*transitions, ended(4, "Preempted", True)))
+    assert assignment_for(own_end.observed.job, "u1").revision == told.revision
 
 
 def test_cost_and_goodput_are_of_the_time_between_passes() -> None:

@@ -290,7 +290,7 @@ def _drain_for(notices: tuple[Notice, ...]) -> DrainRequest | None:
         return None
     first = min(urgent, key=lambda notice: notice.deadline)
     reason = f"{first.source}: {first.kind}"
-    return DrainRequest(reason=reason, deadline=first.deadline, requested_at=first.observed_at)
+    return DrainRequest(reason=reason, deadline=first.deadline, requested_at=first.observed_at, is_preemption=True)
 
 
 def _noticed(state: AgentState, now: datetime) -> Step:

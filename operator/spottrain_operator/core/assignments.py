@@ -14,11 +14,14 @@ from spottrain_api.contract import (
     DrainRequest,
     Entrypoint,
     GenerationAssignment,
+    Interruptions,
     TrainerConfig,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus
 
+from .causes import PREEMPTIONS
 from .model import JobView
+from .timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
 
@@ -52,6 +55,20 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
         reason=generation.reason or "Drain",
         requested_at=requested_at,
         deadline=generation.deadline or requested_at + _DEFAULT_DRAIN,
+        is_preemption=generation.reason in PREEMPTIONS,
+    )
+
+
+def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
+    """Of the transitions before `generation`, so that it stays the same while that runs."""
+    before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
+    since = job.status.start_time or generation.started_at
+    if len(job.status.transitions) == MAX_TRANSITIONS:
+        since = job.status.transitions[0].at  # older ones are forgotten
+    return Interruptions(
+        num=len(before),
+        num_noticed=sum(t.with_notice for t in before),
+        observed_seconds=max(0.0, seconds_between(since, generation.started_at)),
     )
 
 
@@ -85,6 +102,9 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> Gene
                 uri=spec.checkpoint.uri,
                 interval=spec.checkpoint.interval,
                 keep=spec.checkpoint.keep,
+                keep_every=spec.checkpoint.keep_every,
+                on_notice=spec.checkpoint.on_notice.value,
+                interruptions=_interruptions(job, generation),
                 endpoint_url=spec.checkpoint.endpoint_url,
             ),
             resume=generation.resume,

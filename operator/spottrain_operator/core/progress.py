@@ -107,6 +107,8 @@ def _as_status(progress: Progress) -> ProgressStatus:
         tokens_per_second=_rounded(progress.tokens_per_second, 1),
         eta_seconds=remaining,
         last_step_at=progress.last_step_at,
+        checkpoint_interval=progress.checkpoint_interval,
+        message=progress.message,
     )
 
 
