@@ -406,6 +406,24 @@ def test_a_lost_node_explains_the_failures_of_its_peers() -> None:
     assert (status.failures, status.preemptions, status.preemptions_without_notice) == (0, 1, 1)
 
 
+def test_peers_that_fail_before_their_node_is_missed_are_told_as_one_lost_node() -> None:
+    first = failed(training_job(), FailureReason.LOST_PEER).says(4, age=2, phase=AgentPhase.RUNNING, failure=None)
+    scene = first.decided()
+    gone = replace(scene.node(4, ready=False), now=scene.now + timedelta(seconds=1)).plan()
+    told = [(event.reason, event.message) for event in (*first.plan().events, *gone.events)]
+    warnings = [(reason, message) for reason, message in told if reason in ("Failure", "NodeLost")]
+    assert warnings == [("NodeLost", "Generation 1 is stopped: node n4 with pod job-4 is gone or not ready")]
+    assert (gone.status.failures, gone.status.preemptions_without_notice) == (0, 1)
+
+
+def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
+    scene = failed(training_job(), FailureReason.SCRIPT_ERROR, "ValueError: x")
+    assert "Failure" not in [event.reason for event in scene.plan().events]
+    told = scene.decided().later(6).plan().events
+    failures = [event.message for event in told if event.reason == "Failure"]
+    assert failures == ["Generation 1 has ended: ValueError: x"]
+
+
 @pytest.mark.parametrize(
     "reason", [FailureReason.ENTRYPOINT_NOT_FOUND, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
 )

@@ -37,7 +37,8 @@ def request_end(
     if not changes:
         return draft
     draft = draft.update_generation(**changes)
-    if set(changes) == {"deadline"}:
+    # Whose fault a failure was is judged once all members have ended, and told then.
+    if set(changes) == {"deadline"} or cause is Cause.FAILURE:
         return draft
     how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
     text = f"Generation {generation.number} {how}: {message}"

@@ -78,6 +78,8 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
     )
+    if generation.reason == Cause.FAILURE:
+        draft = draft.tell(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
     status = draft.status
     if cause in FAILURES:
         return charge_failure(situation, draft, generation, message)
