@@ -268,6 +268,10 @@ class Checkpoint(Resource):
             "file:///absolute/path",
         ),
         (
+            "!has(self.endpointURL) || self.endpointURL.matches('^https?://[^/]+.*$')",
+            "checkpoint.endpointURL: write http://host:port or https://host:port",
+        ),
+        (
             "self.uri == oldSelf.uri",
             "checkpoint.uri can't change while a job exists: its commits are there; make a new job",
         ),

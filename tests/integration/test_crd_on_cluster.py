@@ -1,0 +1,233 @@
+"""The CRD on a real API server: bad jobs are refused with a sentence, good ones get the models' defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from cluster_fixtures import Kubectl, wait_for
+from spottrain_api.crd import CRD_FILE
+from spottrain_api.v1alpha1 import TrainingJobSpec
+
+pytestmark = pytest.mark.cluster
+
+MINIMAL: dict[str, Any] = {
+    "image": "trainer",
+    "entrypoint": {"script": "train.py"},
+    "nodes": {"max": 4},
+    "batch": {"global": 8},
+    "checkpoint": {"uri": "s3://bucket/run"},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A JSON merge patch, as kubectl patch applies it: None removes a key."""
+    result = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key, {}), value) if isinstance(value, dict) else value
+    return result
+
+
+def as_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+
+
+def without_empty(node: Any) -> Any:
+    """Without empty objects and lists, which say nothing."""
+    if not isinstance(node, dict):
+        return node
+    kept = {key: without_empty(value) for key, value in node.items()}
+    return {key: value for key, value in kept.items() if value not in ({}, [])}
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """kubectl for the jobs of one namespace."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    def run(self, *args: str, stdin: str | None = None) -> tuple[bool, str]:
+        """Whether it worked, and what kubectl said."""
+        done = self.kubectl.run(*args, "-n", self.namespace, stdin=stdin)
+        return done.returncode == 0, done.stdout + done.stderr
+
+    def apply(self, spec: dict[str, Any], name: str = "job", *options: str) -> tuple[bool, str]:
+        return self.run("apply", "-f", "-", *options, stdin=json.dumps(as_job(name, spec)))
+
+    def patch(self, name: str, changes: dict[str, Any]) -> tuple[bool, str]:
+        return self.run("patch", "tj", name, "--type=merge", "-p", json.dumps({"spec": changes}), "--dry-run=server")
+
+
+@pytest.fixture(scope="module")
+def jobs(local_cluster: Any) -> Iterator[Jobs]:
+    kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
+    namespace = f"crd-{uuid4().hex[:8]}"
+    kubectl("create", "namespace", namespace)
+    found = Jobs(kubectl=kubectl, namespace=namespace)
+    assert found.apply(MINIMAL) == (True, "trainingjob.spottrain.dev/job created\n")
+    yield found
+    kubectl.run("delete", "tj", "--all", "-n", namespace)
+    kubectl.run("delete", "namespace", namespace, "--wait=false")
+
+
+REFUSED = [
+    ("min-above-max", {"nodes": {"min": 5}}, "nodes.min is larger than nodes.max; lower min or raise max"),
+    ("no-nodes", {"nodes": {"max": 0}}, "spec.nodes.max in body should be greater than or equal to 1"),
+    ("too-many-nodes", {"nodes": {"max": 513}, "batch": {"global": 600}}, "nodes.max is above 512"),
+    (
+        "floor-above-nodes",
+        {"capacity": {"onDemand": {"min": 5}}},
+        "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max",
+    ),
+    (
+        "floor-above-its-max",
+        {"capacity": {"onDemand": {"min": 2, "max": 1}}},
+        "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
+    ),
+    (
+        "capacity-below-min",
+        {"nodes": {"min": 4}, "capacity": {"onDemand": {"max": 1}, "spot": {"max": 2}}},
+        "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them",
+    ),
+    (
+        "pool-without-selector",
+        {"capacity": {"pools": [{"name": "mine", "capacityType": "spot", "provider": "custom"}]}},
+        "a pool with provider custom needs a nodeSelector that finds its nodes",
+    ),
+    (
+        "unknown-provider",
+        {"capacity": {"pools": [{"name": "x", "capacityType": "spot", "provider": "nimbus"}]}},
+        "eks",
+    ),
+    (
+        "uri-scheme",
+        {"checkpoint": {"uri": "ftp://bucket/run"}},
+        "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
+    ),
+    (
+        "uri-no-bucket",
+        {"checkpoint": {"uri": "s3://"}},
+        "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
+    ),
+    (
+        "uri-relative",
+        {"checkpoint": {"uri": "file://here"}},
+        "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
+    ),
+    ("endpoint", {"checkpoint": {"endpointURL": "store:9000"}}, "checkpoint.endpointURL: write http://host:port or"),
+    ("interval", {"checkpoint": {"interval": "often"}}, "spec.checkpoint.interval in body should match"),
+    (
+        "batch-below-world-size",
+        {"nodes": {"max": 4}, "processesPerNode": 4},
+        "batch.global is below the largest world size (nodes.max times processesPerNode)",
+    ),
+    ("micro-above-global", {"batch": {"micro": 9}}, "batch.micro is larger than batch.global"),
+    ("unknown-strategy", {"strategy": "magic"}, 'supported values: "auto", "ddp", "fsdp"'),
+    ("unknown-precision", {"precision": "fp7"}, 'supported values: "fp32", "bf16"'),
+    ("script-and-module", {"entrypoint": {"module": "train"}}, "entrypoint: give exactly one of script"),
+    ("neither-script-nor-module", {"entrypoint": {"script": None}}, "entrypoint: give exactly one of script"),
+    ("operators-variable", {"env": [{"name": "SPOTTRAIN_JOB", "value": "x"}]}, "choose another name"),
+    ("no-image", {"image": None}, "spec.image: Required value"),
+    ("no-checkpoint", {"checkpoint": None}, "spec.checkpoint: Required value"),
+    ("unknown-field", {"colour": "red"}, 'unknown field "spec.colour"'),
+    (
+        "host-path",
+        {"podTemplate": {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}},
+        'unknown field "spec.podTemplate.volumes[0].hostPath"',
+    ),
+    (
+        "negative-budget",
+        {"runPolicy": {"failureBudget": -1}},
+        "spec.runPolicy.failureBudget in body should",
+    ),
+    ("not-a-number", {"nodes": {"max": "four"}}, 'spec.nodes.max in body must be of type integer: "string"'),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(jobs: Jobs) -> str:
+    """What kubectl says when all the bad jobs are applied in one go."""
+    bad = "\n".join(json.dumps(as_job(name, merged(MINIMAL, changes))) for name, changes, _ in REFUSED)
+    return jobs.run("apply", "--dry-run=server", "-f", "-", stdin=bad)[1]
+
+
+@pytest.mark.parametrize(("name", "sentence"), [pytest.param(n, s, id=n) for n, _, s in REFUSED])
+def test_a_bad_job_is_refused_with_a_sentence(refusals: str, name: str, sentence: str) -> None:
+    # Of a field that it doesn't know the server says so before it looks at the job's name.
+    about = [line for line in refusals.splitlines() if name in line or "unknown field" in line]
+    assert any(sentence in line for line in about), refusals
+    assert f"/{name} created" not in refusals
+
+
+def test_a_name_that_leaves_no_room_for_pod_names_is_refused(jobs: Jobs) -> None:
+    assert jobs.apply(MINIMAL, "n" * 50, "--dry-run=server")[0]
+    worked, said = jobs.apply(MINIMAL, "n" * 51, "--dry-run=server")
+    assert not worked
+    assert "metadata.name is longer than 50 characters; pods are named after it: shorten it" in said
+
+
+def test_the_server_fills_in_what_the_models_do(jobs: Jobs) -> None:
+    stored = jobs.kubectl.get("tj", "job", "-n", jobs.namespace)["spec"]
+    assert without_empty(stored) == without_empty(TrainingJobSpec.model_validate(MINIMAL).to_dict())
+    assert TrainingJobSpec.model_validate(stored) == TrainingJobSpec.model_validate(MINIMAL)
+
+
+FIXED = [
+    ("batch", {"batch": {"global": 16}}, "batch.global can't change while a job exists"),
+    ("strategy", {"strategy": "fsdp"}, "strategy, precision and seed can't change while a job exists"),
+    ("precision", {"precision": "bf16"}, "strategy, precision and seed can't change while a job exists"),
+    ("seed", {"seed": 7}, "strategy, precision and seed can't change while a job exists"),
+    ("uri", {"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri can't change while a job exists"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [pytest.param(c, s, id=name) for name, c, s in FIXED])
+def test_what_makes_the_run_what_it_is_cannot_change(jobs: Jobs, changes: dict[str, Any], sentence: str) -> None:
+    worked, said = jobs.patch("job", changes)
+    assert not worked
+    assert sentence in said
+    assert "make a new job" in said
+
+
+CHANGEABLE = {
+    "image": "trainer:2",
+    "entrypoint": {"args": ["--verbose"]},
+    "env": [{"name": "LEVEL", "value": "debug"}],
+    "nodes": {"min": 2, "max": 3},
+    "batch": {"micro": 2},
+    "capacity": {"onDemand": {"min": 1}},
+    "checkpoint": {"interval": "5m", "keep": 3, "endpointURL": "https://store:9000"},
+    "runPolicy": {"suspend": True, "failureBudget": 0},
+}
+
+
+def test_the_rest_can_change(jobs: Jobs) -> None:
+    worked, said = jobs.patch("job", CHANGEABLE)
+    assert worked, said
+
+
+def test_a_job_is_listed_with_what_its_user_wants_to_know(jobs: Jobs) -> None:
+    _, listed = jobs.run("get", "tj")
+    headings = "NAME PHASE STEP LOSS WORLD ON-DEMAND SPOT GEN PREEMPTED REDONE GOODPUT COST AGE"
+    assert " ".join(listed.splitlines()[0].split()) == headings
+    assert "MESSAGE" in jobs.run("get", "trainingjobs", "-o", "wide")[1]
+    assert "trainingjob.spottrain.dev/job" in jobs.run("get", "all")[1]
+
+
+def test_the_status_is_written_only_through_its_subresource(jobs: Jobs) -> None:
+    status = json.dumps({"status": {"phase": "Running", "message": "by hand"}})
+    jobs.run("patch", "tj", "job", "--type=merge", "-p", status)
+    assert "status" not in jobs.kubectl.get("tj", "job", "-n", jobs.namespace)
+    assert jobs.run("patch", "tj", "job", "--type=merge", "--subresource=status", "-p", status)[0]
+    assert jobs.kubectl.get("tj", "job", "-n", jobs.namespace)["status"]["phase"] == "Running"
