@@ -7,37 +7,50 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
 
 from .cluster import JobKey
 from .core.model import JobView, ReportView
 
-JOB = ("namespace", "job")
+# Not "job" and "namespace": those are Prometheus' own names for the target, which would win over ours.
+JOB = ("job_namespace", "job_name")
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+
+
+def world_size(status: TrainingJobStatus) -> int:
+    """How many ranks train together now."""
+    generation = status.generation
+    return 0 if generation is None or generation.state is GenerationState.ENDED else generation.world_size
+
 
 Read = Callable[[TrainingJobStatus], float | None]
 # name, what it says, how to read it off the status (None: no sample)
 GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_step", "Completed optimizer steps.", lambda s: s.progress.step),
-    ("spottrain_job_steps", "Steps the job will make.", lambda s: s.progress.total_steps),
+    ("spottrain_job_target_steps", "Steps the job will make.", lambda s: s.progress.total_steps),
     ("spottrain_job_loss", "Newest training loss.", lambda s: s.progress.loss),
     ("spottrain_job_tokens_per_second", "Throughput of all ranks.", lambda s: s.progress.tokens_per_second),
     ("spottrain_job_generation", "Newest generation.", lambda s: s.generation.number if s.generation else None),
-    (
-        "spottrain_job_world_size",
-        "Ranks that train together.",
-        lambda s: s.generation.world_size if s.generation else None,
-    ),
+    ("spottrain_job_world_size", "Ranks that train together, 0 between generations.", world_size),
     ("spottrain_job_committed_step", "Step of the newest commit.", lambda s: s.commit.step if s.commit else None),
     ("spottrain_job_goodput_ratio", "Share of the time in which steps were made.", lambda s: s.goodput),
     ("spottrain_job_waiting_pods", "Pods that wait, warm, for the next generation.", lambda s: s.members.waiting),
+    # A gauge: steps that have to be made again are taken off.
+    ("spottrain_job_productive_seconds", "Time in which lasting steps were made.", lambda s: s.productive_seconds),
     (
         "spottrain_job_cost_on_demand_only",
         "What as many on-demand nodes would have cost so far, in the currency of the prices.",
@@ -47,11 +60,6 @@ GAUGES: tuple[tuple[str, str, Read], ...] = (
 COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_steps_redone", "Steps that had to be made again.", lambda s: s.steps_redone),
     ("spottrain_job_failures", "Failures that count against the budget.", lambda s: s.failures),
-    (
-        "spottrain_job_productive_seconds",
-        "Time in which steps were made.",
-        lambda s: s.productive_seconds,
-    ),
     ("spottrain_job_cost", "Money spent, in the currency of the prices.", lambda s: s.cost.total if s.cost else None),
 )
 
@@ -103,7 +111,10 @@ class Metrics:
     """All metrics of the operator, in a registry of their own."""
 
     def __init__(self, *, num_agents: Callable[[], int]) -> None:
+        # The times at which counters were created double the number of series and nobody asks for them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._jobs = _Jobs(statuses={})
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
@@ -118,7 +129,7 @@ class Metrics:
         agents = Gauge("spottrain_agents_connected", "Agents that hold a long poll.", registry=self.registry)
         agents.set_function(num_agents)
         self.leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)
-        self._gap = self._histogram("seconds_without_step", "From the last step to the next one.", GAP_BUCKETS)
+        self._gap = self._histogram("gap_seconds", "Without a step, from one generation to the next.", GAP_BUCKETS)
         self._drain = self._histogram(
             "notice_to_drain_seconds", "From a notice to the drain that it leads to.", LATENCY_BUCKETS
         )
@@ -173,7 +184,7 @@ class Metrics:
         self._jobs.statuses.pop(key, None)
         self._seen_commits.pop(key, None)
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
-            histogram.remove_by_labels({"namespace": key.namespace, "job": key.name})
+            histogram.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of /metrics."""

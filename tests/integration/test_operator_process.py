@@ -173,7 +173,7 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
         if env["name"] == "SPOTTRAIN_CONTROL_URL"
     }
     assert url == operator.url
-    assert b'spottrain_job_phase{job="gpt"' in operator.get("/metrics")[1]
+    assert b'spottrain_job_phase{job_name="gpt"' in operator.get("/metrics")[1]
     jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
     wait_for(lambda: b'job="gpt"' not in operator.get("/metrics")[1], "its metrics go too")

@@ -23,7 +23,7 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.cluster import ClusterError, InvalidObjectError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster import ClusterError, ForbiddenError, InvalidObjectError, JobKey, Manifest, PodIdentity
 from spottrain_operator.core.plan import plan
 from spottrain_operator.history import HistoryKeeper
 from spottrain_operator.memory_cluster import MemoryCluster
@@ -296,18 +296,33 @@ async def test_pods_that_are_refused_fail_the_job_with_the_reason() -> None:
     assert "nowhere" in world.status["message"]
 
 
+async def test_what_the_cluster_does_not_admit_is_tried_again_and_told() -> None:
+    class Forbidding(CrashingCluster):
+        async def create_pod(self, pod: Manifest) -> None:
+            raise ForbiddenError('serviceaccount "trainer" not found')
+
+    cluster = Forbidding()
+    cluster.put_job(job())
+    world = World(cluster)
+    for _ in range(3):
+        await world.turn()
+    assert world.status["phase"] == "Pending"
+    assert 'serviceaccount "trainer" not found' in world.status["message"]
+    assert [event["reason"] for event in cluster.events].count("PodNotCreated") == 1
+
+
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster)
     await world.turn()
-    assert b'job="gpt"' in world.metrics.exposition()[0]
+    assert b'job_name="gpt"' in world.metrics.exposition()[0]
     del cluster.jobs[KEY]
     result = await world.reconciler.reconcile(KEY)
     assert result.gone
     cluster.finish_deletions()
     assert cluster.pods == {}
-    assert b'job="gpt"' not in world.metrics.exposition()[0]
+    assert b'job_name="gpt"' not in world.metrics.exposition()[0]
 
 
 async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:
