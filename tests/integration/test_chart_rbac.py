@@ -1,0 +1,165 @@
+"""What the chart asks for, against a real API server: it is accepted, grants what is needed, and no more."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from cluster_fixtures import Kubectl
+from spottrain_local.binaries import find_binaries
+
+pytestmark = pytest.mark.cluster
+
+CHART = Path(__file__).parents[2] / "charts" / "spottrain"
+CRDS = Path(__file__).parents[2] / "crds"
+CLOUDS = {
+    "defaults": {},
+    "eks": {
+        "nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
+        "image": {"repository": "111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain", "tag": "0.1.0"},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
+    "gke": {
+        "watcher": {"priorityClassName": "system-node-critical", "env": [{"name": "A", "value": "b"}]},
+        "serviceAccount": {"annotations": {"iam.gke.io/gcp-service-account": "x@y.iam.gserviceaccount.com"}},
+        "dashboard": {"enabled": True, "annotations": {"grafana_folder": "training"}},
+    },
+    "aks": {
+        "tolerations": [{"key": "CriticalAddonsOnly", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "operator": {"replicas": 2, "podAnnotations": {"a": "b"}, "priorityClassName": "system-cluster-critical"},
+    },
+    "no-watcher": {"watcher": {"enabled": False}},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A name and a namespace to install the chart under."""
+
+    name: str
+    kubectl: Kubectl
+
+    def render(self, values: dict[str, Any]) -> list[dict[str, Any]]:
+        binaries = find_binaries()
+        assert binaries is not None, "run `make binaries`"
+        command = [str(binaries.path("helm")), "template", self.name, str(CHART), "-n", self.name, "--values", "-"]
+        done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+    def try_out(self, objects: list[dict[str, Any]]) -> str:
+        """Have the API server check the objects without keeping them; what it warns of."""
+        options = ("apply", "--server-side", "--dry-run=server", "-f", "-")
+        done = self.kubectl.run(*options, stdin=yaml.safe_dump_all(objects))
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def can(self, account: str, question: str) -> bool:
+        """Whether `account` may do "verb resource [--in=namespace] [-A]"."""
+        user = f"system:serviceaccount:{self.name}:{self.name}-{account}"
+        return self.kubectl.run("auth", "can-i", *question.split(), f"--as={user}").stdout.strip() == "yes"
+
+
+@pytest.fixture(scope="module")
+def release(local_cluster: Any) -> Iterator[Release]:
+    kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
+    name = f"chart-{uuid4().hex[:8]}"
+    release = Release(name=name, kubectl=kubectl)
+    kubectl("apply", "--server-side", "-f", str(CRDS))
+    kubectl("create", "namespace", name)
+    kubectl("label", "namespace", name, "pod-security.kubernetes.io/warn=restricted")
+    rights = [each for each in release.render({}) if "rbac" in each["apiVersion"] or each["kind"] == "ServiceAccount"]
+    try:
+        kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rights))
+        yield release
+    finally:
+        kubectl.run("delete", "--wait=false", "-f", "-", stdin=yaml.safe_dump_all(rights))
+        kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_api_server_accepts_every_object(release: Release, cloud: str) -> None:
+    objects = release.render(CLOUDS[cloud])
+    assert ("DaemonSet" in {each["kind"] for each in objects}) is (cloud != "no-watcher")
+    release.try_out(objects)
+
+
+def test_the_operator_is_restricted_and_the_watcher_is_but_for_the_host_network(release: Release) -> None:
+    objects = {each["kind"]: each for each in release.render({})}
+    assert "would violate" not in release.try_out([objects["Deployment"]])
+    [warning] = [line for line in release.try_out([objects["DaemonSet"]]).splitlines() if "would violate" in line]
+    assert warning.endswith('would violate PodSecurity "restricted:latest": host namespaces (hostNetwork=true)')
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "list trainingjobs.spottrain.dev -A",
+        "watch trainingjobs.spottrain.dev -A",
+        "update trainingjobs.spottrain.dev --subresource=status -n default",
+        "delete trainingjobs.spottrain.dev -n default",
+        "create pods -n default",
+        "delete pods -n default",
+        "watch pods -A",
+        "get nodes",
+        "create events -n default",
+        "update configmaps -n default",
+        "create tokenreviews.authentication.k8s.io",
+    ],
+)
+def test_the_operator_may_do_its_work(release: Release, question: str) -> None:
+    assert release.can("operator", question)
+
+
+def test_the_operator_may_renew_its_lease_alone(release: Release) -> None:
+    assert release.can("operator", f"update leases.coordination.k8s.io/spottrain-operator -n {release.name}")
+    assert not release.can("operator", f"update leases.coordination.k8s.io/another -n {release.name}")
+    assert not release.can("operator", "update leases.coordination.k8s.io/spottrain-operator -n kube-system")
+
+
+@pytest.mark.parametrize("question", ["get nodes", "patch nodes", "watch nodes", "list pods -A"])
+def test_the_watcher_may_do_its_work(release: Release, question: str) -> None:
+    assert release.can("watcher", question)
+
+
+@pytest.mark.parametrize("account", ["operator", "watcher"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "get secrets -n default",
+        "create pods --subresource=exec -n default",
+        "get nodes --subresource=proxy",
+        "delete nodes",
+        "create serviceaccounts --subresource=token -n default",
+        "create pods --subresource=eviction -n default",
+        "update pods -n default",
+        "delete configmaps -n default",
+        "create deployments.apps -n default",
+        "create clusterrolebindings.rbac.authorization.k8s.io",
+        "bind clusterroles.rbac.authorization.k8s.io",
+        "escalate clusterroles.rbac.authorization.k8s.io",
+        "impersonate users",
+        "create trainingjobs.spottrain.dev -n default",
+        "patch customresourcedefinitions.apiextensions.k8s.io",
+    ],
+)
+def test_neither_may_do_more(release: Release, account: str, question: str) -> None:
+    assert not release.can(account, question)
+
+
+@pytest.mark.parametrize("question", ["patch nodes", "create nodes"])
+def test_the_operator_leaves_nodes_alone(release: Release, question: str) -> None:
+    assert not release.can("operator", question)
+
+
+@pytest.mark.parametrize("question", ["create pods -n default", "delete pods -n default", "create events -n default"])
+def test_the_watcher_decides_nothing(release: Release, question: str) -> None:
+    assert not release.can("watcher", question)
