@@ -29,6 +29,11 @@ class InvalidObjectError(ClusterError):
     """The API server refuses the object for what it says; the same object will never be accepted."""
 
 
+class ForbiddenError(ClusterError):
+    """An admission rule of the cluster refuses the object: something that it names is missing, a quota is used up,
+    or the namespace's policy is against it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class JobKey:
     """Names one TrainingJob."""
@@ -67,7 +72,8 @@ class ClusterClient(Protocol):
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]: ...
 
     async def create_pod(self, pod: Manifest) -> None:
-        """AlreadyExistsError if the name is taken, InvalidObjectError if it is refused for what it is."""
+        """AlreadyExistsError if the name is taken, InvalidObjectError if it is refused for what it is,
+        ForbiddenError if it is for what the cluster is."""
         ...
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
@@ -77,6 +83,10 @@ class ClusterClient(Protocol):
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]: ...
 
     async def create_event(self, event: Manifest) -> None: ...
+
+    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+        """The newest event about the object with that uid."""
+        ...
 
 
 class TokenReviewer(Protocol):

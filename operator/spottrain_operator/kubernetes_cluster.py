@@ -21,6 +21,7 @@ from .cluster import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
+    ForbiddenError,
     InvalidObjectError,
     JobKey,
     Manifest,
@@ -133,6 +134,11 @@ class KubernetesCluster:
     async def create_event(self, event: Manifest) -> None:
         await self._call(self._core.create_namespaced_event, event["metadata"]["namespace"], event)
 
+    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+        selector = f"involvedObject.uid={uid}"
+        answer = await self._call(self._core.list_namespaced_event, namespace, field_selector=selector)
+        return max(answer["items"], key=_happened_at, default=None)
+
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         body = {
             "apiVersion": "authentication.k8s.io/v1",
@@ -183,9 +189,20 @@ def _translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
+    if error.status == 403:
+        # 'pods "gpt-7" is forbidden: exceeded quota …': the part that stays the same for the next pod.
+        return ForbiddenError(sentence.partition(" is forbidden: ")[2] or sentence)
     if error.status in (400, 422):
         return InvalidObjectError(sentence)
     return ClusterError(f"the API server answered {error.status}: {sentence}")
+
+
+def _happened_at(event: Manifest) -> str:
+    """When an event was seen last, as text that sorts; repeated events are one object."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("eventTime"), event.get("lastTimestamp"))
+    text = next((time for time in times if time), event["metadata"]["creationTimestamp"])
+    return str(text).removesuffix("Z")
 
 
 async def _found(call: Any) -> Manifest | None:

@@ -110,6 +110,10 @@ class MemoryCluster:
     async def create_event(self, event: Manifest) -> None:
         self.events.append(copy.deepcopy(event))
 
+    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+        about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
+        return copy.deepcopy(about[-1]) if about else None
+
     # --- TokenReviewer, LeaseClient and ConfigMapClient ---------------------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:

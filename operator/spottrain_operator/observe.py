@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +19,8 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 
-from .cluster import Manifest
-from .core.model import JobView, NodeView, PodView
+from .cluster import ForbiddenError, Manifest
+from .core.model import JobView, NodeView, PodView, Refusal
 from .pods import ANNOTATION_POOL
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,11 @@ def pod_view(pod: Manifest) -> PodView:
     labels = meta.get("labels", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     state = _container_state(status)
-    waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
+    terminated = state.get("terminated", {})
     failed_start = terminated if terminated.get("reason") in ("StartError", "ContainerCannotRun") else {}
     ready = _is_true(conditions.get("Ready"))
     scheduled = conditions.get("PodScheduled", {})
+    waiting = scheduled if scheduled.get("reason") == "Unschedulable" else state.get("waiting", {})
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -99,6 +101,25 @@ def pod_view(pod: Manifest) -> PodView:
         container_started="running" in state or bool(terminated and not failed_start),
         pool=meta.get("annotations", {}).get(ANNOTATION_POOL),
     )
+
+
+def may_wait_for_volumes(pod: PodView) -> bool:
+    """Its containers aren't made yet: the kubelet says why in events alone."""
+    waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
+    return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
+
+
+def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
+    """What the kubelet said last of a pod, where that is why it doesn't start."""
+    if event is None or event.get("reason") != "FailedMount":
+        return pod
+    return replace(pod, waiting_reason="FailedMount", waiting_message=event.get("message"))
+
+
+def refusal(error: ForbiddenError, now: datetime) -> Refusal:
+    """A quota comes free again, and rights that the operator lacks are its administrator's; the rest is the job's."""
+    passing = ("exceeded quota", "cannot create resource", "being terminated")
+    return Refusal(since=now, message=str(error), lasting=not any(text in str(error) for text in passing))
 
 
 def node_view(node: Manifest) -> NodeView:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from spottrain_api.contract import KIND, LABEL_JOB, LABEL_JOB_UID, Assignment, AssignmentAction
@@ -16,14 +17,24 @@ from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
 from .apply import apply
-from .cluster import ClusterClient, ClusterError, JobKey, Manifest
+from .cluster import ClusterClient, ClusterError, ForbiddenError, JobKey, Manifest
 from .controller import PassResult
 from .core.assignments import assignment_for
-from .core.model import Action, CreatePod, Event, JobView, Observed, Plan
+from .core.model import Action, CreatePod, Event, JobView, Observed, Plan, PodView, Refusal
 from .events import EventRecorder
 from .history import HistoryKeeper
 from .metrics import Metrics
-from .observe import InvalidJobError, job_status, job_view, node_view, owned_by, pod_view
+from .observe import (
+    InvalidJobError,
+    job_status,
+    job_view,
+    may_wait_for_volumes,
+    node_view,
+    owned_by,
+    pod_view,
+    refusal,
+    with_newest_event,
+)
 from .pods import template_hash
 
 Planner = Callable[[Observed, datetime], Plan]
@@ -55,6 +66,7 @@ class Reconciler:
         self._now = now
         self._started_at = now()
         self._known_pods: dict[JobKey, frozenset[str]] = {}
+        self._refusals: dict[JobKey, Refusal] = {}
 
     async def reconcile(self, key: JobKey) -> PassResult:
         """ClusterError: the pass broke off, make it again."""
@@ -65,12 +77,12 @@ class Reconciler:
         pods = await self._pods(key, job)
         try:
             view = job_view(job)
-            observed = await self._observe(view, pods)
+            observed = await self._observe(key, view, pods)
             decided = self._plan(observed, self._now())
             job = await self._write_status(job, decided.status)
             written = job_view(job)
             self._board.publish(key, {pod.uid: assignment_for(written, pod.uid) for pod in observed.pods})
-            await self._apply(job, written, decided.actions)
+            await self._apply(key, job, written, decided.actions)
         except InvalidJobError as error:
             return await self._reject(key, job, pods, str(error))
         for event in decided.events:
@@ -88,8 +100,8 @@ class Reconciler:
         self._known_pods[key] = uids
         return pods
 
-    async def _observe(self, job: JobView, pods: Sequence[Manifest]) -> Observed:
-        views = tuple(sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
+    async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
+        views = await self._with_events(key, sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
         nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
         return Observed(
             job=job,
@@ -98,24 +110,44 @@ class Reconciler:
             reports=self._reports.of(frozenset(pod.uid for pod in views)),
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
+            refusal=self._refusals.get(key),
         )
+
+    async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
+        """Asks about one pod a pass: what keeps one from starting keeps its siblings from it too."""
+        first = next((pod for pod in pods if may_wait_for_volumes(pod)), None)
+        if first is None:
+            return tuple(pods)
+        event = await self._cluster.newest_event(key.namespace, uid=first.uid)
+        return tuple(with_newest_event(pod, event) if pod is first else pod for pod in pods)
 
     async def _write_status(self, job: Manifest, status: TrainingJobStatus) -> Manifest:
         if job.get("status") and job_status(job) == status:
             return job
         return await self._cluster.replace_job_status(job | {"status": status.to_dict()})
 
-    async def _apply(self, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
+    async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
         """All of them, side by side; one that fails doesn't keep the others from being done."""
         doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
-        for action, error in failed:
-            if isinstance(action, CreatePod) and isinstance(error, ClusterError):
-                message = f"pod {action.name} can't be created now and will be tried again: {error}"
+        refused = [error for action, error in failed if isinstance(action, CreatePod)]
+        if any(isinstance(action, CreatePod) for action in actions):
+            self._note_refusal(key, next((error for error in refused if isinstance(error, ForbiddenError)), None))
+        for error in refused:
+            if isinstance(error, ClusterError):
+                message = f"A pod can't be created and is tried again: {error}"
                 await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
         for _, error in failed:
             raise error
+
+    def _note_refusal(self, key: JobKey, error: ForbiddenError | None) -> None:
+        """Kept in memory alone: a new operator tries again before it gives up."""
+        if error is None:
+            self._refusals.pop(key, None)
+            return
+        new, known = refusal(error, self._now()), self._refusals.get(key)
+        self._refusals[key] = new if known is None else replace(new, since=known.since)
 
     async def _reject(self, key: JobKey, job: Manifest, pods: Sequence[Manifest], sentence: str) -> PassResult:
         """The job can't be run as it is: it fails, and its pods go."""
@@ -142,6 +174,7 @@ class Reconciler:
         for meta in orphans:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._reports.forget(self._known_pods.pop(key, frozenset()), key)
+        self._refusals.pop(key, None)
         self._metrics.forget(key)
         self._history.forget(key)
 

@@ -14,6 +14,8 @@ from cluster_fixtures import wait_for
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.core.model import Event
+from spottrain_operator.events import EventRecorder
 from spottrain_operator.kubernetes_cluster import KubernetesCluster, client_configuration
 from spottrain_operator.memory_cluster import MemoryCluster
 from spottrain_operator.pods import JobRef, build_pod
@@ -181,6 +183,17 @@ async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None
     for _ in range(2):
         await setup.cluster.delete_job(key, uid=job["metadata"]["uid"])
     assert await setup.cluster.get_job(key) is None
+
+
+async def test_the_newest_event_about_an_object(setup: Setup, job: Manifest) -> None:
+    uid = job["metadata"]["uid"]
+    assert await setup.cluster.newest_event(setup.namespace, uid=uid) is None
+    recorder = EventRecorder(setup.cluster)
+    for number in range(3):
+        await recorder.record(job, Event(type="Normal", reason="Counted", message=str(number)))
+    event = await setup.cluster.newest_event(setup.namespace, uid=uid)
+    assert event is not None
+    assert event["message"] == "2"
 
 
 async def test_nodes_are_read_by_name(setup: Setup) -> None:

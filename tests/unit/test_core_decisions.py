@@ -35,6 +35,7 @@ from spottrain_operator.core.model import (
     Observed,
     Plan,
     PodView,
+    Refusal,
     ReportView,
 )
 from spottrain_operator.core.plan import plan
@@ -502,6 +503,41 @@ def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
     status = scene.plan().status
     assert status.phase is Phase.FAILED
     assert "no such image" in status.message
+
+
+MISSING = 'secret "keys" not found'
+WAITS = {"ready": False, "container_started": False, "waiting_reason": "FailedMount"}
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "fails"),
+    [(MISSING, 10, False), (MISSING, 25, True), ("waiting for attachment", 25, False)],
+)
+def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
+    said: str, seconds: float, fails: bool
+) -> None:
+    scene = replace(waiting_job(1), now=at(seconds)).pod(1, **WAITS, waiting_message=said)
+    status = scene.plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert said in status.message
+
+
+@pytest.mark.parametrize(
+    ("lasting", "seconds", "fails"), [(True, 5, False), (True, 15, True), (False, 600, False)], ids=str
+)
+def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fails: bool) -> None:
+    refusal = Refusal(since=START, message='serviceaccount "trainer" not found', lasting=lasting)
+    scene = replace(waiting_job(0), now=at(seconds))
+    status = replace(scene, observed=replace(scene.observed, refusal=refusal)).plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert refusal.message in status.message
+
+
+def test_a_hang_says_which_limit_it_broke() -> None:
+    scene = training_job(runPolicy={"failureBudget": 0}).all_say(step_age_seconds=700.0).decided()
+    status = scene.all_say(phase=AgentPhase.STOPPED).later(10).plan().status
+    assert status.phase is Phase.FAILED
+    assert "no rank made a step within runPolicy.hangTimeoutSeconds (600)" in status.message
 
 
 def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.observe import InvalidJobError, job_status, job_view, node_view, pod_view
+from spottrain_operator.cluster import ForbiddenError
+from spottrain_operator.observe import (
+    InvalidJobError,
+    job_status,
+    job_view,
+    may_wait_for_volumes,
+    node_view,
+    pod_view,
+    refusal,
+    with_newest_event,
+)
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -86,6 +96,30 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     view = pod_view(pod(status))
     assert {name: getattr(view, name) for name in expected} == expected
     assert (view.sequence, view.capacity_type, view.template_hash) == (7, CapacityType.SPOT, "abc")
+
+
+def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> None:
+    status = {"phase": "Pending", "containerStatuses": container(waiting={"reason": "ContainerCreating"})}
+    made = pod(status)
+    made["spec"]["nodeName"] = "n"
+    waiting = pod_view(made)
+    assert may_wait_for_volumes(waiting)
+    assert not may_wait_for_volumes(pod_view(pod(status))), "it has no node yet"
+    assert with_newest_event(waiting, {"reason": "Pulling"}) == waiting
+    told = with_newest_event(waiting, {"reason": "FailedMount", "message": 'secret "keys" not found'})
+    assert (told.waiting_reason, told.waiting_message) == ("FailedMount", 'secret "keys" not found')
+
+
+@pytest.mark.parametrize(
+    ("said", "lasting"),
+    [
+        ('serviceaccount "trainer" not found', True),
+        ("exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4", False),
+        ('User "operator" cannot create resource "pods" in the namespace "team"', False),
+    ],
+)
+def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
+    assert refusal(ForbiddenError(said), MOMENT).lasting == lasting
 
 
 def test_a_terminating_pod() -> None:

@@ -305,7 +305,8 @@ async def test_what_the_cluster_does_not_admit_is_tried_again_and_told() -> None
     cluster.put_job(job())
     world = World(cluster)
     for _ in range(3):
-        await world.turn()
+        with pytest.raises(ForbiddenError):
+            await world.reconciler.reconcile(KEY)
     assert world.status["phase"] == "Pending"
     assert 'serviceaccount "trainer" not found' in world.status["message"]
     assert [event["reason"] for event in cluster.events].count("PodNotCreated") == 1

@@ -64,7 +64,8 @@ class PodWorker:
         old = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
         entry = next((s for s in old if s["name"] == spec["name"]), None)
         if entry is None or (kind != "main" and not known):
-            record.state = Waiting(reason="PodInitializing" if kind == "main" else "ContainerCreating")
+            waits_for_init = kind == "main" and bool(self.context.pod["spec"].get("initContainers"))
+            record.state = Waiting(reason="PodInitializing" if waits_for_init else "ContainerCreating")
             return record
         record.restart_count = entry.get("restartCount", 0)
         record.container_id = entry.get("containerID") or ""

@@ -18,6 +18,7 @@ from .failure_policy import start_failures
 from .model import CreatePod, DeletePod
 from .situation import PodFacts, Situation
 from .timing import START_FAILURE_PAUSE, seconds_between
+from .words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,9 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
             CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
         )
     draft = draft.update(last_sequence=last + len(types))
-    text = f"Creating {needed.missing_on_demand} on-demand and {needed.missing_spot} spot pods"
-    return draft.tell("PodsCreated", text)
+    counts = ((needed.missing_on_demand, "on-demand pod"), (needed.missing_spot, "spot pod"))
+    text = " and ".join(counted(number, noun) for number, noun in counts if number)
+    return draft.tell("PodsCreated", f"Creating {text}")
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:

@@ -9,6 +9,7 @@ from .capacity import places
 from .causes import PREEMPTIONS
 from .draft import Draft
 from .situation import Situation
+from .words import counted
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
@@ -66,7 +67,7 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
 
 
 def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
-    name = f"generation {generation.number} with {len(generation.members)} nodes"
+    name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
         until = f", by {generation.deadline:%H:%M:%S}" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
@@ -80,7 +81,9 @@ def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
     text = f"Waiting for nodes: {up} of at least {situation.spec.nodes.min} ready"
     unschedulable = sum(f.pod.unschedulable_since is not None for f in situation.pods.values())
     if unschedulable:
-        text += f"; no node has room for {unschedulable} pods"
+        text += f"; no node has room for {counted(unschedulable, 'pod')}"
+    if situation.observed.refusal is not None:
+        text += f"; Kubernetes refuses the job's pods: {situation.observed.refusal.message}"
     waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
     if waiting is not None:
         text += f"; {waiting.name}: {waiting.waiting_reason}: {waiting.waiting_message}"

@@ -14,8 +14,10 @@ from .situation import PodFacts, Situation
 from .timing import (
     MAX_GENERATIONS_WITHOUT_PROGRESS,
     MAX_START_FAILURES,
+    REFUSAL_PATIENCE,
     START_FAILURE_MEMORY,
     START_FAILURE_PATIENCE,
+    STUCK_START,
     seconds_between,
 )
 from .transitions import open_transition
@@ -31,6 +33,7 @@ CANNOT_START = frozenset(
         "RunContainerError",
         "CrashLoopBackOff",
         "StartError",
+        "FailedMount",
     }
 )
 # Reasons that say little of themselves: one that comes with a cause of its own is told instead.
@@ -77,19 +80,23 @@ def heed_hang(situation: Situation, draft: Draft) -> Draft:
         return draft
     policy = situation.spec.run_policy
     if generation.first_step_at is None:
-        age, limit, what = (
-            seconds_between(generation.started_at, situation.now),
-            policy.start_timeout_seconds,
-            "first",
-        )
+        age, limit = seconds_between(generation.started_at, situation.now), policy.start_timeout_seconds
     else:
-        age, limit, what = min(_step_age(m) for m in heard), policy.hang_timeout_seconds, "further"
+        age, limit = min(_step_age(m) for m in heard), policy.hang_timeout_seconds
         if any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard):
             limit = max(limit, policy.start_timeout_seconds)
     if age <= limit:
         return draft
-    message = f"no {what} step for {age:.0f} s (the limit is {limit} s)"
-    return request_end(situation, draft, members, Cause.HANG, message, at_once=True)
+    return request_end(situation, draft, members, Cause.HANG, hang_message(situation, generation), at_once=True)
+
+
+def hang_message(situation: Situation, generation: GenerationStatus) -> str:
+    """The sentence that says for how long nothing moved, and what to do about it."""
+    policy = situation.spec.run_policy
+    what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
+    if generation.first_step_at is None:
+        what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
+    return f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit"
 
 
 def _step_age(m: MemberFacts) -> float:
@@ -104,14 +111,19 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     stuck = 0 if made_progress(newest_progress(situation, generation)) else status.generations_without_progress + 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        text = f"{stuck} generations in a row failed without a step; the last: {message}"
+        text = f"{_clause(message)}; {stuck} generations in a row failed like this, without making a step"
         return finish(situation, draft, Phase.FAILED, "NoProgress", text)
     if failures > policy.failure_budget:
         text = (
-            f"{failures} failures, more than runPolicy.failureBudget ({policy.failure_budget}); the last: {message}"
+            f"{_clause(message)}; this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
         )
         return finish(situation, draft, Phase.FAILED, "FailureBudgetExceeded", text)
     return draft
+
+
+def _clause(sentence: str) -> str:
+    """Without the full stop, to be gone on with."""
+    return sentence.removesuffix(".")
 
 
 def made_progress(newest: Progress | None) -> bool:
@@ -122,6 +134,12 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     """Give up on a template of which no container ever started, instead of trying for ever."""
     if _template_has_run(situation, draft):
         return draft
+    refusal = situation.observed.refusal
+    if refusal is not None and refusal.lasting and not situation.pods:
+        if seconds_between(refusal.since, situation.now) <= REFUSAL_PATIENCE:
+            return draft
+        message = f"Kubernetes refuses the job's pods: {refusal.message}; provide it, or change the job"
+        return finish(situation, draft, Phase.FAILED, "CannotStart", message)
     waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
     if waiting is not None:
         pod = waiting.pod
@@ -145,7 +163,10 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     pod = facts.pod
     if not facts.current or facts.doom is not None or pod.container_started or pod.waiting_reason not in CANNOT_START:
         return False
-    return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > START_FAILURE_PATIENCE
+    # What isn't there won't be mounted; disks are attached in minutes at times.
+    slow = pod.waiting_reason == "FailedMount" and "not found" not in (pod.waiting_message or "")
+    patience = STUCK_START if slow else START_FAILURE_PATIENCE
+    return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > patience
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:

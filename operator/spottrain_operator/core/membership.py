@@ -11,7 +11,7 @@ from .capacity import places
 from .causes import FAILURES, PREEMPTIONS, Cause
 from .draft import Draft
 from .ending import finish, request_end
-from .failure_policy import charge_failure, failure_message, made_progress
+from .failure_policy import charge_failure, failure_message, hang_message, made_progress
 from .growth import coming
 from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
 from .progress import newest_progress, record_progress
@@ -72,7 +72,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     if any(m.state in STILL_IN for m in members) or _awaits_culprit(situation, generation, members):
         return draft
     cause = _cause(generation, members)
-    message = _message(generation, members, cause)
+    message = _message(situation, generation, members, cause)
     draft = record_progress(situation, draft, at_once=True)
     draft = open_transition(situation, draft, cause, message)
     draft = draft.update_generation(
@@ -103,9 +103,13 @@ def _cause(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> Ca
     return Cause.NODE_LOST if cause in FAILURES and culprits(generation, members) else cause
 
 
-def _message(generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause) -> str:
+def _message(
+    situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause
+) -> str:
     if cause is Cause.FAILURE:
         return failure_message(members)
+    if cause is Cause.HANG:
+        return hang_message(situation, generation)
     gone = [m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.doom is not None)]
     names = ", ".join(m.member.node for m in gone)
     if cause is Cause.PREEMPTED:

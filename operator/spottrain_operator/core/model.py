@@ -32,7 +32,8 @@ class PodView:
     ip: str | None = None
     deleting: bool = False
     deletion_deadline: datetime | None = None  # metadata.deletionTimestamp, which includes the grace period
-    # Why the container doesn't run (state.waiting, or state.terminated with reason StartError).
+    # Why the container doesn't run: state.waiting, state.terminated with reason StartError, a volume that can't be
+    # mounted ("FailedMount"), or no node that suits ("Unschedulable").
     waiting_reason: str | None = None
     waiting_message: str | None = None
     exit_code: int | None = None
@@ -78,6 +79,15 @@ class ReportView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Kubernetes doesn't let the job's pods be created. `lasting`: it won't by waiting for other jobs to end."""
+
+    since: datetime
+    message: str
+    lasting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job with everything a decision about it needs.
 
@@ -91,6 +101,7 @@ class Observed:
     reports: Mapping[str, ReportView] = field(default_factory=dict)
     template_hash: str
     operator_started_at: datetime
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,9 @@ MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 START_FAILURE_PATIENCE = 20.0
 # ... and where others of its template run, it's this pod's node: try another one after this long.
 STUCK_START = 300.0
+# Kubernetes refuses the pods, for example for a service account that isn't there. It may be on its way, applied
+# together with the job.
+REFUSAL_PATIENCE = 10.0
 # Pods whose container ended before they joined a generation: this many, and the job can't start. They are
 # kept until then as evidence, with a pause after each that doubles.
 MAX_START_FAILURES = 3
