@@ -1,0 +1,110 @@
+"""What can happen to a job with notice: each incident in the moment that is worst for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from e2e.rehearsal import INTERVAL, Rehearsal
+from spottrain_api.contract import FILE_DRAIN, CapacityType
+
+Act = Callable[[Rehearsal, random.Random], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """`act` happens once `num_spot` spot nodes train, and as many nodes as that and one more train or are ready."""
+
+    title: str
+    act: Act
+    num_spot: int
+
+
+def some(count: int, notice_seconds: float) -> Incident:
+    """A few spot nodes at once, somewhere between two steps."""
+
+    def act(run: Rehearsal, choose: random.Random) -> None:
+        time.sleep(choose.uniform(0.0, 1.0))  # not for something: to hit another moment of the loop each time
+        run.preempt(choose.sample(run.spot_nodes(), count), notice_seconds)
+
+    nodes = "one node" if count == 1 else f"{count} nodes at once"
+    return Incident(title=f"{nodes}, {notice_seconds:.0f} s of notice", act=act, num_spot=count)
+
+
+def _host_is_evicted(run: Rehearsal, choose: random.Random) -> None:
+    """The host of the store is on-demand where there is one: it goes as for maintenance, by `kubectl drain`."""
+    host = run.members()[0]
+    run.kubectl("cordon", host.node)
+    run.kubectl("delete", "pod", host.pod, "--wait=false")
+    run.wait("a generation without the host", lambda: host.pod not in [m.pod for m in run.members()] != [])
+    run.kubectl("uncordon", host.node)
+
+
+def _during_start_up(run: Rehearsal, choose: random.Random) -> None:
+    first, second = choose.sample(run.spot_nodes(), 2)
+    number = run.generation().number
+    run.preempt([first], 30)
+    run.wait("the next generation is started", lambda: run.generation().number > number)
+    begun = run.generation()
+    nodes = [m.node for m in begun.members if m.capacity_type is CapacityType.SPOT]
+    run.preempt([second if second in nodes else nodes[-1]], 30)
+
+
+def _during_a_checkpoint(run: Rehearsal, choose: random.Random) -> None:
+    """Every step begins a save, unless one is under way, so that one always is."""
+    number = run.generation().number
+    run.set_interval("1steps")
+    run.wait("the new interval is in force", lambda: run.generation().number > number and run.spot_nodes())
+    run.preempt(choose.sample(run.spot_nodes(), 1), 30)
+    run.set_interval(INTERVAL)
+
+
+def _during_another_drain(run: Rehearsal, choose: random.Random) -> None:
+    generation = run.generation()
+    first, *others = choose.sample(run.spot_nodes(), 2)
+    pods = [member.pod for member in generation.members]
+    directories = [run.run_directory(pod, generation.number) for pod in pods]
+    run.preempt([first], 30)
+    run.wait("a drain has begun", lambda: any((path / FILE_DRAIN).exists() for path in directories))
+    run.preempt(others, 30)
+
+
+def _all_spot_one_after_the_other(run: Rehearsal, choose: random.Random) -> None:
+    for node in run.spot_nodes():
+        run.preempt([node], 30)
+        time.sleep(0.3)  # the pace of the cloud
+
+
+def _cancelled(run: Rehearsal, choose: random.Random) -> None:
+    nodes = choose.sample(run.spot_nodes(), 2)
+    run.preempt(nodes, 60)
+    time.sleep(choose.uniform(0.0, 1.0))  # before, while or after it is acted on
+    run.cluster.cancel(nodes)
+
+
+def _to_the_end(run: Rehearsal, choose: random.Random) -> None:
+    """The shortest notice of the large clouds, waited out: the node goes on its own."""
+    node = choose.choice(run.spot_nodes())
+    run.preempt([node], 15)
+    run.wait(f"{node} is gone", lambda: node in run.gone(), seconds=30)
+
+
+SPECIAL = (
+    Incident(title="the host of the rendezvous store is evicted", act=_host_is_evicted, num_spot=1),
+    Incident(title="one node, then another while the next generation starts", act=_during_start_up, num_spot=2),
+    Incident(title="one node during a checkpoint", act=_during_a_checkpoint, num_spot=1),
+    Incident(title="one node, then another during its drain", act=_during_another_drain, num_spot=2),
+    Incident(title="all spot nodes in quick succession", act=_all_spot_one_after_the_other, num_spot=3),
+    Incident(title="two nodes, and the notice is taken back", act=_cancelled, num_spot=2),
+    Incident(title="one node, 15 s of notice, to the end", act=_to_the_end, num_spot=1),
+)
+
+
+def incidents(num: int, choose: random.Random) -> list[Incident]:
+    """The special cases, filled up with preemptions of one to three nodes at once, in random order."""
+    others = [some(1 + i % 3, choose.choice((15, 30, 120))) for i in range(num - len(SPECIAL))]
+    found = [*SPECIAL, *others][:num] if num >= len(SPECIAL) else list(SPECIAL)
+    choose.shuffle(found)
+    return found

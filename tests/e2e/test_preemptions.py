@@ -1,0 +1,103 @@
+"""Preemptions of a running job on a local cluster: with notice no step is lost, without it none that was committed.
+
+SPOTTRAIN_PREEMPTIONS=20 rehearses twenty preemptions instead of the seven special ones, and
+SPOTTRAIN_PREEMPTION_SEED repeats a run (the seed is printed).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from e2e.preemption_incidents import SPECIAL, incidents
+from e2e.rehearsal import Rehearsal, kill, rehearsal
+from spottrain_api.contract import CapacityType
+from spottrain_local.cluster import Cluster
+
+NUM_PREEMPTIONS = int(os.environ.get("SPOTTRAIN_PREEMPTIONS", len(SPECIAL)))
+SEED = int(os.environ.get("SPOTTRAIN_PREEMPTION_SEED", random.SystemRandom().randrange(2**31)))
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120 + 60 * NUM_PREEMPTIONS)]
+
+
+@pytest.mark.parametrize("strategy", ["ddp"])
+def test_no_step_is_redone_after_preemptions_with_notice(
+    operator_cluster: Cluster, tmp_path: Path, strategy: str
+) -> None:
+    print(f"\n{NUM_PREEMPTIONS} preemptions, SPOTTRAIN_PREEMPTION_SEED={SEED}")
+    choose = random.Random(SEED)
+    with rehearsal(operator_cluster, f"notice-{strategy}", tmp_path, nodes=1, strategy=strategy) as run:
+        for incident in incidents(NUM_PREEMPTIONS, choose):
+            run.wait_for_spot(incident.num_spot, ready=incident.num_spot + 1)
+            with run.incident(incident.title):
+                incident.act(run, choose)
+            run.bring_back()
+        status = run.finish()
+    assert [item.row() for item in run.evidence if item.redone] == []
+    assert status.failures == 0
+    assert status.steps_redone == 0
+
+
+def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 0 and the rendezvous store are on a spot node, and go: with notice, then without."""
+    capacity = {"onDemand": {"min": 0, "max": 0}}
+    with rehearsal(operator_cluster, "spot", tmp_path, nodes=1, capacity=capacity) as run:
+        run.wait_for_spot(2, ready=4)
+        with run.incident("the host of the store, 30 s of notice"):
+            run.preempt([run.members()[0].node], 30)
+        assert run.evidence[-1].redone == 0
+        with run.incident("the host of the store, without notice"):
+            operator_cluster.kill([run.members()[0].node])
+        assert run.evidence[-1].redone <= run.evidence[-1].uncommitted
+        status = run.finish()
+    assert status.failures == 0
+    assert (status.preemptions, status.preemptions_without_notice) == (2, 1)
+
+
+def _kill_node(run: Rehearsal) -> None:
+    run.cluster.kill(run.spot_nodes()[:1])
+
+
+def _kill_host(run: Rehearsal) -> None:
+    run.cluster.kill([run.members()[0].node])
+
+
+def _kill_agent(run: Rehearsal) -> None:
+    kill(run.agent_process(run.members(CapacityType.SPOT)[0].pod))
+
+
+def _kill_zygote(run: Rehearsal) -> None:
+    kill(run.zygote_process(run.members()[0].pod))
+
+
+def _kill_rank(run: Rehearsal) -> None:
+    kill(run.rank_process(run.members()[-1].pod, run.generation().number))
+
+
+KILLS = (
+    ("a spot node", _kill_node, 0),
+    ("the node of rank 0", _kill_host, 0),
+    ("an agent", _kill_agent, 0),
+    ("a zygote", _kill_zygote, 0),
+    ("a rank", _kill_rank, 1),
+)
+
+
+def test_without_notice_only_what_was_not_committed_is_redone(operator_cluster: Cluster, tmp_path: Path) -> None:
+    with rehearsal(operator_cluster, "no-notice", tmp_path, nodes=1) as run:
+        for what, act, num_failures in KILLS:
+            run.wait_for_spot(1, ready=3)
+            failures = run.status().failures
+            with run.incident(f"{what} is killed"):
+                act(run)
+            assert run.evidence[-1].redone <= run.evidence[-1].uncommitted, run.evidence[-1].row()
+            assert run.status().failures - failures == num_failures, f"{what}\n{run.describe()}"
+            run.bring_back()
+        events = run.events()
+        run.finish()
+    lost = [message for _, reason, message in events if reason == "NodeLost"]
+    assert len(lost) >= 2
+    assert len([reason for _, reason, _ in events if reason == "Failure"]) == 1
