@@ -20,6 +20,7 @@ from spottrain.checkpoint import Head, open_storage, read_head
 from spottrain_api.contract import (
     CheckpointConfig,
     CommitRef,
+    DrainRequest,
     FailureReason,
     Outcome,
     OutcomeKind,
@@ -51,6 +52,10 @@ class Run:
     precision: str = "fp32"
     uri: str | None = None
     global_batch: int = 10
+    interval: str = "3steps"
+    on_notice: str = "immediate"
+    step_seconds: float = 0.0
+    upload_seconds: float = 0.0
     resume: CommitRef | None = None
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
@@ -110,7 +115,9 @@ class Run:
             precision=self.precision,
             global_batch=self.global_batch,
             micro_batch=3,
-            checkpoint=CheckpointConfig(uri=self.uri or f"file://{self.folder}/checkpoints", interval="3steps"),
+            checkpoint=CheckpointConfig(
+                uri=self.uri or f"file://{self.folder}/checkpoints", interval=self.interval, on_notice=self.on_notice
+            ),
             resume=self.resume,
         ).write(run_dir / "run.json")
         settings = {
@@ -126,6 +133,8 @@ class Run:
             "faults": faults,
             "steps": steps,
             "dropout": self.dropout,
+            "step_seconds": self.step_seconds,
+            "upload_seconds": self.upload_seconds,
             "checkpoints": f"{self.folder}/checkpoints",
             "result": str(self.folder / "result.pt"),
         }
@@ -287,7 +296,46 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
 
     assert_succeeded(run)
     assert run.progress().start_step == before.step
+    assert f"step {newest.step} is damaged, and training went on from" in (run.progress().message or "")
     assert read_audit(tmp_path / "audit").problems(STEPS) == []
+
+
+def test_a_save_that_cannot_end_before_the_deadline_is_not_begun(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork, interval="4steps", upload_seconds=1.0)
+    # Only rank 1 hears of the notice, while the save of step 8 is under way, and only rank 0 knows what one takes.
+    run.generate(2, {0: {6: "await"}, 1: {11: "notice 0.1"}})
+
+    assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.DRAINED] * 2
+    head = run.head()
+    assert head is not None
+    assert head.newest is not None
+    assert head.newest.step == 4
+    assert {path.name[:18] for path in (tmp_path / "checkpoints" / "attempts").iterdir()} <= {
+        "g000001-s000000004",
+        "g000001-s000000008",
+    }
+    for rank in range(2):
+        message = run.progress(rank).message or ""
+        assert "was not committed before the end of this generation: a checkpoint takes about" in message
+    assert "the newest commit, step 4, stands" in (run.progress().message or "")
+
+
+def test_with_last_safe_the_ranks_train_on_until_just_before_the_deadline(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork, interval="4steps", on_notice="lastSafe", step_seconds=0.02)
+    run.generate(2, {0: {6: "await"}, 1: {12: "notice 4"}}, steps=100_000)
+
+    step = assert_drained(run)
+    request = DrainRequest.read(run.run_dir(1) / "drain.json")
+    progress = run.progress(1)
+    assert request is not None
+    assert progress.drain_seen_at is not None
+    assert progress.commit is not None
+    assert (progress.drain_seen_at - request.requested_at).total_seconds() > 1.0
+    assert progress.commit.committed_at < request.deadline
+    assert step > 12 + 25
+    timings = run.progress(0).checkpoint
+    assert timings is not None
+    assert timings.forecast_seconds is not None
 
 
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
@@ -316,7 +364,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
     reason, message = failure_of()
     assert (reason, message) == (
         FailureReason.INVALID_CONFIGURATION,
-        "strategy 'zero' is unknown; use auto, ddp or fsdp",
+        "strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed",
     )
 
     newest = run.progress().updated_at

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import spottrain  # noqa: E402
+from spottrain.checkpoint.file_storage import FileStorage  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
@@ -44,10 +45,23 @@ class Model(nn.Module):
         return self.out(x).squeeze(1)
 
 
-def ask_to_drain() -> None:
+def ask_to_drain(seconds: float = 30.0, *, is_preemption: bool = False) -> None:
     now = datetime.now(UTC)
     path = Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json"
-    DrainRequest(reason="test", deadline=now + timedelta(seconds=30), requested_at=now).write(path)
+    deadline = now + timedelta(seconds=seconds)
+    DrainRequest(reason="test", deadline=deadline, requested_at=now, is_preemption=is_preemption).write(path)
+
+
+def slow_down_uploads(seconds: float) -> None:
+    """A store that takes that long for a rank's data."""
+    upload = FileStorage.upload
+
+    def slow_upload(self: FileStorage, key: str, data: Any) -> None:
+        if key.endswith(".data"):
+            time.sleep(seconds)
+        upload(self, key, data)
+
+    FileStorage.upload = slow_upload  # type: ignore[method-assign]
 
 
 def await_commit() -> None:
@@ -59,18 +73,23 @@ def await_commit() -> None:
 
 def strike(step: int) -> None:
     """What the test wants to happen on this rank in the middle of this step."""
-    match RANK_SETTINGS["faults"].get(step):
-        case "drain":
+    time.sleep(RANK_SETTINGS["step_seconds"])
+    match RANK_SETTINGS["faults"].get(step, "").split():
+        case ["drain"]:
             ask_to_drain()
-        case "sigterm":
+        case ["notice", seconds]:
+            ask_to_drain(float(seconds), is_preemption=True)
+        case ["await"]:
+            await_commit()
+        case ["sigterm"]:
             os.kill(os.getpid(), signal.SIGTERM)
-        case "kill":
+        case ["kill"]:
             await_commit()
             os.kill(os.getpid(), signal.SIGKILL)
-        case "raise":
+        case ["raise"]:
             await_commit()
             raise ValueError("the loss is purple")
-        case "exit":
+        case ["exit"]:
             raise SystemExit(7)
 
 
@@ -78,6 +97,7 @@ generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(46, 8, generator=generator)
 targets = inputs.sum(dim=1)
 dataset = [(inputs[index], targets[index]) for index in range(len(inputs))]
+slow_down_uploads(RANK_SETTINGS["upload_seconds"])
 if 0 in RANK_SETTINGS["faults"]:
     strike(0)
 

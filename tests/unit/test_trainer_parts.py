@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 from collections.abc import Iterator
@@ -26,11 +27,10 @@ from spottrain.interval import (
     MIN_INTERVAL_SECONDS,
     CheckpointCost,
     CommitInterval,
-    young_daly_seconds,
 )
 from spottrain.progress import ProgressReporter
 from spottrain.step import LossMeter, Step
-from spottrain_api.contract import DrainRequest, FailureReason, Outcome, OutcomeKind, Progress
+from spottrain_api.contract import DrainRequest, FailureReason, Interruptions, Outcome, OutcomeKind, Progress
 
 CPU = EngineConfig(device=torch.device("cpu"))
 
@@ -67,12 +67,44 @@ def test_when_a_commit_is_due() -> None:
 
 def test_the_automatic_interval_follows_the_cost_within_bounds() -> None:
     def seconds(stall: float, total: float) -> float:
-        return young_daly_seconds(CheckpointCost(stall_seconds=stall, total_seconds=total))
+        return CommitInterval().optimal_seconds(CheckpointCost(stall_seconds=stall, total_seconds=total))
 
     assert seconds(2, 2) == pytest.approx(120)
     assert seconds(0.001, 0) == MIN_INTERVAL_SECONDS
     assert seconds(0.001, 40) == 80
     assert seconds(3600, 3600) == MAX_INTERVAL_SECONDS
+
+
+def test_the_automatic_interval_follows_what_was_observed() -> None:
+    cost = CheckpointCost(stall_seconds=0.5, total_seconds=1.0)
+
+    def seconds(num: int, num_noticed: int, hours: float) -> float:
+        seen = Interruptions(num=num, num_noticed=num_noticed, observed_seconds=3600 * hours)
+        return CommitInterval.parse("auto", seen).optimal_seconds(cost)
+
+    assert seconds(0, 0, 0) == pytest.approx(60)
+    assert seconds(8, 0, 1) < seconds(8, 4, 1) < seconds(8, 8, 1)
+    # Young/Daly with the share with notice under the root, once the prior weighs little.
+    assert seconds(2000, 1500, 1000) == pytest.approx((2 * 0.5 * 1800 / (1 - 0.75)) ** 0.5, rel=0.01)
+    assert seconds(10_000, 10_000, 10_000) == MAX_INTERVAL_SECONDS
+
+
+def test_the_interval_is_explained() -> None:
+    seen = Interruptions(num=5, num_noticed=3, observed_seconds=7200)
+    cost = CheckpointCost(stall_seconds=0.5, total_seconds=2.0)
+    assert CommitInterval(steps=50).explain(cost) == "every 50 steps, as the job says"
+    assert CommitInterval(seconds=90).explain(None) == "every 90 s, as the job says"
+    assert "the first after 10 s" in CommitInterval().explain(None)
+    assert CommitInterval.parse("auto", seen).explain(cost) == (
+        "auto: every 60 s, as a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
+        "interruptions in 2.0 h came without notice"
+    )
+
+
+def test_a_cost_rises_at_once_and_falls_slowly() -> None:
+    cheap, dear = (CheckpointCost(stall_seconds=s, total_seconds=2 * s) for s in (1.0, 5.0))
+    assert cheap.updated(dear) == dear
+    assert dear.updated(cheap) == CheckpointCost(stall_seconds=3.0, total_seconds=6.0)
 
 
 def test_random_numbers_go_on_where_they_were_captured() -> None:
@@ -94,7 +126,8 @@ def test_a_world_of_one_agrees_with_itself_one_boundary_later() -> None:
     assert agreement.read() == Decision()
     agreement.start(Ballot(drain=True, loss=2.5, has_loss=True))
     assert agreement.read() == Decision(drain=True, loss=2.5)
-    assert agreement.settle(Ballot(commit=True)) == Decision(commit=True)
+    assert agreement.settle(Ballot(commit=True, save_seconds=1.5)) == Decision(commit=True, save_seconds=1.5)
+    assert agreement.least(3.5) == 3.5
 
 
 def test_a_drain_is_seen_in_the_run_directory(tmp_path: Path) -> None:
@@ -103,7 +136,26 @@ def test_a_drain_is_seen_in_the_run_directory(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     DrainRequest(reason="", deadline=now + timedelta(seconds=50), requested_at=now).write(tmp_path / "drain.json")
     assert flag.is_set()
-    assert 40 < (flag.seconds_left() or 0) <= 50
+    assert 40 < flag.seconds_left() <= 50
+
+
+def test_a_preemption_waits_for_the_last_safe_moment_and_other_drains_do_not(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    path = tmp_path / "drain.json"
+    notice = DrainRequest(
+        reason="ec2: preempt", deadline=now + timedelta(seconds=50), requested_at=now, is_preemption=True
+    )
+    notice.write(path)
+    flag = DrainFlag(tmp_path)
+    assert not flag.is_set(last_safe_seconds=30)
+    path.unlink()  # taken back
+    assert not flag.is_set()
+    notice.write(path)
+    assert not flag.is_set(last_safe_seconds=30)
+    assert flag.seen_at is None
+    assert flag.is_set(last_safe_seconds=51)
+    notice.model_copy(update={"is_preemption": False}).write(path)
+    assert DrainFlag(tmp_path).is_set(last_safe_seconds=30)
 
 
 @pytest.fixture
@@ -120,7 +172,7 @@ def test_sigterm_asks_for_a_drain() -> None:
     assert not flag.is_set()
     signal.raise_signal(signal.SIGTERM)
     assert flag.is_set()
-    assert flag.seconds_left() is None
+    assert flag.seconds_left() == math.inf
 
 
 def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:

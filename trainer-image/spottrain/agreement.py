@@ -22,15 +22,18 @@ class Ballot:
     commit: bool = False
     loss: float = 0.0  # this rank's share of the mean loss of the step before, if `has_loss`
     has_loss: bool = False
+    save_seconds: float = 0.0  # rank 0's forecast of a save, if it has one; only rank 0 sees the whole of a save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks know of one boundary: whether any rank asked for a drain or a commit, and the mean loss."""
+    """What all ranks know of one boundary: whether any rank asked for a drain or a commit, the mean loss, and
+    how long a save is expected to take."""
 
     drain: bool = False
     commit: bool = False
     loss: float | None = None
+    save_seconds: float | None = None
 
 
 class Agreement:
@@ -42,9 +45,8 @@ class Agreement:
 
     def start(self, ballot: Ballot) -> None:
         """Cast this rank's ballot; every rank does, once a boundary."""
-        votes = torch.tensor(
-            [ballot.drain, ballot.commit, ballot.loss, ballot.has_loss], dtype=torch.float64, device="cpu"
-        )
+        said = [ballot.drain, ballot.commit, ballot.loss, ballot.has_loss, ballot.save_seconds]
+        votes = torch.tensor(said, dtype=torch.float64, device="cpu")
         work = None
         if self._group is not None:
             work = dist.all_reduce(votes, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
@@ -58,8 +60,13 @@ class Agreement:
         self._pending = None
         if work is not None:
             work.wait()
-        drain, commit, loss, has_loss = votes.tolist()
-        return Decision(drain=drain > 0, commit=commit > 0, loss=loss if has_loss else None)
+        drain, commit, loss, has_loss, save_seconds = votes.tolist()
+        return Decision(
+            drain=drain > 0,
+            commit=commit > 0,
+            loss=loss if has_loss else None,
+            save_seconds=save_seconds or None,
+        )
 
     def settle(self, ballot: Ballot) -> Decision:
         """Cast a ballot and wait for the decision, where no step lies in between (before the first, after
@@ -67,3 +74,10 @@ class Agreement:
         self.read()
         self.start(ballot)
         return self.read()
+
+    def least(self, value: float) -> float:
+        """The smallest of all ranks' values; every rank waits for the others."""
+        smallest = torch.tensor([value], dtype=torch.float64, device="cpu")
+        if self._group is not None:
+            dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self._group)
+        return smallest.item()

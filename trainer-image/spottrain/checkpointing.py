@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ from spottrain.checkpoint import (
     CorruptCheckpoint,
     Fenced,
     Loaded,
+    Retention,
     SaveHandle,
 )
 from spottrain.interval import CheckpointCost, CommitInterval
@@ -35,6 +37,12 @@ from spottrain.progress import ProgressReporter
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
 
 log = logging.getLogger(__name__)
+
+# How much longer than forecast a save may take that is begun at the last safe moment; and how many steps pass
+# from a rank's ballot until the ranks stop, with one for good measure.
+SAFETY_FACTOR = 1.5
+SAFETY_SECONDS = 1.0
+BALLOT_STEPS = 3
 
 # Names of optimizer state by parameter, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -89,18 +97,21 @@ class TrainingState:
 class CheckpointSchedule:
     """Commits of one generation. `checkpointer` None: nothing is saved.
 
-    All methods but `is_due` and `poll` are collectives.
+    `resume`, `save` and `commit` are collectives.
     """
 
     checkpointer: Checkpointer | None
     newest: Commit | None  # what HEAD named when the generation started
     interval: CommitInterval
-    keep: int
+    retention: Retention
     reporter: ProgressReporter
+    waits_for_last_safe_moment: bool = False  # checkpoint.onNotice: lastSafe
     committed_step: int = 0
+    agreed_seconds: float | None = None  # rank 0's forecast, as all ranks have heard it
     _cost: CheckpointCost | None = None
     _last_at: float = field(default_factory=time.monotonic)
     _handle: SaveHandle | None = None
+    _forecast: float | None = None  # of the newest save, made before it began
 
     def resume(self, state: TrainingState, *, seed: int, rank: int) -> int:
         """Load the newest commit into `state`; the step to go on from, 0 where there is no commit.
@@ -108,6 +119,7 @@ class CheckpointSchedule:
         A commit that turns out to be damaged is passed over for the kept one before it. Raises
         CheckpointError where a commit exists and none can be loaded: to start again from 0 would be worse.
         """
+        self.reporter.update(checkpoint_interval=self.interval.explain(None) if self.checkpointer else None)
         if self.checkpointer is None or self.newest is None:
             return 0
         tensors = state.tensors()
@@ -115,13 +127,20 @@ class CheckpointSchedule:
             loaded = self.checkpointer.load(tensors, self.newest)
         except CorruptCheckpoint as error:
             log.warning("%s Looking for an older commit that is whole.", error)
-            self.newest = self.checkpointer.latest(verify=True)
+            damaged, self.newest = self.newest, self.checkpointer.latest(verify=True)
             if self.newest is None:
                 raise
             loaded = self.checkpointer.load(tensors, self.newest)
+            self._say(
+                f"The checkpoint at step {damaged.step} is damaged, and training went on from the one before it, "
+                f"step {loaded.step}. {error}"
+            )
         state.check(loaded.extra, loaded.step)
         state.restore(tensors, loaded, seed=seed, rank=rank)
         self.committed_step = loaded.step
+        if (cost := loaded.extra.get("checkpoint_cost")) is not None:
+            self._cost = CheckpointCost(**cost)
+        self.reporter.update(checkpoint_interval=self.interval.explain(self._cost))
         self.reporter.committed(reference(self.newest))
         return loaded.step
 
@@ -134,8 +153,9 @@ class CheckpointSchedule:
         """Begin to save in the background; skipped, on all ranks, while the save before is under way."""
         if self.checkpointer is None:
             return
+        self._forecast = self._cost.total_seconds if self._cost is not None else None
         handle = self.checkpointer.save(
-            state.tensors(), step=step, extra=state.extra(), rank_state=random_state.capture()
+            state.tensors(), step=step, extra=self._extra(state), rank_state=random_state.capture()
         )
         if handle is not None:
             self._handle = handle
@@ -153,44 +173,88 @@ class CheckpointSchedule:
             return
         self._note(handle)
 
-    def commit(self, state: TrainingState, step: int, *, seconds_left: float | None = None) -> None:
+    def commit(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
         """Commit this step, unless that was done, and return when it is. Raises CheckpointError."""
         if self.checkpointer is None or step <= self.committed_step:
             return
         self.reporter.update(phase=TrainerPhase.SAVING)
+        self._forecast = self.forecast_seconds()
         handle = self.checkpointer.save(
             state.tensors(),
             step=step,
-            extra=state.extra(),
+            extra=self._extra(state),
             rank_state=random_state.capture(),
             asynchronous=False,
-            deadline_seconds=max(seconds_left, 1.0) if seconds_left is not None else None,
+            deadline_seconds=max(seconds_left, 1.0) if seconds_left < math.inf else None,
         )
         if handle is not None:
             self._note(handle)
             self.committed_step = step
 
+    def forecast_seconds(self) -> float | None:
+        """How long a commit would take if it were begun now, after the save under way; None where that isn't
+        known. Of rank 0, whose saves end when all ranks' do."""
+        if self._cost is None:
+            return None
+        total = self._cost.total_seconds
+        if self._handle is None or self._handle.done:
+            return total
+        return total + max(0.0, total - (time.monotonic() - self._last_at))
+
+    def last_safe_seconds(self, step_seconds: float | None) -> float | None:
+        """How long before a deadline the ranks have to agree on the last commit; None: at once."""
+        if not self.waits_for_last_safe_moment or self.agreed_seconds is None or step_seconds is None:
+            return None
+        return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS
+
+    def fits(self, step: int, seconds_left: float) -> bool:
+        """Whether a commit of `step` can be done in time, by the agreed forecast; the same on all ranks.
+
+        Where it can't, nothing is begun: only the save under way may still end.
+        """
+        needed = self.agreed_seconds
+        if self.checkpointer is None or needed is None or needed <= seconds_left or step <= self.committed_step:
+            return True
+        if self._handle is not None:
+            self._handle.join(max(0.0, seconds_left))
+        self.poll()
+        newest = self.reporter.progress.commit
+        which = f", step {newest.step}," if newest is not None else ""  # only rank 0 hears of those in the background
+        self._say(
+            f"Step {step} was not committed before the end of this generation: a checkpoint takes about "
+            f"{needed:.1f} s, and {max(0.0, seconds_left):.1f} s of the notice were left; the newest commit{which} "
+            "stands."
+        )
+        return False
+
     def clean_up(self) -> None:
-        """Drop what `keep` doesn't keep. What is left over costs space only, so that an error is no failure."""
+        """Drop what `retention` doesn't keep. What is left over costs space only, so that an error is no failure."""
         if self.checkpointer is None:
             return
         try:
-            self.checkpointer.cleanup(keep_last=self.keep)
+            self.checkpointer.cleanup(keep_last=self.retention.last, keep_every=self.retention.every)
         except CheckpointError as error:
             log.warning("Old checkpoints could not be deleted: %s", error)
 
+    def _extra(self, state: TrainingState) -> dict[str, Any]:
+        """With the cost, so that the next generation has a forecast before its first save."""
+        return {**state.extra(), "checkpoint_cost": asdict(self._cost) if self._cost is not None else None}
+
+    def _say(self, message: str) -> None:
+        log.warning("%s", message)
+        self.reporter.update(message=message)
+
     def _note(self, handle: SaveHandle) -> None:
-        upload, commit = handle.upload_seconds or 0.0, handle.commit_seconds or 0.0
-        self._cost = CheckpointCost(
-            stall_seconds=handle.staging_seconds, total_seconds=handle.staging_seconds + upload + commit
-        )
         timings = CheckpointTimings(
             staging_seconds=handle.staging_seconds,
-            upload_seconds=upload,
-            commit_seconds=commit,
+            upload_seconds=handle.upload_seconds or 0.0,
+            commit_seconds=handle.commit_seconds or 0.0,
             num_bytes=handle.bytes,
+            forecast_seconds=self._forecast,
         )
-        self.reporter.update(checkpoint=timings)
+        newest = CheckpointCost(stall_seconds=handle.staging_seconds, total_seconds=timings.total_seconds)
+        self._cost = newest if self._cost is None else self._cost.updated(newest)
+        self.reporter.update(checkpoint=timings, checkpoint_interval=self.interval.explain(self._cost))
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from spottrain_api.contract import FILE_DRAIN, DrainRequest
 
 
 class DrainFlag:
-    """Whether a drain was asked for. Asking costs a stat; the flag stays set once it was seen."""
+    """Whether a drain is to be followed. Asking costs a stat; the flag stays set once it was."""
 
     def __init__(self, run_dir: Path | None) -> None:
         self._file = run_dir / FILE_DRAIN if run_dir is not None else None
@@ -21,16 +22,34 @@ class DrainFlag:
         """Take SIGTERM as a request to drain: from torchrun, or from an agent that sends it to any script."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def is_set(self) -> bool:
-        """Whether this rank knows of a request; the other ranks may not yet."""
+    def is_set(self, *, last_safe_seconds: float | None = None) -> bool:
+        """Whether this rank knows of a request that is due; the other ranks may not yet.
+
+        A preemption is due, if `last_safe_seconds` is given, only when no more than that is left until its
+        deadline; until then it may be taken back.
+        """
         if self.seen_at is None and self._file is not None and self._file.exists():
+            if self._can_wait(last_safe_seconds):
+                return False
             self.seen_at = datetime.now(UTC)
         return self.seen_at is not None
 
-    def seconds_left(self) -> float | None:
-        """Time until the deadline, None where none is known."""
+    def seconds_left(self) -> float:
+        """Time until the deadline; infinite where none is known."""
         request = DrainRequest.read(self._file) if self._file is not None else None
-        return (request.deadline - datetime.now(UTC)).total_seconds() if request is not None else None
+        return _seconds_until(request.deadline) if request is not None else math.inf
+
+    def _can_wait(self, last_safe_seconds: float | None) -> bool:
+        if last_safe_seconds is None or self._file is None:
+            return False
+        request = DrainRequest.read(self._file)
+        if request is None:
+            return True  # taken back this very moment
+        return request.is_preemption and _seconds_until(request.deadline) > last_safe_seconds
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self.seen_at = self.seen_at or datetime.now(UTC)
+
+
+def _seconds_until(deadline: datetime) -> float:
+    return (deadline - datetime.now(UTC)).total_seconds()

@@ -1,7 +1,9 @@
 """When to commit between drains.
 
 `auto` follows Young (1974) and Daly (2006): with a checkpoint that costs C seconds of training and a mean
-time between interruptions M, the least time is lost with a checkpoint every sqrt(2 * C * M) seconds.
+time M between losses, the least time is lost with a checkpoint every sqrt(2 * C * M) seconds. An interruption
+with notice loses nothing, so that M counts those without: of N interruptions in T seconds, of which a share r
+came with notice, T / (N * (1 - r)).
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import math
 import re
 from dataclasses import dataclass
 
-# Before anything is known: spot nodes of a job are interrupted about once in two hours, half of the time
-# with a notice that lets nothing be lost.
-PRIOR_SECONDS_BETWEEN_INTERRUPTIONS = 3600.0
+from spottrain_api.contract import Interruptions
+
+# Before anything is known: one loss without notice an hour. It weighs as much as one that was observed.
+PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0
 MIN_INTERVAL_SECONDS = 10.0
 MAX_INTERVAL_SECONDS = 1800.0
 
@@ -21,16 +24,18 @@ _PATTERN = re.compile(r"([1-9][0-9]*)(steps|s|m)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInterval:
-    """Exactly one is set, or neither: then the interval is found from what checkpoints cost."""
+    """Exactly one of `steps` and `seconds` is set, or neither: then the interval is found from what checkpoints
+    cost and how often nodes are lost."""
 
     steps: int | None = None
     seconds: float | None = None
+    interruptions: Interruptions = Interruptions()
 
     @classmethod
-    def parse(cls, text: str) -> CommitInterval:
+    def parse(cls, text: str, interruptions: Interruptions | None = None) -> CommitInterval:
         """Raises ValueError, with a sentence, for anything but "auto", "<n>steps", "<n>s" and "<n>m"."""
         if text == "auto":
-            return cls()
+            return cls(interruptions=interruptions or Interruptions())
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise ValueError(
@@ -55,20 +60,46 @@ class CommitInterval:
             return False
         if self.seconds is not None:
             return elapsed_seconds >= self.seconds
-        return elapsed_seconds >= (MIN_INTERVAL_SECONDS if cost is None else young_daly_seconds(cost))
+        return elapsed_seconds >= (MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost))
+
+    def optimal_seconds(self, cost: CheckpointCost) -> float:
+        """The interval that loses the least time, in bounds; never so short that saves overlap."""
+        best = math.sqrt(2 * cost.stall_seconds * seconds_between_losses(self.interruptions))
+        return min(MAX_INTERVAL_SECONDS, max(best, MIN_INTERVAL_SECONDS, 2 * cost.total_seconds))
+
+    def explain(self, cost: CheckpointCost | None) -> str:
+        """The interval and why it is that, for the status."""
+        if self.steps is not None:
+            return f"every {self.steps} steps, as the job says"
+        if self.seconds is not None:
+            return f"every {self.seconds:g} s, as the job says"
+        if cost is None:
+            return f"auto: the first after {MIN_INTERVAL_SECONDS:g} s, to measure what a checkpoint costs"
+        seen = self.interruptions
+        unnoticed = seen.num - seen.num_noticed
+        return (
+            f"auto: every {self.optimal_seconds(cost):.0f} s, as a checkpoint stops training for "
+            f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {unnoticed} of "
+            f"{seen.num} interruptions in {seen.observed_seconds / 3600:.1f} h came without notice"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
-    """What the newest checkpoint took: of training (`stall_seconds`), and in all until it was committed."""
+    """What a checkpoint takes: of training (`stall_seconds`), and in all until it is committed."""
 
     stall_seconds: float
     total_seconds: float
 
+    def updated(self, newest: CheckpointCost) -> CheckpointCost:
+        """With what the newest one took: up at once and down slowly, as too short a forecast loses steps."""
+        return CheckpointCost(
+            stall_seconds=max(newest.stall_seconds, (self.stall_seconds + newest.stall_seconds) / 2),
+            total_seconds=max(newest.total_seconds, (self.total_seconds + newest.total_seconds) / 2),
+        )
 
-def young_daly_seconds(
-    cost: CheckpointCost, seconds_between_interruptions: float = PRIOR_SECONDS_BETWEEN_INTERRUPTIONS
-) -> float:
-    """The interval that loses the least time, in bounds; never so short that saves overlap."""
-    best = math.sqrt(2 * cost.stall_seconds * seconds_between_interruptions)
-    return min(MAX_INTERVAL_SECONDS, max(best, MIN_INTERVAL_SECONDS, 2 * cost.total_seconds))
+
+def seconds_between_losses(seen: Interruptions) -> float:
+    """Mean time between interruptions without notice: what was observed, beside the prior."""
+    losses = seen.num - seen.num_noticed
+    return (PRIOR_SECONDS_BETWEEN_LOSSES + seen.observed_seconds) / (1 + losses)

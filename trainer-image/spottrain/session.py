@@ -45,6 +45,7 @@ from spottrain_api.contract import (
     TrainerConfig,
 )
 
+IMMEDIATE, LAST_SAFE = "immediate", "lastSafe"
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -176,8 +177,9 @@ class Session:
                 checkpointer=self._checkpointer,
                 newest=self._newest,
                 interval=self._interval,
-                keep=self.config.checkpoint.keep,
+                retention=_retention(self.config),
                 reporter=self._reporter,
+                waits_for_last_safe_moment=self.config.checkpoint.on_notice == LAST_SAFE,
             ),
             drain=self._drain,
             reporter=self._reporter,
@@ -218,7 +220,7 @@ class Session:
                 rank=self.rank,
                 world_size=self.world_size,
                 process_group=groups.checkpoint,
-                retention=Retention(last=settings.keep),
+                retention=_retention(self.config),
             )
             newest = checkpointer.latest()
             self._refuse_older(newest)
@@ -228,7 +230,10 @@ class Session:
 
     def _refuse_older(self, newest: Commit | None) -> None:
         known = self.config.resume
-        if known is not None and (newest is None or newest.step < known.step):
+        # A newer generation commits lower steps where it had to pass over a damaged commit.
+        if known is not None and (
+            newest is None or (newest.generation, newest.step) < (known.generation, known.step)
+        ):
             found = f"its newest commit is step {newest.step}" if newest is not None else "it has no commit"
             raise CheckpointMismatch(
                 f"The job has committed step {known.step} to {self.config.checkpoint.uri}, but now {found}. "
@@ -246,7 +251,14 @@ def _checked(config: TrainerConfig) -> CommitInterval:
     with _as_user_errors():
         if config.precision not in _PRECISIONS:
             raise ValueError(f"precision {config.precision!r} is unknown; use one of {', '.join(_PRECISIONS)}")
-        return CommitInterval.parse(config.checkpoint.interval)
+        if config.checkpoint.on_notice not in (IMMEDIATE, LAST_SAFE):
+            known = f"use {IMMEDIATE} or {LAST_SAFE}"
+            raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; {known}")
+        return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
+
+
+def _retention(config: TrainerConfig) -> Retention:
+    return Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every)
 
 
 @contextmanager

@@ -94,7 +94,9 @@ class Training:
         loop runs only when all steps are done.
         """
         batches = self._resume(total)
-        if self._agreement.settle(self._ballot()).drain:
+        decision = self._agreement.settle(self._ballot())
+        self._checkpoints.agreed_seconds = decision.save_seconds
+        if decision.drain:
             self._drain()
         while self.step < total:
             started = time.monotonic()
@@ -180,6 +182,7 @@ class Training:
     def _follow(self, decision: Decision) -> None:
         """Do what the ranks have agreed on at the boundary before."""
         self._observe_loss(decision)
+        self._checkpoints.agreed_seconds = decision.save_seconds
         if decision.drain:
             self._drain()
         if decision.commit or self._checkpoints.interval.due_at_step(self.step):
@@ -188,7 +191,8 @@ class Training:
     def _ballot(self) -> Ballot:
         """What this rank says at a boundary."""
         loss = self._meter.close_step()
-        drain = self._drain_flag.is_set()
+        last_safe_seconds = self._checkpoints.last_safe_seconds(self._reporter.progress.step_seconds)
+        drain = self._drain_flag.is_set(last_safe_seconds=last_safe_seconds)
         if drain and self._reporter.progress.drain_seen_at is None:
             self._reporter.update(drain_seen_at=self._drain_flag.seen_at)
         return Ballot(
@@ -196,6 +200,7 @@ class Training:
             commit=self._rank == 0 and self._checkpoints.is_due(),
             loss=loss or 0.0,
             has_loss=loss is not None,
+            save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
         )
 
     def _observe_loss(self, decision: Decision) -> None:
@@ -203,10 +208,13 @@ class Training:
             self._reporter.observe_loss(decision.loss)
 
     def _drain(self) -> None:
-        """Commit this step, the same on all ranks, and end the script."""
+        """Commit this step, the same on all ranks, if there is time for it, and end the script."""
         self._reporter.update(step=self.step)
+        # A notice reaches the ranks of one node first: the others may know of another deadline, or of none.
+        seconds_left = self._agreement.least(self._drain_flag.seconds_left())
         try:
-            self._checkpoints.commit(self._state, self.step, seconds_left=self._drain_flag.seconds_left())
+            if self._checkpoints.fits(self.step, seconds_left):
+                self._checkpoints.commit(self._state, self.step, seconds_left=seconds_left)
         except Fenced:
             raise
         except CheckpointError as error:
