@@ -7,6 +7,7 @@ the job is a list of incidents; each waits until the job has settled after the o
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -123,10 +125,9 @@ class DemoCluster:
         self.layout = ClusterLayout(root=clusters_root() / CLUSTER)
         self._environment["KUBECONFIG"] = str(self.layout.kubeconfig)
 
-    def run(self, *command: str, quiet: bool = False) -> str:
+    def run(self, *command: str) -> str:
         """Run a command as the user would, and show it. UserError: it failed."""
-        if not quiet:
-            self._console.print(f"[dim]$ {' '.join(command)}[/dim]")
+        self._console.print(f"[dim]$ {' '.join(command)}[/dim]")
         done = subprocess.run(command, env=self._environment, text=True, capture_output=True, check=False)
         if done.returncode:
             raise UserError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
@@ -142,7 +143,7 @@ class DemoCluster:
         self.run("spottrain", "local", "down", "--name", CLUSTER, "--delete")
 
     def local(self, *arguments: str) -> None:
-        self.run("spottrain", "local", *arguments, "--name", CLUSTER, quiet=True)
+        self.run("spottrain", "local", *arguments, "--name", CLUSTER)
 
     def are_gone(self, nodes: Sequence[str]) -> bool:
         """Whether the cloud has taken all these nodes."""
@@ -272,6 +273,15 @@ def verdict(course: Course, job: JobSnapshot, audit: Audit) -> list[str]:
     return problems
 
 
+def save_view(course: Course, path: Path) -> None:
+    """The live view as it was when the first incident was over, as a picture."""
+    first = course.happened[0] if course.happened else None
+    if first is not None and first.after is not None and first.ended_at is not None:
+        console = Console(record=True, width=110, file=io.StringIO())
+        console.print(job_view(first.after, datetime.fromtimestamp(first.ended_at, UTC)))
+        console.save_svg(str(path), title="spottrain status gpt --watch")
+
+
 def write_manifest(folder: Path) -> Path:
     """The example's manifest with one more environment variable, so that the ranks record their samples."""
     manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text())
@@ -314,6 +324,7 @@ def _demo(cluster: DemoCluster, out: Path, console: Console) -> int:
     job = watch(JobReader(str(cluster.layout.kubeconfig)), course, console)
     audit = read_audit(out / "audit")
     print_result(course, job, audit, console)
+    save_view(course, out / "live-view.svg")
     report = out / "report.html"
     report.write_text(html_report(job, now()))
     console.print(f"Report: {report}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -29,7 +30,7 @@ PHASE_COLOURS = {
     Phase.PENDING.value: "#b0b7bf",
     Phase.SUSPENDED.value: "#8e7cc3",
 }
-ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, COMMIT_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#2a9d5c"
+ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#b8bec5"
 WIDE, LOW = (10.0, 3.2), (10.0, 2.4)
 
 TEMPLATE = """<!doctype html>
@@ -105,7 +106,11 @@ def _tiles(job: JobSnapshot) -> Iterator[tuple[str, str]]:
 
 def _pictures(job: JobSnapshot, ended: datetime) -> Iterator[tuple[str, str, str]]:
     start, end = job.created_at.timestamp(), ended.timestamp()
-    yield "Loss", "Over steps; a line where a new generation begins.", _loss(job.history)
+    yield (
+        "Loss",
+        "Over steps; a line where a new generation begins; in grey, steps that were done again.",
+        _loss(job.history, job.status.transitions),
+    )
     yield (
         "Members",
         "Nodes that train together, over the time since the job was made.",
@@ -116,26 +121,50 @@ def _pictures(job: JobSnapshot, ended: datetime) -> Iterator[tuple[str, str, str
     yield "Where the time went", note, _timeline(job.history, start, end)
 
 
-def _loss(history: Sequence[HistoryPoint]) -> str:
+def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) -> str:
     figure, axes = plt.subplots(figsize=WIDE)
-    points = [point for point in history if point.loss == point.loss]
-    axes.plot([point.step for point in points], [point.loss for point in points], color=LINE_COLOUR, linewidth=1.2)
-    previous = None
-    for point in points:
-        if previous is not None and point.generation != previous:
-            axes.axvline(point.step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
-            axes.annotate(
-                f"g{point.generation}",
-                (point.step, 1),
-                xycoords=("data", "axes fraction"),
-                fontsize=8,
-                color=SPOT_COLOUR,
-                xytext=(2, -9),
-                textcoords="offset points",
-            )
-        previous = point.generation
+    for kept, redone in loss_lines(history):
+        for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
+            axes.plot([step for step, _ in line], [loss for _, loss in line], color=colour, linewidth=1.2)
+    for transition in transitions:
+        if transition.resume_step is None:
+            continue
+        axes.axvline(transition.resume_step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
+        axes.annotate(
+            f"g{transition.generation + 1}",
+            (transition.resume_step, 1),
+            xycoords=("data", "axes fraction"),
+            fontsize=8,
+            color=SPOT_COLOUR,
+            xytext=(2, -9),
+            textcoords="offset points",
+        )
     axes.set(xlabel="step", ylabel="loss")
     return _svg(figure)
+
+
+Line = list[tuple[int, float]]
+
+
+def loss_lines(history: Sequence[HistoryPoint]) -> list[tuple[Line, Line]]:
+    """(kept, done again) for each stretch of steps that only grow: lists of (step, loss).
+
+    Where training went back to a commit, the steps after that commit were done again; they are the second list.
+    """
+    stretches: list[Line] = [[]]
+    for point in history:
+        if point.loss != point.loss or (stretches[-1] and stretches[-1][-1][0] == point.step):
+            continue
+        if stretches[-1] and point.step < stretches[-1][-1][0]:
+            stretches.append([])
+        stretches[-1].append((point.step, point.loss))
+    lines = []
+    for stretch, following in zip(stretches, [*stretches[1:], []], strict=True):
+        first_again = following[0][0] if following else math.inf
+        kept = [point for point in stretch if point[0] < first_again]
+        again = [point for point in stretch if point[0] >= first_again]
+        lines.append((kept, kept[-1:] + again if again else []))
+    return lines
 
 
 def _members(history: Sequence[HistoryPoint], start: float, end: float) -> str:

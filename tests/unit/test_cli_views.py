@@ -21,7 +21,7 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
 from spottrain_cli.live_view import job_view, seconds, sparkline
-from spottrain_cli.report import html_report, phase_spans, time_by_phase
+from spottrain_cli.report import html_report, loss_lines, phase_spans, time_by_phase
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -142,6 +142,16 @@ def test_the_time_is_shared_out_without_gaps() -> None:
     assert [end for _, _, end in spans[:-1]] == [begin for _, begin, _ in spans[1:]]
     totals = time_by_phase(snapshot().history, START.timestamp(), at(20).timestamp())
     assert totals == {"Running": 8.0, "Pending": 5.0, "Starting": 5.0, "Draining": 2.0}
+
+
+def test_steps_that_were_done_again_are_a_line_of_their_own() -> None:
+    steps = [1, 2, 3, 4, 5, 3, 4, 5, 6]
+    points = [history_point(float(at), step, Phase.RUNNING) for at, step in enumerate(steps)]
+    (before, again), (after, none) = loss_lines(points)
+    assert [step for step, _ in before] == [1, 2]
+    assert [step for step, _ in again] == [2, 3, 4, 5]
+    assert [step for step, _ in after] == [3, 4, 5, 6]
+    assert none == []
 
 
 def test_small_things() -> None:
