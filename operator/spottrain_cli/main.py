@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_local.cli import local
 
+from .checkpoints import checkpoints
 from .job_view import JobReader, JobSnapshot, UserError, now
 from .live_view import duration, job_view
 from .report import html_report
@@ -48,6 +49,7 @@ def main() -> None:
 
 
 main.add_command(local)
+main.add_command(checkpoints)
 
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="The job's namespace."

@@ -1,0 +1,195 @@
+"""`spottrain checkpoints`: look at a bucket of checkpoints, check it and take a model out; no cluster is needed.
+
+torch and the store's client are imported when a command runs: the rest of the command line works without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from spottrain.checkpoint import CheckpointStorage, Commit, Head
+    from spottrain.checkpoint.manifest import Manifest
+
+_LARGEST = 5
+
+uri_argument = click.argument("uri")
+endpoint_option = click.option("--endpoint-url", help="An S3- or GCS-compatible server other than the cloud's own.")
+step_option = click.option("--step", type=int, help="Which of the kept commits; default: the newest.")
+
+
+@click.group()
+def checkpoints() -> None:
+    """List, show, verify and export what a job has committed to file://, s3:// or gs://."""
+
+
+@checkpoints.command("ls")
+@uri_argument
+@endpoint_option
+def ls(uri: str, endpoint_url: str | None) -> None:
+    """List the commits at URI, newest first."""
+    with _sentences():
+        storage, head = _open(uri, endpoint_url)
+        table = Table("Step", "Generation", "Committed", "World", "Size", "", box=None)
+        for commit in head.commits:
+            table.add_row(*_row(storage, commit), "newest" if commit is head.newest else "")
+        Console().print(table)
+        unfinished = _unfinished(storage, head)
+    if unfinished:
+        click.echo(f"{unfinished} attempts that are under way or were given up; the job cleans up after itself.")
+
+
+@checkpoints.command("show")
+@uri_argument
+@step_option
+@endpoint_option
+def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
+    """Show what a commit at URI consists of."""
+    with _sentences():
+        from spottrain.checkpoint import codec
+        from spottrain.checkpoint.manifest import read_manifest
+
+        storage, head = _open(uri, endpoint_url)
+        commit = _choose(head, step)
+        manifest = read_manifest(storage, commit)
+        extra = codec.join(manifest.extra, {})
+    click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
+    click.echo(f"Written by {manifest.world_size} ranks, {decimal(manifest.size)}, under {commit.attempt}")
+    for part, tensors in _parts(manifest).items():
+        kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
+        click.echo(f"{part}: {len(tensors)} tensors, {sum(map(_elements, tensors.values())):,} numbers ({kinds})")
+        for fqn in sorted(tensors, key=lambda fqn: -_elements(tensors[fqn]))[:_LARGEST]:
+            click.echo(f"  {fqn} {list(tensors[fqn].shape)}")
+    for name, value in (extra if isinstance(extra, dict) else {}).items():
+        click.echo(f"{name}: {value}")
+
+
+@checkpoints.command("verify")
+@uri_argument
+@step_option
+@endpoint_option
+def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
+    """Read every byte of the commits at URI (or of the one of --step) and compare the checksums."""
+    with _sentences():
+        storage, head = _open(uri, endpoint_url)
+        chosen = head.commits if step is None else (_choose(head, step),)
+        damages = [_damage(storage, commit) for commit in chosen]
+    for commit, damage in zip(chosen, damages, strict=True):
+        click.echo(f"step {commit.step}: {'whole' if damage is None else f'damaged. {damage}'}")
+    damaged = sum(damage is not None for damage in damages)
+    if damaged:
+        raise click.ClickException(
+            f"{damaged} of {len(chosen)} commits are damaged; a job resumes from the newest one that is whole."
+        )
+
+
+@checkpoints.command("export")
+@uri_argument
+@click.argument("output", type=click.Path(path_type=Path))
+@step_option
+@endpoint_option
+def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | None) -> None:
+    """Write the model of a commit at URI to OUTPUT: one file if that ends in .safetensors, else a folder as
+    Hugging Face's from_pretrained reads it."""
+    with _sentences():
+        from spottrain.checkpoint.export import export
+
+        storage, head = _open(uri, endpoint_url)
+        for path in export(storage, _choose(head, step), output):
+            click.echo(f"Wrote {path} ({decimal(path.stat().st_size)}).")
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    try:
+        from spottrain.checkpoint.errors import CheckpointError
+    except ImportError as error:
+        raise click.ClickException(
+            f"Reading checkpoints needs {error.name}: pip install 'spottrain[trainer]'."
+        ) from error
+    try:
+        yield
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from error
+    except ImportError as error:
+        raise click.ClickException(f"This needs {error.name}: pip install {error.name}.") from error
+
+
+def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
+    from spottrain.checkpoint import open_storage, read_head
+
+    parts = urlsplit(uri)
+    if parts.scheme == "file" and not Path(parts.path).is_dir():
+        raise click.ClickException(f"There is no folder {parts.path}.")  # to open it would make it
+    storage = open_storage(uri, endpoint_url=endpoint_url)
+    head = read_head(storage)
+    if head is None or head.newest is None:
+        raise click.ClickException(f"There is no commit at {uri}. Is it the job's checkpoint.uri?")
+    return storage, head
+
+
+def _choose(head: Head, step: int | None) -> Commit:
+    for commit in head.commits:
+        if step in (None, commit.step):
+            return commit
+    kept = ", ".join(str(commit.step) for commit in head.commits)
+    raise click.ClickException(f"There is no commit of step {step}; kept are {kept}.")
+
+
+def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
+    from spottrain.checkpoint import CorruptCheckpoint
+    from spottrain.checkpoint.manifest import read_manifest
+
+    known = (str(commit.step), str(commit.generation), commit.committed_at)
+    try:
+        manifest = read_manifest(storage, commit)
+    except CorruptCheckpoint:
+        return *known, "?", "damaged"
+    return *known, str(manifest.world_size), decimal(manifest.size)
+
+
+def _unfinished(storage: CheckpointStorage, head: Head) -> int:
+    """Attempts that HEAD doesn't name."""
+    from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+
+    attempts = {attempt.prefix for key, _ in storage.list(ATTEMPTS) if (attempt := Attempt.of_key(key))}
+    return len(attempts - {commit.attempt for commit in head.commits})
+
+
+def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
+    from spottrain.checkpoint import CorruptCheckpoint
+    from spottrain.checkpoint.blocks import PartReader
+    from spottrain.checkpoint.manifest import read_manifest
+
+    try:
+        manifest = read_manifest(storage, commit)
+        parts = PartReader(storage, commit.attempt, manifest)
+        for rank in range(manifest.world_size):
+            parts.verify(rank)
+    except CorruptCheckpoint as error:
+        return str(error)
+    return None
+
+
+def _parts(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """The tensors by the part of the state that they are of: model, optimizer, …"""
+    parts: dict[str, dict[str, Any]] = {}
+    for fqn, tensor in manifest.tensors.items():
+        parts.setdefault(fqn.partition(".")[0], {})[fqn] = tensor
+    return parts
+
+
+def _elements(tensor: Any) -> int:
+    elements = 1
+    for length in tensor.shape:
+        elements *= length
+    return elements

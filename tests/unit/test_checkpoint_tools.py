@@ -1,0 +1,122 @@
+"""`spottrain checkpoints` on a folder: what a person sees, also when the checkpoints are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.storage import open_storage
+from spottrain_cli.main import main
+
+WEIGHT = torch.arange(12, dtype=torch.bfloat16).view(3, 4)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """Commits of steps 10 and 20, and an attempt that was given up."""
+    uri = f"file://{tmp_path}/store"
+    storage = open_storage(uri)
+    saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
+    for step in (10, 20):
+        state: dict[str, Any] = {
+            "model": {"layer.weight": WEIGHT + step, "steps": torch.tensor(step)},
+            "optimizer": {"state.layer.weight.exp_avg": torch.ones(3, 4)},
+        }
+        extra = {"identity": {"seed": 7}, "model_config": {"model_type": "gpt", "layers": 3}}
+        saver.save(state, step=step, extra=extra, asynchronous=False)
+    storage.put("attempts/g000001-s000000030-given-up/rank-00000.data", b"half")
+    return uri
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["checkpoints", *arguments])
+
+
+def damage(uri: str, step: int, name: str = "rank-00000.data") -> None:
+    (path,) = Path(uri.removeprefix("file://"), "attempts").glob(f"*-s{step:09d}-*/{name}")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+def test_ls(uri: str) -> None:
+    result = run("ls", uri)
+    assert result.exit_code == 0
+    header, newest, before, unfinished = result.output.splitlines()
+    assert header.split() == ["Step", "Generation", "Committed", "World", "Size"]
+    assert newest.split()[0] == "20"
+    assert newest.split()[-1] == "newest"
+    assert before.split()[0] == "10"
+    assert unfinished.startswith("1 attempts that are under way or were given up")
+    damage(uri, 10, "manifest.json")
+    assert "damaged" in run("ls", uri).output
+
+
+def test_show(uri: str) -> None:
+    output = run("show", uri, "--step", "10").output
+    assert "Step 10 of generation 1" in output
+    assert "Written by 1 ranks" in output
+    assert "model: 2 tensors, 13 numbers (bfloat16, int64)" in output
+    assert "model.layer.weight [3, 4]" in output
+    assert "identity: {'seed': 7}" in output
+
+
+def test_verify(uri: str) -> None:
+    assert run("verify", uri).output == "step 20: whole\nstep 10: whole\n"
+    damage(uri, 20)
+    result = run("verify", uri)
+    assert result.exit_code == 1
+    assert "step 20: damaged. attempts/g000001-s000000020" in result.output
+    assert "step 10: whole" in result.output
+    assert "1 of 2 commits are damaged" in result.output
+    assert run("verify", uri, "--step", "10").exit_code == 0
+
+
+def test_export_to_one_file(uri: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    assert run("export", uri, str(path)).exit_code == 0
+    tensors = load_file(path)
+    assert tensors.keys() == {"layer.weight", "steps"}
+    assert torch.equal(tensors["layer.weight"], WEIGHT + 20)
+    assert tensors["steps"].item() == 20
+
+
+def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    assert run("export", uri, str(folder), "--step", "10").exit_code == 0
+    assert torch.equal(load_file(folder / "model.safetensors")["layer.weight"], WEIGHT + 10)
+    assert json.loads((folder / "config.json").read_text()) == {"model_type": "gpt", "layers": 3}
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+
+
+def test_a_damaged_model_is_not_exported(uri: str, tmp_path: Path) -> None:
+    damage(uri, 20)
+    result = run("export", uri, str(tmp_path / "model.safetensors"))
+    assert result.exit_code == 1
+    assert "is damaged between bytes" in result.output
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("ls", "file:///no/such/folder"), "There is no folder /no/such/folder."),
+        (("ls", "ftp://host/x"), "unknown scheme"),
+        (("ls", "EMPTY"), "There is no commit at"),
+        (("show", "URI", "--step", "11"), "There is no commit of step 11; kept are 20, 10."),
+    ],
+)
+def test_mistakes_get_sentences(uri: str, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"URI": uri, "EMPTY": f"file://{tmp_path}/empty"}
+    result = run(*(places.get(argument, argument) for argument in arguments))
+    assert result.exit_code == 1
+    assert sentence in result.output
+    assert "Traceback" not in result.output
