@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from spottrain_api.contract import CONTROL_PORT as OPERATOR_PORT
+from spottrain_api.contract import KIND
 from spottrain_local.address import free_port
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
@@ -58,7 +59,9 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
     kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
     _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
-    _run([find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds], kubeconfig)
+    # --for=condition=Established alone fails on a CRD that is so new that its list of conditions is null.
+    for state in (f"jsonpath={{.status.acceptedNames.kind}}={KIND}", "condition=Established"):
+        _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", crds], kubeconfig)
     with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
