@@ -15,7 +15,7 @@ import os
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -313,6 +313,15 @@ class CheckpointConfig(Message):
     endpoint_url: str | None = None
 
 
+class DeepSpeedConfig(Message):
+    """How to train with DeepSpeed. `zero_stage` None: that of `config`, or 2. `config` is a DeepSpeed JSON."""
+
+    zero_stage: int | None = None
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
 class TrainerConfig(Message):
     """What the ranks of a generation need to know (run.json)."""
 
@@ -324,6 +333,7 @@ class TrainerConfig(Message):
     strategy: str = "auto"
     precision: str = "fp32"
     fsdp_reshard_after_forward: bool = True
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     global_batch: int = 1
     micro_batch: int = 1
     checkpoint: CheckpointConfig = CheckpointConfig()

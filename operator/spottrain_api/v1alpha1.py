@@ -220,6 +220,7 @@ class Strategy(StrEnum):
     AUTO = "auto"
     DDP = "ddp"
     FSDP = "fsdp"
+    DEEPSPEED = "deepspeed"
 
 
 class Precision(StrEnum):
@@ -231,6 +232,28 @@ class Fsdp(Resource):
     """Settings of FSDP2. `reshardAfterForward: false` keeps parameters gathered between forward and backward."""
 
     reshard_after_forward: bool = True
+
+
+class DeepSpeed(Resource):
+    """Settings of DeepSpeed. `zeroStage` (default: that of `config`, or 2) is what the ranks share out: nothing (0),
+    optimizer state (1), also gradients (2), also parameters (3). `config` is a DeepSpeed JSON for the rest; what the
+    job says itself (batch, precision) is left out there or "auto"."""
+
+    # The API server checks the default {} as it is, before it fills in the defaults inside: hence has().
+    cel_rules = (
+        (
+            "!has(self.offloadOptimizer) || !self.offloadOptimizer || !has(self.zeroStage) || self.zeroStage >= 1",
+            "deepspeed.offloadOptimizer needs zeroStage 1, 2 or 3; raise it, or don't offload",
+        ),
+        (
+            "!has(self.offloadParameters) || !self.offloadParameters || (has(self.zeroStage) && self.zeroStage == 3)",
+            "deepspeed.offloadParameters needs zeroStage 3; set it, or don't offload",
+        ),
+    )
+    zero_stage: Annotated[int | None, Field(ge=0, le=3)] = None
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    config: FreeForm = FreeForm()
 
 
 class Batch(Resource):
@@ -331,6 +354,7 @@ class TrainingJobSpec(Resource):
     strategy: Strategy = Strategy.AUTO
     precision: Precision = Precision.FP32
     fsdp: Fsdp = Fsdp()
+    deepspeed: DeepSpeed = DeepSpeed()
     batch: Batch
     seed: Annotated[int, Field(ge=0)] = 0
     checkpoint: Checkpoint

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from spottrain.agreement import Agreement, Ballot, Decision
 from spottrain.batch import BatchPlan
 from spottrain.checkpoint.errors import Fenced, StorageDenied, StorageUnavailable
 from spottrain.drain import DrainFlag
-from spottrain.engines import EngineConfig, choose_engine
+from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.ddp import DdpEngine
 from spottrain.failures import Drained, failure_of, start_error
 from spottrain.interval import (
@@ -32,7 +33,7 @@ from spottrain.progress import ProgressReporter
 from spottrain.step import LossMeter, Step
 from spottrain_api.contract import DrainRequest, FailureReason, Interruptions, Outcome, OutcomeKind, Progress
 
-CPU = EngineConfig(device=torch.device("cpu"))
+CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
 
 
 @pytest.mark.parametrize(
@@ -230,16 +231,28 @@ def test_strategies_are_chosen_by_name_and_size() -> None:
         large = nn.Linear(30_000, 30_000)
     assert isinstance(choose_engine("auto", small, CPU), DdpEngine)
     assert type(choose_engine("auto", large, CPU)).__name__ == "FsdpEngine"
-    with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp or fsdp"):
+    with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"):
         choose_engine("zero", small, CPU)
 
 
 class _NoEngine:
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        return model, optimizer(model)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Nothing to begin."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    def update(self) -> None:
+        """Nothing to optimise."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
 
 
 def make_step(updates: list[int]) -> Step:

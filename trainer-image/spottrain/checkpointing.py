@@ -9,15 +9,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import random_state
@@ -32,6 +23,7 @@ from spottrain.checkpoint import (
     Retention,
     SaveHandle,
 )
+from spottrain.engines import Engine
 from spottrain.interval import CheckpointCost, CommitInterval
 from spottrain.progress import ProgressReporter
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
@@ -44,9 +36,6 @@ SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
 
-# Names of optimizer state by parameter, not by number: it fits any engine and any world size.
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
@@ -56,25 +45,20 @@ class TrainingState:
     and the number of samples.
     """
 
-    model: nn.Module
-    optimizer: Optimizer
+    engine: Engine
     scheduler: LRScheduler | None
     identity: dict[str, Any]
 
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are."""
-        return {
-            "model": get_model_state_dict(self.model),
-            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=_OPTIONS),
-        }
+        return self.engine.state()
 
     def extra(self) -> dict[str, Any]:
         scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
         return {"identity": self.identity, "scheduler": scheduler}
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
-        set_model_state_dict(self.model, tensors["model"])
-        set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"], options=_OPTIONS)
+        self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             self.scheduler.load_state_dict(loaded.extra["scheduler"])
         if loaded.rank_state is not None:

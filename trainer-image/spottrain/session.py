@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from spottrain.checkpoint import (
 from spottrain.checkpointing import CheckpointSchedule, TrainingState
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
-from spottrain.engines import EngineConfig, choose_engine
+from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
 from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
@@ -117,7 +118,7 @@ class Session:
         self,
         model: nn.Module,
         *,
-        optimizer: Callable[[nn.Module], Optimizer],
+        optimizer: MakeOptimizer,
         dataset: MapDataset,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         wrap: Collection[type[nn.Module]] | None = None,
@@ -126,6 +127,7 @@ class Session:
         clip_grad_norm: float | None = None,
         tokens_per_sample: int | None = None,
         num_workers: int = 0,
+        deepspeed_config: Mapping[str, Any] | str | Path | None = None,
     ) -> Training:
         """Spread `model` over the ranks, and put everything together that a step needs.
 
@@ -133,31 +135,36 @@ class Session:
         an optimizer step. `wrap` names the classes of blocks that FSDP gathers as one. `dataset` has a length
         and items; `collate` makes a batch of a list of items (default: torch's). `clip_grad_norm` is the
         largest norm of the whole gradient. `num_workers` processes fetch samples ahead (default: none).
+        `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
+        decides is left out there, or agrees with it.
         """
         self._reporter.milestone("model_built")
-        engine_config = EngineConfig(
-            device=self.device,
-            precision=_PRECISIONS[self.config.precision],
-            wrap=wrap,
-            reshard_after_forward=self.config.fsdp_reshard_after_forward,
-        )
         with _as_user_errors():
-            engine = choose_engine(self.config.strategy, model, engine_config)
             order = DataOrder(num_samples=len(dataset), seed=self.config.seed, shuffle=shuffle)
             plan = BatchPlan(
                 global_batch=self.config.global_batch,
                 micro_batch=self.config.micro_batch,
                 world_size=self.world_size,
             )
-        spread = engine.wrap(model)
-        made_optimizer = optimizer(spread)
+            engine_config = EngineConfig(
+                device=self.device,
+                plan=plan,
+                precision=_PRECISIONS[self.config.precision],
+                clip_grad_norm=clip_grad_norm,
+                wrap=wrap,
+                reshard_after_forward=self.config.fsdp_reshard_after_forward,
+                deepspeed=self.config.deepspeed,
+                deepspeed_config=deepspeed_config,
+            )
+            engine = choose_engine(self.config.strategy, model, engine_config)
+        spread, made_optimizer = engine.wrap(model, optimizer)
         header = AuditHeader(
             seed=order.seed, shuffle=shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
         )
         self._training = Training(
+            model=spread,
             state=TrainingState(
-                model=spread,
-                optimizer=made_optimizer,
+                engine=engine,
                 scheduler=scheduler(made_optimizer) if scheduler is not None else None,
                 identity=header.model_dump(),
             ),
@@ -170,7 +177,6 @@ class Session:
             rank=self.rank,
             device=self.device,
             generation=self.config.generation,
-            clip_grad_norm=clip_grad_norm,
             tokens_per_sample=tokens_per_sample,
             agreement=Agreement(self._groups.agreement),
             checkpoints=CheckpointSchedule(

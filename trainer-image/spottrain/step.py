@@ -92,7 +92,7 @@ class Step:
                 "step.backward(loss) belongs inside `for batch in step.micro_batches()`, once for each"
             )
         weighted = loss * self._current.loss_weight
-        torch.autograd.backward(weighted)
+        self._engine.backward(weighted)
         self._meter.add(weighted.detach() / self._world_size)
         self._current = None
         self._num_done += 1

@@ -38,6 +38,7 @@ class Training:
     def __init__(
         self,
         *,
+        model: nn.Module,
         state: TrainingState,
         engine: Engine,
         dataset: MapDataset,
@@ -48,7 +49,6 @@ class Training:
         rank: int,
         device: torch.device,
         generation: int,
-        clip_grad_norm: float | None,
         tokens_per_sample: int | None,
         agreement: Agreement,
         checkpoints: CheckpointSchedule,
@@ -56,7 +56,7 @@ class Training:
         reporter: ProgressReporter,
         audit: AuditWriter | None,
     ) -> None:
-        self.model: nn.Module = state.model
+        self.model = model
         self.step = 0
         self._state = state
         self._engine = engine
@@ -68,7 +68,6 @@ class Training:
         self._rank = rank
         self._device = device
         self._generation = generation
-        self._clip_grad_norm = clip_grad_norm
         self._tokens_per_step = tokens_per_sample * plan.global_batch if tokens_per_sample else None
         self._agreement = agreement
         self._checkpoints = checkpoints
@@ -150,12 +149,9 @@ class Training:
         )
 
     def _update(self) -> None:
-        if self._clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_grad_norm)
-        self._state.optimizer.step()
+        self._engine.update()
         if self._state.scheduler is not None:
             self._state.scheduler.step()
-        self._state.optimizer.zero_grad(set_to_none=True)
 
     def _complete(self, step: Step, seconds: float) -> None:
         if not step.updated:

@@ -11,6 +11,7 @@ from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
     CheckpointConfig,
+    DeepSpeedConfig,
     DrainRequest,
     Entrypoint,
     GenerationAssignment,
@@ -96,6 +97,12 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> Gene
             strategy=spec.strategy.value,
             precision=spec.precision.value,
             fsdp_reshard_after_forward=spec.fsdp.reshard_after_forward,
+            deepspeed=DeepSpeedConfig(
+                zero_stage=spec.deepspeed.zero_stage,
+                offload_optimizer=spec.deepspeed.offload_optimizer,
+                offload_parameters=spec.deepspeed.offload_parameters,
+                config=spec.deepspeed.config.to_dict(),
+            ),
             global_batch=spec.batch.global_,
             micro_batch=spec.batch.micro,
             checkpoint=CheckpointConfig(

@@ -155,4 +155,7 @@ class Situation:
         return f"{self.observed.template_hash}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
-_TOLD_TO_RANKS = {"entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "batch", "seed", "checkpoint"}
+_TOLD_TO_RANKS = {
+    *("entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "deepspeed"),
+    *("batch", "seed", "checkpoint"),
+}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.engines.engine import EngineConfig
+from spottrain.engines.native import NativeEngine
+from spottrain.engines.precision import autocast_forward
 
 
-class DdpEngine:
+class DdpEngine(NativeEngine):
     """Implements Engine. Also for a world of one, where it averages over one."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._ddp: DistributedDataParallel | None = None
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def _spread(self, model: nn.Module) -> nn.Module:
         device, precision = self._config.device, self._config.precision
         model.to(device)
         self._ddp = DistributedDataParallel(
@@ -26,9 +26,7 @@ class DdpEngine:
         )
         _settle_buckets(self._ddp, model)
         if precision is not torch.float32:
-            autocast = torch.autocast(device.type, dtype=precision)
-            model.forward = autocast(model.forward)
-            model.register_forward_hook(_to_fp32)
+            autocast_forward(model, device, precision)
         return self._ddp
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -55,7 +53,3 @@ def _settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
     finally:
         del model.forward
     ddp.zero_grad(set_to_none=True)
-
-
-def _to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
-    return output.float() if isinstance(output, torch.Tensor) and output.is_floating_point() else output

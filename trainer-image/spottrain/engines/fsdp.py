@@ -8,17 +8,14 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from spottrain.engines.engine import EngineConfig
+from spottrain.engines.native import NativeEngine
 
 
-class FsdpEngine:
+class FsdpEngine(NativeEngine):
     """Implements Engine. Gathers the modules of the classes `wrap` one by one, by default the items of every
     outermost ModuleList, which is where models keep their blocks."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def _spread(self, model: nn.Module) -> nn.Module:
         model.to(self._config.device)
         for module in self._blocks(model):
             self._shard(module, self._policy(output_dtype=None))

@@ -1,0 +1,87 @@
+"""ZeRO: parameters (stage 3), gradients (2) and optimizer state (1) spread over the ranks by DeepSpeed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spottrain.engines.deepspeed_config import merged_config
+from spottrain.engines.deepspeed_state import EngineState, state_of
+from spottrain.engines.engine import EngineConfig, MakeOptimizer
+from spottrain.engines.precision import autocast_forward, cast_around
+
+
+class DeepSpeedEngine:
+    """Implements Engine. DeepSpeed's own checkpoints and loops are not used."""
+
+    _engine: Any  # deepspeed.DeepSpeedEngine, of a library without types
+    _state: EngineState
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ValueError, with a sentence, for contradictions and where DeepSpeed is missing."""
+        self._config = config
+        self._settings = merged_config(config)
+        self._library = _import_library(config.device)
+
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        config = self._config
+        model.to(config.device)
+        if config.precision is not torch.float32:
+            if self._settings["zero_optimization"]["stage"] == 0:
+                autocast_forward(model, config.device, config.precision)
+            else:
+                cast_around(model, config.precision)
+        if "activation_checkpointing" in self._settings:
+            # For models that call deepspeed.checkpointing.checkpoint; torch.utils.checkpoint needs nothing.
+            self._library.checkpointing.configure(None, deepspeed_config=self._settings)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        with contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
+            self._engine, *_ = self._library.initialize(
+                model=model, optimizer=optimizer(model), config=self._settings, dist_init_required=False
+            )
+        base: Optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        self._state = state_of(self._engine, base, names)
+        wrapped: nn.Module = self._engine
+        return wrapped, base
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def update(self) -> None:
+        """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
+        self._engine.step()
+
+    def state(self) -> dict[str, Any]:
+        return self._state.tensors()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._state.load(state)
+
+
+def _import_library(device: torch.device) -> Any:
+    # Read when the library is imported; it would choose by what it finds on the machine.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    try:
+        library = importlib.import_module("deepspeed")
+    except ImportError as error:
+        raise ValueError(
+            "strategy deepspeed needs the package deepspeed, which this image doesn't have; install "
+            f"spottrain[deepspeed], or use the strategy fsdp ({error})"
+        ) from error
+    # Collectives for ranks on one host's CPU, which would be compiled for minutes when the first job starts.
+    library.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Said at every step otherwise; DeepSpeed's to follow.
+    warnings.filterwarnings("ignore", r".*reduce_scatter_tensor. is deprecated", FutureWarning)
+    return library

@@ -1,0 +1,185 @@
+"""The configuration that DeepSpeed is given: what the job says, merged with the user's own DeepSpeed JSON.
+
+Keys are those of https://www.deepspeed.ai/docs/config-json/. A value "auto", as Hugging Face's integration has
+it, means that the job decides; a value that contradicts the job is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spottrain.engines.engine import EngineConfig
+
+AUTO = "auto"
+DEFAULT_ZERO_STAGE = 2
+# Parts of DeepSpeed whose state the checkpoints don't know, or that would decide what the job decides.
+_REFUSED = {
+    "optimizer": "the script makes the optimizer; pass it to session.prepare(optimizer=...)",
+    "scheduler": "the script makes the schedule; pass it to session.prepare(scheduler=...)",
+    "fp16": "fp16 is not supported; use precision bf16 or fp32",
+    "amp": "apex is not supported; use precision bf16",
+    "elasticity": "spottrain changes the world size itself",
+    "pipeline": "models are spread by ZeRO alone",
+    "tensor_parallel": "models are spread by ZeRO alone",
+    "sequence_parallel_size": "models are spread by ZeRO alone",
+    "autotuning": "it starts training runs of its own",
+    "compression_training": "its state is not in the checkpoints",
+    "zenflow": "its state is not in the checkpoints",
+}
+
+
+def merged_config(config: EngineConfig) -> dict[str, Any]:
+    """The whole configuration for `deepspeed.initialize`.
+
+    Raises ValueError, with a sentence, where the JSON of the job (`deepspeed.config`) or of the script
+    contradict the job or each other.
+    """
+    user = _without_auto(
+        _merge(config.deepspeed.config, _read(config.deepspeed_config), "the script's DeepSpeed JSON")
+    )
+    _refuse_unsupported(user)
+    _check_batch(user, config)
+    _check_precision(user, config)
+    merged = _merge(_of_job(config, user), user, "the DeepSpeed JSON")
+    _check_zero(merged["zero_optimization"])
+    return _with_batch(merged, config)
+
+
+def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
+    """What the job says, and defaults for what neither it nor the user's JSON says."""
+    settings = config.deepspeed
+    zero: dict[str, Any] = {}
+    if settings.zero_stage is not None:
+        zero["stage"] = settings.zero_stage
+    elif "stage" not in user.get("zero_optimization", {}):
+        zero["stage"] = DEFAULT_ZERO_STAGE
+    if settings.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if settings.offload_parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    job: dict[str, Any] = {"zero_optimization": zero}
+    if config.clip_grad_norm is not None:
+        job["gradient_clipping"] = config.clip_grad_norm
+    defaults = {
+        # Sums of many small numbers lose too much in bf16.
+        "communication_data_type": "fp32",
+        # The optimizer is the script's, whichever it is, on the CPU as well.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": None,
+    }
+    return job | {key: value for key, value in defaults.items() if key not in user}
+
+
+def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+    """DeepSpeed wants the product to fit. Where the global batch doesn't divide, this counts the empty
+    micro-batches in; nothing but DeepSpeed's own logging depends on it, as losses are weighted already."""
+    plan = config.plan
+    merged["train_micro_batch_size_per_gpu"] = plan.micro_batch
+    merged["gradient_accumulation_steps"] = plan.num_micro_batches
+    merged["train_batch_size"] = plan.micro_batch * plan.num_micro_batches * plan.world_size
+    # At stage 0 parameters stay in fp32, as under DDP, and autocast chooses what is computed in bf16.
+    if config.precision is torch.bfloat16 and merged["zero_optimization"]["stage"] > 0:
+        merged["bf16"] = {**merged.get("bf16", {}), "enabled": True}
+        merged.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    else:
+        merged.pop("bf16", None)
+    return merged
+
+
+def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    """A JSON or the path of one, as it is given to session.prepare."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        content = json.loads(Path(given).read_text())
+    except OSError as error:
+        raise ValueError(f"the DeepSpeed JSON {given} can't be read ({error.strerror}); correct its path") from error
+    except ValueError as error:
+        raise ValueError(f"the DeepSpeed JSON {given} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"the DeepSpeed JSON {given} is not an object; write {{...}} as DeepSpeed's documentation does"
+        )
+    return content
+
+
+def _merge(base: Mapping[str, Any], other: Mapping[str, Any], source: str, path: str = "") -> dict[str, Any]:
+    """Both, with objects inside merged; a key to which both give another value is refused."""
+    merged = dict(base)
+    for key, value in other.items():
+        known = merged.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(known, value, source, f"{path}{key}.")
+        elif key in merged and AUTO not in (known, value) and known != value:
+            raise ValueError(
+                f"{source} has {path}{key} {json.dumps(value)}, and the job has {json.dumps(known)}; "
+                "remove one of them or make them the same"
+            )
+        elif key not in merged or known == AUTO:
+            merged[key] = value
+    return merged
+
+
+def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value != AUTO
+    }
+
+
+def _refuse_unsupported(user: dict[str, Any]) -> None:
+    for key, why in _REFUSED.items():
+        section = user.get(key)
+        switched_off = isinstance(section, Mapping) and section.get("enabled") is False
+        if section and not switched_off:
+            raise ValueError(f"the DeepSpeed JSON has {key!r}: {why}, and remove it there")
+
+
+def _check_batch(user: dict[str, Any], config: EngineConfig) -> None:
+    wanted = {
+        "train_batch_size": ("batch.global", config.plan.global_batch),
+        "train_micro_batch_size_per_gpu": ("batch.micro", config.plan.micro_batch),
+    }
+    for key, (field, value) in wanted.items():
+        if user.pop(key, value) != value:
+            raise ValueError(f"the DeepSpeed JSON has another {key} than the job's {field} {value}; remove it there")
+    if "gradient_accumulation_steps" in user:
+        raise ValueError(
+            "the DeepSpeed JSON has gradient_accumulation_steps, which follows from batch.global, batch.micro and "
+            "the number of ranks, and changes with it; remove it there"
+        )
+
+
+def _check_precision(user: dict[str, Any], config: EngineConfig) -> None:
+    name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[config.precision]
+    enabled = user.get("bf16", {}).get("enabled", name == "bf16")
+    if enabled != (name == "bf16"):
+        says = "true" if enabled else "false"
+        raise ValueError(f"the DeepSpeed JSON has bf16.enabled {says}, and the job's precision is {name}; change one")
+
+
+def _check_zero(zero: dict[str, Any]) -> None:
+    stage = zero["stage"]
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"deepspeed.zeroStage is {stage!r}; use 0, 1, 2 or 3")
+    least = {"offload_optimizer": 1, "offload_param": 3}
+    for key, lowest in least.items():
+        section = zero.get(key) or {}
+        device = section.get("device", "none")
+        if device == "none":
+            continue
+        if device != "cpu" or section.get("ratio", 1.0) != 1.0:
+            raise ValueError(
+                f'the DeepSpeed JSON offloads {key} to {device!r}; checkpoints know "cpu" (ratio 1) alone'
+            )
+        if stage < lowest:
+            raise ValueError(f"{key} to the CPU needs ZeRO stage {lowest} or higher, not {stage}; raise zeroStage")

@@ -1,0 +1,265 @@
+"""The state of DeepSpeed's optimizers in the checkpoints' own format: every tensor by its name, in parts.
+
+ZeRO flattens the weights that a rank optimises into a few fp32 tensors, and the optimizer has its state for
+these. Here each is cut into the parts of the parameters again, without a copy, so that what is saved and
+loaded is the memory that DeepSpeed works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from spottrain.engines.deepspeed_parts import FlatPart
+from spottrain.engines.native import load_named_state, named_state
+
+Names = Mapping[nn.Parameter, str]
+
+
+class EngineState(Protocol):
+    """What a checkpoint has of an engine."""
+
+    def tensors(self) -> dict[str, Any]:
+        """The names are those of the strategies ddp and fsdp."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what was loaded into `tensors()`. A collective."""
+        ...
+
+
+def state_of(engine: Any, base: Optimizer, names: Names) -> EngineState:
+    """The state of a deepspeed.DeepSpeedEngine, whose optimizer works on `base`."""
+    optimizer = engine.optimizer
+    if optimizer is base:
+        return ReplicaState(engine.module, base)
+    layout = PerParameter(optimizer) if hasattr(optimizer, "fp32_partitioned_groups_flat") else PerGroup(optimizer)
+    return ZeroState(engine.module, base, layout, names)
+
+
+class ReplicaState:
+    """Stage 0: plain parameters and a plain optimizer."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+
+    def tensors(self) -> dict[str, Any]:
+        return named_state(self._model, self._optimizer)
+
+    def load(self, state: dict[str, Any]) -> None:
+        load_named_state(self._model, self._optimizer, state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """This rank's part of a parameter: `numel` elements from `begin` (in the flattened parameter), which lie in
+    the flat tensor number `flat` from `offset`. `numel` 0: another rank has it all."""
+
+    parameter: nn.Parameter
+    shape: torch.Size
+    flat: int
+    offset: int = 0
+    begin: int = 0
+    numel: int = 0
+
+    def of(self, flat: torch.Tensor) -> FlatPart:
+        """The part of `flat`, or of optimizer state of its shape."""
+        return FlatPart(flat[self.offset : self.offset + self.numel], shape=self.shape, begin=self.begin)
+
+
+class Layout(Protocol):
+    """Where the weights of a ZeRO optimizer lie."""
+
+    def flats(self) -> list[torch.Tensor]:
+        """The fp32 tensors that the base optimizer works on."""
+        ...
+
+    def group(self, flat: int) -> int:
+        """The parameter group, by number, of a flat tensor."""
+        ...
+
+    def fragments(self) -> Iterator[Fragment]:
+        """One of each parameter that is trained, in the same order on all ranks."""
+        ...
+
+    def frozen(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A parameter that is not trained."""
+        ...
+
+    def refresh(self) -> None:
+        """Bring the parameters that the model computes with up to date with the flat tensors. A collective."""
+        ...
+
+
+class PerGroup:
+    """Stages 1 and 2: the parameters of a group follow each other in one flat tensor, of which each rank has a
+    stretch. Implements Layout, also for DeepSpeed's bf16 optimizer of stage 1."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._is_bf16_optimizer = hasattr(optimizer, "bf16_groups")
+
+    def flats(self) -> list[torch.Tensor]:
+        optimizer = self._optimizer
+        return list(
+            optimizer.fp32_groups_flat_partition
+            if self._is_bf16_optimizer
+            else optimizer.single_partition_of_fp32_groups
+        )
+
+    def group(self, flat: int) -> int:
+        return flat
+
+    def fragments(self) -> Iterator[Fragment]:
+        optimizer = self._optimizer
+        groups = optimizer.bf16_groups if self._is_bf16_optimizer else optimizer.bit16_groups
+        for index, group in enumerate(groups):
+            for parameter in group:
+                yield self._fragment(parameter, index)
+
+    def _fragment(self, parameter: Any, index: int) -> Fragment:
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return Fragment(parameter=parameter, shape=parameter.shape, flat=index)
+        return Fragment(
+            parameter=parameter,
+            shape=parameter.shape,
+            flat=index,
+            offset=mapping.hp_fragment_address.start,
+            begin=mapping.lp_fragment_address.start,
+            numel=mapping.lp_fragment_address.numel,
+        )
+
+    def frozen(self, parameter: nn.Parameter) -> torch.Tensor:
+        return parameter.detach()
+
+    def refresh(self) -> None:
+        self._optimizer.update_lp_params()
+
+
+class PerParameter:
+    """Stage 3: each rank has a part of every parameter, and the parts follow each other in flat tensors of a
+    bounded size (sub-groups). Implements Layout."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def flats(self) -> list[torch.Tensor]:
+        return list(self._optimizer.fp32_partitioned_groups_flat)
+
+    def group(self, flat: int) -> int:
+        group: int = self._optimizer.sub_group_to_group_id[flat]
+        return group
+
+    def fragments(self) -> Iterator[Fragment]:
+        optimizer = self._optimizer
+        for parameters in optimizer.fp16_groups:
+            for parameter in parameters:
+                flat, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+                begin, numel = _own_part(parameter)
+                yield Fragment(
+                    parameter=parameter,
+                    shape=parameter.ds_shape,
+                    flat=flat,
+                    offset=offset,
+                    begin=begin,
+                    numel=numel,
+                )
+
+    def frozen(self, parameter: Any) -> torch.Tensor:
+        begin, numel = _own_part(parameter)
+        return FlatPart(parameter.ds_tensor.flatten()[:numel], shape=parameter.ds_shape, begin=begin)
+
+    def refresh(self) -> None:
+        # What the optimizer does at the end of a step.
+        optimizer = self._optimizer
+        optimizer._partition_all_parameters()
+        for index in range(len(self.flats())):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+def _own_part(parameter: Any) -> tuple[int, int]:
+    """Begin and number of elements of this rank's part; the last part may be padded, or be padding alone."""
+    size = parameter.ds_tensor.ds_numel
+    begin = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
+    return begin, min(size, parameter.ds_numel - begin)
+
+
+class ZeroState:
+    """Stages 1 to 3."""
+
+    def __init__(self, model: nn.Module, base: Optimizer, layout: Layout, names: Names) -> None:
+        self._model = model
+        self._base = base
+        self._layout = layout
+        self._names = names
+        self._fragments = list(layout.fragments())
+
+    def tensors(self) -> dict[str, Any]:
+        flats = self._layout.flats()
+        self._make_optimizer_state(flats)
+        weights = {self._names[f.parameter]: f.of(flats[f.flat]) for f in self._fragments}
+        frozen = {
+            name: self._layout.frozen(parameter) for parameter, name in self._names.items() if name not in weights
+        }
+        optimizer: dict[str, Any] = {}
+        for fragment in self._fragments:
+            optimizer |= self._optimizer_state(fragment, flats[fragment.flat])
+        return {"model": weights | frozen | self._buffers(), "optimizer": optimizer}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Tensors were loaded in place; this is for what isn't a tensor, and for the parameters in use."""
+        flats = self._layout.flats()
+        stored = state["optimizer"]
+        for fragment in self._fragments:
+            name = self._names[fragment.parameter]
+            of_flat = self._base.state[flats[fragment.flat]]
+            group = self._base.param_groups[self._layout.group(fragment.flat)]
+            for key, value in of_flat.items():
+                if not isinstance(value, torch.Tensor):
+                    of_flat[key] = stored[f"state.{name}.{key}"]
+            for key in _settings(group):
+                group[key] = stored[f"param_groups.{name}.{key}"]
+        self._model.load_state_dict({name: state["model"][name] for name in self._buffers()}, strict=False)
+        self._layout.refresh()
+
+    def _optimizer_state(self, fragment: Fragment, flat: torch.Tensor) -> dict[str, Any]:
+        name = self._names[fragment.parameter]
+        group = self._base.param_groups[self._layout.group(fragment.flat)]
+        values = {f"param_groups.{name}.{key}": group[key] for key in _settings(group)}
+        for key, value in self._base.state[flat].items():
+            per_element = isinstance(value, torch.Tensor) and value.shape == flat.shape
+            values[f"state.{name}.{key}"] = fragment.of(value) if per_element else value
+        return values
+
+    def _buffers(self) -> dict[str, Any]:
+        parameters = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        return {name: value for name, value in self._model.state_dict().items() if name not in parameters}
+
+    def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
+        """Optimizers make their state in their first step. Before that there is something to be loaded into it:
+        one step with zero gradients makes it, as PyTorch's own state dict API does, and all is overwritten."""
+        groups = self._base.param_groups
+        for index, flat in enumerate(flats):
+            if flat in self._base.state:
+                continue
+            group = groups[self._layout.group(index)]
+            gradient, flat.grad = flat.grad, torch.zeros_like(flat)
+            no_rate = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+            self._base.param_groups = [{**group, "params": [flat], "lr": no_rate}]
+            self._base.step()
+            flat.grad = gradient
+        self._base.param_groups = groups
+
+
+def _settings(group: dict[str, Any]) -> list[str]:
+    return [key for key in group if key != "params"]

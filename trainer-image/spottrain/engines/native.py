@@ -1,0 +1,72 @@
+"""What the engines of PyTorch itself have in common: parameters that optimizers and state dicts know."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from spottrain.engines.engine import EngineConfig, MakeOptimizer
+
+# Names of optimizer state by parameter, not by number: it fits any engine and any world size.
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Model and optimizer by the names that parameters had before they were spread."""
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
+    }
+
+
+def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_OPTIONS)
+
+
+class NativeEngine(ABC):
+    """Implements Engine but for how the model is spread."""
+
+    _model: nn.Module
+    _optimizer: Optimizer
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        self._model = self._spread(model)
+        self._optimizer = optimizer(self._model)
+        return self._model, self._optimizer
+
+    @abstractmethod
+    def _spread(self, model: nn.Module) -> nn.Module:
+        """The model to call in forward, with tensors or DTensors as parameters."""
+
+    @abstractmethod
+    def begin_micro_batch(self, *, is_last: bool) -> None: ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    def update(self) -> None:
+        if self._config.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return named_state(self._model, self._optimizer)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        load_named_state(self._model, self._optimizer, state)

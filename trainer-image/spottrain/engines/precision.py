@@ -1,0 +1,34 @@
+"""Computing in bf16 with a model whose callers know fp32 alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def autocast_forward(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """From now on `model` computes in `dtype` where that is safe, and returns fp32. Parameters stay as they are."""
+    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
+    model.register_forward_hook(_output_to_fp32)
+
+
+def cast_around(model: nn.Module, dtype: torch.dtype) -> None:
+    """From now on `model`, whose parameters are in `dtype`, gets its inputs in it, and returns fp32."""
+
+    def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return tuple(_cast(value, dtype) for value in args), {
+            key: _cast(value, dtype) for key, value in kwargs.items()
+        }
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+    model.register_forward_hook(_output_to_fp32)
+
+
+def _output_to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
+    return _cast(output, torch.float32)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
