@@ -141,6 +141,12 @@ class Metrics:
                 ("commit", "verifying and committing"),
             )
         }
+        self._forecast = Gauge(
+            "spottrain_job_checkpoint_forecast_ratio",
+            "What the newest checkpoint was expected to take, as a share of what it took.",
+            JOB,
+            registry=self.registry,
+        )
         self._seen_commits: dict[JobKey, tuple[int, int]] = {}
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
@@ -167,6 +173,8 @@ class Metrics:
             progress = view.report.progress
             if progress is None or progress.commit is None or progress.checkpoint is None:
                 continue
+            if progress.checkpoint.commit_seconds == 0:
+                continue  # only rank 0 makes the commit, and so knows the whole
             commit = (progress.commit.generation, progress.commit.step)
             if commit > newest:
                 newest = commit
@@ -177,14 +185,17 @@ class Metrics:
                     ("commit", timings.commit_seconds),
                 ):
                     self._checkpoint[part].labels(key.namespace, key.name).observe(seconds)
+                if timings.forecast_seconds is not None and timings.total_seconds > 0:
+                    ratio = timings.forecast_seconds / timings.total_seconds
+                    self._forecast.labels(key.namespace, key.name).set(ratio)
         self._seen_commits[key] = newest
 
     def forget(self, key: JobKey) -> None:
         """Drop the series of a deleted job."""
         self._jobs.statuses.pop(key, None)
         self._seen_commits.pop(key, None)
-        for histogram in (self._gap, self._drain, *self._checkpoint.values()):
-            histogram.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
+        for metric in (self._gap, self._drain, self._forecast, *self._checkpoint.values()):
+            metric.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of /metrics."""

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint import Checkpointer, open_storage, read_head
 from spottrain.checkpoint.manifest import Manifest, read_manifest
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
@@ -78,6 +78,31 @@ def test_ddp_writes_every_byte_once_spread_over_the_ranks(tmp_path: Path) -> Non
     assert all(len(tensor.chunks) == 1 for tensor in manifest.tensors.values())
     assert all(file.size > 0 for file in manifest.files)
     run_ranks("load_ddp", 2, 2, uri, tmp_path / "ranks", TEST_SAVED_BY="3")
+
+
+def test_each_shard_damaged_in_turn_is_noticed_and_the_commit_before_is_found(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    run_ranks("save", 3, 1, uri, tmp_path / "ranks")
+    storage = open_storage(uri)
+    head = read_head(storage)
+    assert head is not None
+    newest, before = head.commits
+    shards = [key for key, _ in storage.list(newest.attempt) if key.endswith((".data", "manifest.json"))]
+    assert len(shards) == 4
+    reader = Checkpointer(storage, generation=2, attempt_id="reader", rank=0, world_size=1)
+    assert reader.latest(verify=True) == newest
+    for shard in shards:
+        whole = storage.get(shard)[0]
+        other = storage.get(next(key for key in shards if key != shard))[0]
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        for damaged in (whole[:-1], b"", flipped, other, None):
+            storage.delete([shard])
+            if damaged is not None:
+                storage.put(shard, damaged)
+            assert reader.latest(verify=True) == before, (shard, damaged)
+        storage.put(shard, whole)
+    assert reader.latest(verify=True) == newest
 
 
 def test_ranks_agree_on_what_becomes_of_a_save(tmp_path: Path) -> None:

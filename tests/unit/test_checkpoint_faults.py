@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageUnavailable
 from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.storage import Buffer, open_storage
+from spottrain_cli.checkpoints import checkpoints
 
 
 class Killed(BaseException):
@@ -81,7 +86,7 @@ def save(storage: Any, generation: int, *steps: int) -> None:
         saver.save(state(step), step=step, extra={"step": step}, asynchronous=False)
 
 
-def resumed_step(storage: MemoryStorage, generation: int) -> int:
+def resumed_step(storage: Any, generation: int) -> int:
     """The step that the next generation resumes from, having checked every value of it."""
     resumed = checkpointer(storage, generation)
     newest = resumed.latest(verify=True)
@@ -135,10 +140,14 @@ def damage(storage: MemoryStorage, key: str, how: str) -> None:
         data[len(data) // 2] ^= 1
     if how == "cut":
         del data[-1]
+    if how == "swap":
+        # With the same file of another commit, which is sound in itself and of the same size.
+        other = next(k for k, _ in storage.list("") if k != key and k.endswith(key.rpartition("/")[2]))
+        data = bytearray(storage.get(other)[0])
     storage.delete([key]) if how == "delete" else storage.put(key, data)
 
 
-@pytest.mark.parametrize("how", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("how", ["flip", "cut", "delete", "swap"])
 @pytest.mark.parametrize("what", ["rank-00000.data", "manifest.json"])
 def test_damage_is_noticed_and_passed_over_only_if_asked(how: str, what: str) -> None:
     storage = MemoryStorage()
@@ -184,21 +193,53 @@ def test_milestones_are_kept() -> None:
     assert [kept.step for kept in head.commits] == [30, 20]
 
 
-def test_a_planted_pickle_is_never_run(tmp_path: Any) -> None:
-    import pickle
+class Evil:
+    """A pickle that leaves a file behind when it is loaded."""
 
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (open, (str(tmp_path / "executed"), "w"))
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    storage = MemoryStorage()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self._path), "w"))
+
+
+def pickles(path: Path) -> list[bytes]:
+    """The ways in which one is written: by hand, by torch in both its formats, and behind what looks like JSON."""
+    legacy, zipped = io.BytesIO(), io.BytesIO()
+    torch.save(Evil(path), legacy, _use_new_zipfile_serialization=False)
+    torch.save({"model": Evil(path)}, zipped)
+    plain = [pickle.dumps(Evil(path), protocol=protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    return [*plain, b'{"format_version": 1}' + plain[2], legacy.getvalue(), zipped.getvalue()]
+
+
+def test_pickles_planted_anywhere_in_the_store_are_never_run(tmp_path: Path) -> None:
+    """In the place of each object, and beside them under the names that torch and DeepSpeed read pickles from."""
+    uri, executed = f"file://{tmp_path}/store", tmp_path / "executed"
+    storage = open_storage(uri)
     save(storage, 1, 10)
-    for key in [key for key, _ in storage.list("")]:
-        original = storage.get(key)[0]
-        storage.put(key, pickle.dumps(Evil()))
-        with contextlib.suppress(CheckpointError):
-            resumed_step(storage, 2)
-        storage.put(key, original)
-    storage.put("attempts/.metadata", pickle.dumps(Evil()))
-    assert resumed_step(storage, 2) == 10
-    assert not (tmp_path / "executed").exists()
+    objects = {key: storage.get(key)[0] for key, _ in storage.list("")}
+    attempt = next(iter(objects.keys() - {"HEAD"})).rpartition("/")[0]
+    foreign = [
+        "latest",
+        "checkpoint.pt",
+        *(f"{attempt}/{name}" for name in ("metadata", "__0_0.distcp", "model.bin")),
+    ]
+    planted = 0
+    for key in (*objects, *foreign):
+        for evil in pickles(executed):
+            storage.put(key, evil)
+            planted += 1
+            for command in ("ls", "show", "verify"):
+                CliRunner().invoke(checkpoints, [command, uri])
+            CliRunner().invoke(checkpoints, ["export", uri, str(tmp_path / "out.safetensors")])
+            with contextlib.suppress(CheckpointError):
+                resumed_step(storage, 2)
+        if key in objects:
+            storage.put(key, objects[key])
+    assert planted >= 50
+    assert resumed_step(storage, 3) == 10
+    checkpointer(storage, 3).cleanup()
+    assert resumed_step(storage, 4) == 10
+    assert not executed.exists()
+    pickle.loads(pickles(executed)[0]).close()  # and they do work
+    assert executed.exists()

@@ -76,7 +76,9 @@ def view(status: TrainingJobStatus) -> JobView:
 
 def report() -> ReportView:
     """Of an agent that has heard a notice and seen a commit."""
-    timings = CheckpointTimings(staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, num_bytes=100)
+    timings = CheckpointTimings(
+        staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, num_bytes=100, forecast_seconds=1.8
+    )
     notice = Notice(id="n", node="spot-0", kind=NoticeKind.PREEMPT, source="ec2", deadline=NOW, observed_at=NOW)
     agent = AgentReport(
         pod="gpt-0",
@@ -116,6 +118,11 @@ def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metri
         assert family.type != "histogram" or family.name.endswith("_seconds"), family.name
         # What is measured in a unit names the base unit at its end.
         assert all(unit not in family.name or family.name.endswith(unit) for unit in UNITS), family.name
+
+
+def test_the_forecast_of_a_checkpoint_is_compared_with_what_it_took(metrics: Metrics) -> None:
+    (family,) = [family for family in families(metrics) if family.name == "spottrain_job_checkpoint_forecast_ratio"]
+    assert family.samples[0].value == pytest.approx(1.5)
 
 
 def test_no_label_is_one_that_prometheus_gives_to_the_target(metrics: Metrics) -> None:
