@@ -1,0 +1,240 @@
+"""Jobs that are wrong in ways that only show when they run: each ends with a sentence, and disturbs nobody.
+
+All of them run side by side on one cluster, beside a healthy job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
+from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
+from spottrain_local.install import install_operator
+from spottrain_local.spec import ClusterSpec, NodePool
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+SCRIPT = "tests/e2e/jobs/misbehave.py"
+# Room for all of them at once.
+ROOMY = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="on-demand", gpus=16, cpu="64")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """A job that is wrong: `spec` replaces fields of a good one; it must fail for `reason`, and say `sentences`."""
+
+    name: str
+    reason: str
+    sentences: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    spec: dict[str, Any] = field(default_factory=dict)
+    failures: int = 0
+    generations: int = 1
+
+
+def raising(name: str, budget: int) -> Wrong:
+    return Wrong(
+        name=name,
+        args=("--raise-at", "1"),
+        spec={"runPolicy": {"failureBudget": budget}},
+        reason="FailureBudgetExceeded",
+        sentences=(
+            "ValueError: the learning rate must be below 3, not 17",
+            "misbehave.py, line ",
+            f"this was failure {budget + 1}, and runPolicy.failureBudget is {budget}",
+        ),
+        failures=budget + 1,
+        generations=budget + 1,
+    )
+
+
+def hanging(name: str, step: int, limit: dict[str, int], sentence: str) -> Wrong:
+    return Wrong(
+        name=name,
+        args=("--steps", "100", "--hang-at", str(step)),
+        spec={"runPolicy": {"failureBudget": 0, **limit}},
+        reason="FailureBudgetExceeded",
+        sentences=(sentence, "see what the script waits for, or raise the limit"),
+        failures=1,
+    )
+
+
+def mounting(name: str, volume: dict[str, Any], sentence: str) -> Wrong:
+    mounts = [{"name": "keys", "mountPath": "/tmp/keys"}]
+    return Wrong(
+        name=name,
+        spec={"podTemplate": {"volumes": [{"name": "keys", **volume}], "volumeMounts": mounts}},
+        reason="CannotStart",
+        sentences=(f"pod {name}-1 can't start: ", sentence),
+        generations=0,
+    )
+
+
+WRONG = [
+    Wrong(
+        name="no-script",
+        spec={"entrypoint": {"script": "nowhere.py"}},
+        reason="EntrypointNotFound",
+        sentences=("entrypoint.script: there is no file nowhere.py in the image", "Correct the path"),
+        failures=1,
+    ),
+    Wrong(
+        name="no-bucket",
+        spec={"checkpoint": {"uri": "s3://nowhere/run"}},
+        reason="CheckpointAccessDenied",
+        sentences=("The bucket of s3://nowhere/run", "does not exist: create it, or correct checkpoint.uri"),
+        failures=1,
+    ),
+    Wrong(
+        name="denied",
+        spec={"env": [{"name": "AWS_ACCESS_KEY_ID", "value": "stranger"}]},
+        reason="CheckpointAccessDenied",
+        sentences=("Access to s3://checkpoints/denied", "is denied", "read, write, list and delete"),
+        failures=1,
+    ),
+    Wrong(
+        name="no-store",
+        spec={"checkpoint": {"uri": "s3://checkpoints/run", "endpointURL": "http://127.0.0.1:9"}},
+        reason="CheckpointStorageUnavailable",
+        sentences=("can't be reached: check checkpoint.endpointURL",),
+        failures=1,
+    ),
+    raising("raises", 0),
+    raising("raises-twice", 1),
+    hanging("hangs", 3, {"hangTimeoutSeconds": 5}, "no rank made a step within runPolicy.hangTimeoutSeconds (5)"),
+    hanging(
+        "never-begins",
+        1,
+        {"startTimeoutSeconds": 15},
+        "no rank made a first step within runPolicy.startTimeoutSeconds (15)",
+    ),
+    Wrong(
+        name="no-account",
+        spec={"podTemplate": {"serviceAccountName": "nobody"}},
+        reason="CannotStart",
+        sentences=(
+            "Kubernetes refuses the job's pods: ",
+            'serviceaccount "nobody" not found',
+            "provide it, or change",
+        ),
+        generations=0,
+    ),
+    Wrong(
+        name="not-a-quantity",
+        spec={"resources": {"limits": {"cpu": "lots"}}},
+        reason="InvalidSpec",
+        sentences=("Kubernetes refuses the job's pods: ", "quantities must match"),
+        generations=0,
+    ),
+    Wrong(
+        name="no-secret",
+        spec={"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "key"}}}]},
+        reason="CannotStart",
+        sentences=("pod no-secret-1 can't start: ", 'secret "gone" not found'),
+        generations=0,
+    ),
+    mounting("no-volume", {"secret": {"secretName": "lost"}}, 'secret "lost" not found'),
+]
+
+
+def manifest(name: str, spec: dict[str, Any], args: tuple[str, ...] = ()) -> dict[str, Any]:
+    good = {
+        "image": "local/trainer",
+        "entrypoint": {"script": SCRIPT, "args": list(args)},
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "nodes": {"max": 1},
+        "capacity": {"onDemand": {"min": 1}},
+        "batch": {"global": 4, "micro": 4},
+        "checkpoint": {"uri": f"s3://checkpoints/{name}", "interval": "50steps"},
+    }
+    metadata = {"name": name}
+    return {
+        "apiVersion": "spottrain.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": metadata,
+        "spec": good | spec,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs of a cluster, by name."""
+
+    kubectl: Kubectl
+
+    def apply(self, *jobs: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(jobs))
+
+    def status(self, name: str) -> TrainingJobStatus:
+        return TrainingJobStatus.model_validate(self.kubectl.get("tj", name).get("status") or {})
+
+    def pods(self, name: str) -> list[str]:
+        found = self.kubectl("get", "pods", "-l", f"spottrain.dev/job={name}", "-o", "name")
+        return found.split()
+
+    def failed(self, name: str, seconds: float = 120.0) -> TrainingJobStatus:
+        """The status of the job, which must fail and let its pods go."""
+        wait_for(lambda: self.status(name).phase is Phase.FAILED, f"{name} fails: {self.status(name)}", seconds)
+        wait_for(lambda: not self.pods(name), f"the pods of {name} go")
+        return self.status(name)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """All the wrong jobs, the healthy one, and one that commits a small model."""
+    with throw_away_cluster(tmp_path_factory.mktemp("bad-input") / "cluster", ROOMY) as cluster:
+        install_operator(cluster)
+        found = Jobs(Kubectl(kubeconfig=cluster.kubeconfig))
+        wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
+        healthy = manifest("healthy", {}, ("--steps", "1000000", "--step-seconds", "0.1"))
+        small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
+        found.apply(healthy, small, *wrong)
+        yield found
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_job_that_cannot_work_ends_with_a_sentence(jobs: Jobs, wrong: Wrong) -> None:
+    status = jobs.failed(wrong.name)
+    [condition] = [each for each in status.conditions if each.type == "Failed"]
+    assert condition.status == "True"
+    assert condition.reason == wrong.reason, condition.message
+    for sentence in wrong.sentences:
+        assert sentence in condition.message
+    assert status.message == condition.message
+    assert (status.failures, status.generation.number if status.generation else 0) == (
+        wrong.failures,
+        wrong.generations,
+    )
+    if status.start_time and status.completion_time:
+        print(f"{wrong.name}: {(status.completion_time - status.start_time).total_seconds():.1f} s from its start")
+
+
+def test_a_checkpoint_of_another_model_is_not_overwritten(jobs: Jobs) -> None:
+    wait_for(lambda: jobs.status("small").phase is Phase.SUCCEEDED, "the small model is trained", 60)
+    wide = manifest("wide", {"checkpoint": {"uri": "s3://checkpoints/model"}}, ("--width", "5"))
+    jobs.apply(wide)
+    status = jobs.failed("wide")
+    assert [c.reason for c in status.conditions if c.type == "Failed"] == ["CheckpointIncompatible"], status.message
+    assert "checkpoint.uri" in status.message
+
+
+def test_a_healthy_job_beside_them_is_not_disturbed(jobs: Jobs) -> None:
+    step = jobs.status("healthy").progress.step
+    wait_for(lambda: jobs.status("healthy").progress.step > step + 20, "the healthy job goes on", 60)
+    status = jobs.status("healthy")
+    assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
+    assert status.generation is not None
+    assert status.generation.number == 1
+
+
+def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
+    created = {wrong.name: jobs.status(wrong.name).last_sequence for wrong in WRONG}
+    time.sleep(2)
+    assert {name: jobs.status(name).last_sequence for name in created} == created
+    assert jobs.kubectl("get", "pods", "-o", "name").split() == ["pod/healthy-1"]
