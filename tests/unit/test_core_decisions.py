@@ -399,6 +399,12 @@ def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
     assert later.transitions[0].message == "it broke"
 
 
+def test_a_failure_without_peers_counts_at_once() -> None:
+    alone = replace(waiting_job(1, nodes={"min": 1, "max": 1}), now=at(3)).all_say(phase=AgentPhase.IDLE).decided()
+    failed = alone.later(5).all_say(generation=1, phase=AgentPhase.FAILED)
+    assert failed.plan().status.failures == 1
+
+
 def test_a_lost_node_explains_the_failures_of_its_peers() -> None:
     scene = (
         failed(training_job(), FailureReason.SCRIPT_ERROR).decided().says(4, phase=AgentPhase.RUNNING, failure=None)

@@ -92,8 +92,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
 
 
 def _awaits_culprit(situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
-    """A failure may yet turn out to be the first sign of a lost node."""
+    """A failure may yet turn out to be the first sign of a lost node; one that had no peers is its own."""
     if generation.reason not in FAILURES or culprits(generation, members) or generation.requested_at is None:
+        return False
+    if len(members) == 1 and members[0].state in (MemberState.FAILED, MemberState.STOPPED):
         return False
     return seconds_between(generation.requested_at, situation.now) < CULPRIT_GRACE
 
