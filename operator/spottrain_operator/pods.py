@@ -63,13 +63,18 @@ class JobRef:
     uid: str
 
 
+# Fields of the spec that `build_pod` puts into the pod, but for where it's placed.
+_BUILT_IN = {"image", "env", "resources", "processes_per_node", "pod_template"}
+
+
 def template_hash(spec: TrainingJobSpec) -> str:
     """Changes when running pods no longer are what the spec asks for.
 
-    Everything counts but how many nodes there are, what they cost and when to stop. Defaults are left out, so
-    that an operator with a new optional field doesn't replace the pods of all jobs.
+    What ranks are told with each generation doesn't count: a drain is enough to change that, and new pods would
+    cost a start of their own. Defaults are left out, so that an operator with a new optional field doesn't
+    replace the pods of all jobs.
     """
-    content = spec.model_dump(mode="json", exclude={"nodes", "capacity", "run_policy"}, exclude_defaults=True)
+    content = spec.model_dump(mode="json", include=_BUILT_IN, exclude_defaults=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -133,7 +133,7 @@ class Rehearsal:
     def events(self) -> list[tuple[str, str, str]]:
         """Type, reason and message of the job's events, oldest first."""
         items = self.kubectl.get("events")["items"]
-        own = [item for item in items if item["involvedObject"]["name"] == self.name]
+        own = [item for item in items if item["involvedObject"].get("name") == self.name]
         own.sort(key=lambda item: item.get("eventTime") or "")
         return [(item["type"], item["reason"], item["message"]) for item in own]
 

@@ -167,10 +167,9 @@ def test_a_capacity_type_without_a_pool_is_refused_with_a_sentence() -> None:
     [
         {"image": "registry.example/train:2"},
         {"env": [{"name": "A", "value": "b"}]},
-        {"entrypoint": {"module": "train"}},
         {"processesPerNode": 2},
         {"podTemplate": {"labels": {"a": "b"}}},
-        {"batch": {"global": 64, "micro": 2}},
+        {"resources": {"limits": {"memory": "1Gi"}}},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -184,9 +183,12 @@ def test_the_template_hash_changes_with_what_pods_are(changes: dict[str, Any]) -
         {"nodes": {"min": 1, "max": 8}},
         {"capacity": {"onDemand": {"min": 1}}},
         {"runPolicy": {"suspend": True}},
+        {"entrypoint": {"module": "train"}},
+        {"batch": {"global": 64, "micro": 2}},
+        {"checkpoint": {"uri": "s3://bucket/job", "interval": "5m"}},
         {"processesPerNode": 1},
     ],
-    ids=["nodes", "capacity", "runPolicy", "a default written out"],
+    ids=["nodes", "capacity", "runPolicy", "entrypoint", "batch", "checkpoint", "a default written out"],
 )
 def test_the_template_hash_stays_the_same_for_what_pods_are_not(changes: dict[str, Any]) -> None:
     assert template_hash(spec(**changes)) == template_hash(spec())
