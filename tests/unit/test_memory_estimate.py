@@ -1,0 +1,109 @@
+"""Estimates of memory, and the strategy that they speak for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.memory_estimate import GB, Estimate, Workload, choose_strategy, estimates
+
+A100 = int(80 * GB)
+SMALL = int(24 * GB)
+
+
+def workload(billions: float, *, world_size: int = 8, **other: int | str | bool | None) -> Workload:
+    known = {"micro_batch": 4, "sequence_length": 2048, **other}
+    return Workload(num_parameters=int(billions * 1e9), world_size=world_size, **known)  # type: ignore[arg-type]
+
+
+def by_name(given: Workload) -> dict[str, Estimate]:
+    return {estimate.name: estimate for estimate in estimates(given)}
+
+
+def test_ddp_holds_sixteen_bytes_a_parameter_and_sharding_divides_them() -> None:
+    table = by_name(workload(1.0, world_size=4))
+    ddp, fsdp = table["ddp"], table["fsdp"]
+    assert ddp.parameters + ddp.gradients + ddp.optimizer == 16 * 10**9
+    assert fsdp.parameters + fsdp.gradients + fsdp.optimizer == 4 * 10**9
+    zero = table["deepspeed ZeRO 3"]
+    assert (zero.parameters, zero.gradients, zero.optimizer) == (0.5e9, 1e9, 3e9)
+    offloaded = table["deepspeed ZeRO 3, optimizer and parameters on the CPU"]
+    assert offloaded.host == 4.5e9
+    assert offloaded.parameters + offloaded.gradients + offloaded.optimizer == 0
+
+
+def test_activations_grow_with_tokens_and_shrink_when_they_are_computed_again() -> None:
+    usual = by_name(workload(7.0))["fsdp"].activations
+    assert by_name(workload(7.0, micro_batch=8))["fsdp"].activations == pytest.approx(2 * usual)
+    # 7 billion parameters have about 32 layers of 4096: 34 bytes * 8192 tokens * 32 * 4096.
+    assert usual == pytest.approx(34 * 8192 * 32 * 4096, rel=0.3)
+    assert by_name(workload(7.0, activation_checkpointing=True))["fsdp"].activations < usual / 8
+    assert by_name(workload(7.0, sequence_length=None))["fsdp"].activations == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "memory", "wanted"),
+    [
+        pytest.param(workload(0.1), SMALL, ("ddp", None, False), id="small"),
+        pytest.param(workload(7.0, micro_batch=1), A100, ("fsdp", None, False), id="needs shards"),
+        pytest.param(workload(7.0, world_size=1, micro_batch=1), A100, ("deepspeed", 2, True), id="one rank"),
+        pytest.param(
+            workload(13.0, world_size=2, micro_batch=1, activation_checkpointing=True),
+            int(48 * GB),
+            ("deepspeed", 2, True),
+            id="optimizer to the CPU",
+        ),
+        pytest.param(
+            workload(30.0, world_size=4, micro_batch=1, activation_checkpointing=True),
+            int(32 * GB),
+            ("deepspeed", 3, True),
+            id="parameters in shards, optimizer to the CPU",
+        ),
+    ],
+)
+def test_the_first_that_fits_is_chosen(given: Workload, memory: int, wanted: tuple[str, int | None, bool]) -> None:
+    choice = choose_strategy(given, accelerator_bytes=memory)
+    assert choice.fits
+    assert (choice.strategy, choice.zero_stage, choice.offload_optimizer) == wanted, choice.reason
+
+
+def test_the_reason_names_the_figures() -> None:
+    choice = choose_strategy(workload(7.0, micro_batch=1), accelerator_bytes=A100)
+    assert choice.reason.startswith("7 billion parameters on 8 ranks need about ")
+    assert "with fsdp, of 73.6 GB of an accelerator's 80.0 GB; ddp would need 1" in choice.reason
+
+
+def test_where_nothing_fits_it_says_what_to_change() -> None:
+    choice = choose_strategy(workload(70.0, world_size=2), accelerator_bytes=SMALL, has_deepspeed=False)
+    assert (choice.fits, choice.strategy) == (False, "fsdp")
+    assert choice.reason.startswith("Nothing fits: 70 billion parameters on 2 ranks need at least ")
+    assert choice.reason.endswith("Raise nodes.min, lower batch.micro, or use accelerators with more memory.")
+
+
+def test_offload_needs_room_on_the_host() -> None:
+    given = workload(7.0, world_size=1, micro_batch=1)
+    assert choose_strategy(given, accelerator_bytes=A100, host_bytes_per_rank=int(200 * GB)).fits
+    assert not choose_strategy(given, accelerator_bytes=A100, host_bytes_per_rank=int(50 * GB)).fits
+
+
+def test_without_a_sequence_length_room_is_left_for_activations() -> None:
+    choice = choose_strategy(workload(1.0, sequence_length=None), accelerator_bytes=SMALL)
+    assert "the rest is left to activations" in choice.reason
+
+
+@given(st.integers(10**6, 10**12), st.integers(1, 64), st.sampled_from(["fp32", "bf16"]))
+def test_more_ranks_and_more_sharding_never_need_more(num: int, world_size: int, precision: str) -> None:
+    few = estimates(Workload(num_parameters=num, micro_batch=1, world_size=world_size, precision=precision))
+    many = estimates(Workload(num_parameters=num, micro_batch=1, world_size=world_size + 1, precision=precision))
+    for before, after in zip(few, many, strict=True):
+        kept = before.parameters + before.gradients + before.optimizer + before.host
+        assert after.parameters + after.gradients + after.optimizer + after.host <= kept
+    stages = [e.parameters + e.gradients + e.optimizer for e in few if e.strategy == "deepspeed"][:3]
+    assert stages == sorted(stages, reverse=True)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"micro_batch": 0}])
+def test_what_makes_no_sense_is_refused(wrong: dict[str, int | str]) -> None:
+    with pytest.raises(ValueError, match=r"fp8|at least 1"):
+        workload(1.0, **wrong)
