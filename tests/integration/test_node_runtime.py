@@ -84,6 +84,7 @@ def node_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
         "servingCertFile": str(serving.certificate),
         "servingKeyFile": str(serving.key),
         "stateDir": str(folder / "s"),
+        "workingDir": None,  # each container's own home
         "instanceID": "i-runtime-test",
         "volumeSyncSeconds": 0.3,
         "crashLoopSeconds": 0.3,
@@ -290,6 +291,21 @@ def test_probes_decide_on_readiness_and_restarts(pods: Pods) -> None:
     (Path(home) / "make-sick").touch()
     wait_for(lambda: pods.container("sick")["restartCount"] == 1, "the container is restarted")
     wait_for(lambda: pods.container("sick")["ready"], "the container is ready again")
+
+
+def test_a_pod_that_was_marked_not_ready_by_mistake_is_ready_again(pods: Pods, kubectl: Kubectl) -> None:
+    """The node lifecycle controller does so when it hasn't heard of a node, and leaves the way back to the node."""
+    pods.create("well", sh("sleep 1000"))
+    ready = {"type": "Ready", "status": "True"}
+
+    def condition() -> dict[str, Any]:
+        found = {c["type"]: c for c in pods.status("well").get("conditions", ())}
+        return {key: found.get("Ready", {}).get(key) for key in ready}
+
+    wait_for(lambda: condition() == ready, "the pod is ready")
+    patch = json.dumps({"status": {"conditions": [ready | {"status": "False"}]}})
+    kubectl("patch", "pod", "well", "-n", NAMESPACE, "--subresource=status", f"--patch={patch}")
+    wait_for(lambda: condition() == ready, "the pod is ready again")
 
 
 def test_sidecars_run_beside_and_end_after_the_main_container(pods: Pods) -> None:

@@ -253,7 +253,7 @@ class PodWorker:
     async def _publish(self) -> bool:
         """Write the status if it is new; False if that has to be tried again."""
         status = self._status()
-        if status == self._published or self._gone.is_set():
+        if self._gone.is_set() or (status == self._published and self._stands(status)):
             return True
         metadata = self.context.pod["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
@@ -269,6 +269,11 @@ class PodWorker:
             return False
         self._published = status
         return True
+
+    def _stands(self, status: JSONObject) -> bool:
+        """Whether the API object has these conditions, too: while a node is silent, its pods are marked not ready."""
+        seen = {c["type"]: c["status"] for c in (self.context.pod.get("status") or {}).get("conditions") or []}
+        return all(seen.get(c["type"], c["status"]) == c["status"] for c in status["conditions"])
 
     def _path(self) -> str:
         metadata = self.context.pod["metadata"]
