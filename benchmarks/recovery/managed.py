@@ -41,12 +41,12 @@ class ManagedJob:
         os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder / "clusters")
         self.steps_file = folder / "steps.txt"
         self._manifest = folder / "trainingjob.yaml"
-        self._cluster: Cluster = open_cluster("bench")
-        self._cluster.up(SPEC)
-        install_operator(self._cluster)
-        self._reader = JobReader(str(self._cluster.kubeconfig))
+        self.cluster: Cluster = open_cluster("bench")
+        self.cluster.up(SPEC)
+        install_operator(self.cluster)
+        self._reader = JobReader(str(self.cluster.kubeconfig))
         self._manifest.write_text(yaml.safe_dump(self._job()))
-        self._kubectl("apply", "-f", str(self._manifest))
+        self.kubectl("apply", "-f", str(self._manifest))
 
     def _job(self) -> dict[str, object]:
         return {
@@ -68,10 +68,10 @@ class ManagedJob:
             },
         }
 
-    def _kubectl(self, *arguments: str) -> None:
+    def kubectl(self, *arguments: str) -> None:
         kubectl = Path(sys.executable).with_name("kubectl")
         subprocess.run(
-            [kubectl, "--kubeconfig", self._cluster.kubeconfig, *arguments], check=True, capture_output=True
+            [kubectl, "--kubeconfig", self.cluster.kubeconfig, *arguments], check=True, capture_output=True
         )
 
     def status(self) -> TrainingJobStatus:
@@ -102,18 +102,18 @@ class ManagedJob:
         """Do to a node what `case` says; returns the node."""
         node = self.node_of_rank(0 if case == "store-host" else NUM_NODES - 1)
         if case == "sigterm":
-            self._cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
+            self.cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
         else:
-            self._cluster.kill([node])
+            self.cluster.kill([node])
         return node
 
     def restore(self, node: str) -> None:
         """Bring a fresh node, once the old one is gone."""
         while (
-            next(item for item in self._cluster.running_status()["nodes"] if item["node"] == node)["state"] != "gone"
+            next(item for item in self.cluster.running_status()["nodes"] if item["node"] == node)["state"] != "gone"
         ):
             time.sleep(0.2)
-        self._cluster.restore([node])
+        self.cluster.restore([node])
 
     def phases(self, last_step_at: float) -> dict[str, float]:
         """Where the seconds between `last_step_at` and the newest generation's first step went."""
@@ -121,7 +121,7 @@ class ManagedJob:
         generation = status.generation
         assert generation is not None
         found = [
-            Progress.read(path) for path in self._cluster.layout.root.rglob(f"g{generation.number}/progress-0.json")
+            Progress.read(path) for path in self.cluster.layout.root.rglob(f"g{generation.number}/progress-0.json")
         ]
         rank = next(progress for progress in found if progress is not None and "first_step" in progress.milestones)
         marks = [("decision of the operator", generation.started_at.timestamp())]
@@ -143,7 +143,7 @@ class ManagedJob:
         return spent
 
     def close(self) -> None:
-        self._cluster.down(delete=True)
+        self.cluster.down(delete=True)
 
 
 def measure(

@@ -137,6 +137,23 @@ class Rehearsal:
         own.sort(key=lambda item: item.get("eventTime") or "")
         return [(item["type"], item["reason"], item["message"]) for item in own]
 
+    def set_interval(self, interval: str) -> None:
+        """Commit more or less often from the next generation on."""
+        patch = json.dumps({"spec": {"checkpoint": {"interval": interval}}})
+        self.kubectl("patch", "tj", self.name, "--type=merge", "-p", patch)
+
+    def scale_operator(self, replicas: int) -> None:
+        """Stop the operator (0) or start it (1)."""
+        self.kubectl(
+            "--namespace=spottrain-system", "scale", "deployment/spottrain-operator", f"--replicas={replicas}"
+        )
+
+        def num_running() -> int:
+            found = processes_of(self.cluster.layout.root)
+            return sum("spottrain_operator" in process.cmdline() for process in found)
+
+        self.wait(f"{replicas} operators run", lambda: num_running() == replicas)
+
     # --- waits -------------------------------------------------------------------------------------------
 
     def wait(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
@@ -210,9 +227,9 @@ class Rehearsal:
         before, redone_before, begin = self.status(), num_redone(self.records()), time.time()
         assert before.generation is not None
         yield
-        newest = max(record.step for record in self.records())
-        self.wait_until_settled(newest)
+        self.wait_until_settled(max(record.step for record in self.records()))
         after, records, until = self.status(), self.records(), time.time()
+        newest = max(record.step for record in records if record.generation <= before.generation.number)
         assert after.generation is not None
         known = {(t.generation, t.at) for t in before.transitions}
         ended = [t for t in after.transitions if (t.generation, t.at) not in known]
@@ -230,11 +247,6 @@ class Rehearsal:
             )
         )
         print(self.evidence[-1].row(), flush=True)
-
-    def set_interval(self, interval: str) -> None:
-        """Commit more or less often from the next generation on."""
-        patch = json.dumps({"spec": {"checkpoint": {"interval": interval}}})
-        self.kubectl("patch", "tj", self.name, "--type=merge", "-p", patch)
 
     # --- processes ---------------------------------------------------------------------------------------
 

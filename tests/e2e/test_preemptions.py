@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from e2e.preemption_incidents import SPECIAL, incidents
 from e2e.rehearsal import Rehearsal, kill, rehearsal
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract import CapacityType, Outcome, OutcomeKind, outcome_file
 from spottrain_local.cluster import Cluster
 
 NUM_PREEMPTIONS = int(os.environ.get("SPOTTRAIN_PREEMPTIONS", len(SPECIAL)))
@@ -55,6 +56,33 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
         status = run.finish()
     assert status.failures == 0
     assert (status.preemptions, status.preemptions_without_notice) == (2, 1)
+
+
+def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
+    """Without it the ranks stop together, commit and end; only the next generation waits for it."""
+    with rehearsal(operator_cluster, "alone", tmp_path, nodes=1) as run:
+        run.wait_for_spot(1, ready=3)
+        with run.incident("one node, while the operator is stopped"):
+            run.scale_operator(0)
+            generation, node = run.generation(), run.spot_nodes()[0]
+            folders = [run.run_directory(member.pod, generation.number) for member in generation.members]
+            ranks = [run.rank_process(member.pod, generation.number) for member in generation.members]
+            run.preempt([node], 60)
+            run.wait("all ranks have left their outcome", lambda: None not in outcomes(folders))
+            run.wait("no rank is left", lambda: not any(rank.is_running() for rank in ranks))
+            newest = max(record.step for record in run.records())
+            assert {
+                (each.kind, each.step, each.commit.step) for each in outcomes(folders) if each and each.commit
+            } == {(OutcomeKind.DRAINED, newest, newest)}
+            run.scale_operator(1)
+        assert run.evidence[-1].redone == 0
+        run.bring_back()
+        run.finish()
+
+
+def outcomes(folders: Sequence[Path]) -> list[Outcome | None]:
+    """What the first rank of each run directory left."""
+    return [Outcome.read(folder / outcome_file(0)) for folder in folders]
 
 
 def _kill_node(run: Rehearsal) -> None:
