@@ -24,7 +24,7 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus, Transition
+from spottrain_api.v1alpha1 import Checkpoint, GenerationState, Phase, TrainingJobSpec, TrainingJobStatus, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     CreatePod,
@@ -39,6 +39,7 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.situation import Situation
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = START + timedelta(seconds=100)
@@ -594,3 +595,16 @@ def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
     assert after is not None
     assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
     assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
+
+
+def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:
+    class NewerCheckpoint(Checkpoint):
+        compression: str = "none"
+
+    class NewerSpec(TrainingJobSpec):
+        checkpoint: NewerCheckpoint
+
+    scene = training_job()
+    newer = NewerSpec.model_validate(scene.observed.job.spec.to_dict())
+    upgraded = replace(scene.observed, job=replace(scene.observed.job, spec=newer))
+    assert Situation(upgraded, NOW).run_hash == Situation(scene.observed, NOW).run_hash

@@ -150,8 +150,11 @@ class Situation:
 
     @cached_property
     def run_hash(self) -> str:
-        """Changes when a generation would be run otherwise: with the pod template, or with what ranks are told."""
-        told = self.spec.model_dump_json(include=_TOLD_TO_RANKS)
+        """Changes when a generation would be run otherwise: with the pod template, or with what ranks are told.
+
+        Defaults are left out, so that an operator with a new optional field doesn't drain all jobs.
+        """
+        told = self.spec.model_dump_json(include=_TOLD_TO_RANKS, exclude_defaults=True)
         return f"{self.observed.template_hash}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
