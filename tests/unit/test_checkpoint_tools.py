@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.storage import open_storage
+from spottrain.checkpointing import model_config
 from spottrain_cli.main import main
 
 WEIGHT = torch.arange(12, dtype=torch.bfloat16).view(3, 4)
@@ -94,6 +95,17 @@ def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
     assert torch.equal(load_file(folder / "model.safetensors")["layer.weight"], WEIGHT + 10)
     assert json.loads((folder / "config.json").read_text()) == {"model_type": "gpt", "layers": 3}
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+
+
+def test_the_configuration_of_a_hugging_face_model_is_kept() -> None:
+    class Config:
+        def to_json_string(self) -> str:
+            return '{"model_type": "gpt", "layers": 3}'
+
+    model = torch.nn.Linear(1, 1)
+    assert model_config(model) is None
+    model.config = Config()  # type: ignore[assignment]
+    assert model_config(model) == {"model_type": "gpt", "layers": 3}
 
 
 def test_a_damaged_model_is_not_exported(uri: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import random_state
@@ -48,6 +50,7 @@ class TrainingState:
     engine: Engine
     scheduler: LRScheduler | None
     identity: dict[str, Any]
+    model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
 
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are."""
@@ -55,7 +58,7 @@ class TrainingState:
 
     def extra(self) -> dict[str, Any]:
         scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
-        return {"identity": self.identity, "scheduler": scheduler}
+        return {"identity": self.identity, "scheduler": scheduler, "model_config": self.model_config}
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
         self.engine.load_state(tensors)
@@ -241,6 +244,15 @@ class CheckpointSchedule:
         self.reporter.update(checkpoint=timings, checkpoint_interval=self.interval.explain(self._cost))
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
+
+
+def model_config(model: nn.Module) -> dict[str, Any] | None:
+    """What a Hugging Face model says of itself (`model.config`), as in its config.json; None for others."""
+    as_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if as_json is None:
+        return None
+    config: dict[str, Any] = json.loads(as_json())
+    return config
 
 
 def reference(commit: Commit) -> CommitRef:

@@ -28,7 +28,7 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
-from spottrain.checkpointing import CheckpointSchedule, TrainingState
+from spottrain.checkpointing import CheckpointSchedule, TrainingState, model_config
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
@@ -167,6 +167,7 @@ class Session:
                 engine=engine,
                 scheduler=scheduler(made_optimizer) if scheduler is not None else None,
                 identity=header.model_dump(),
+                model_config=model_config(model),
             ),
             engine=engine,
             dataset=dataset,

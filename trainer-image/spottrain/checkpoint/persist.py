@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -104,9 +105,11 @@ class Persist:
 
     def _upload(self) -> None:
         rank, prefix = self.receipt.rank, self.attempt.prefix
-        if len(self.data):
-            self.storage.upload(data_key(prefix, rank), self.data)
-        file = DataFile(size=len(self.data), crc32=block_checksums(self.data))
+        with ThreadPoolExecutor(1) as pool:
+            checksums = pool.submit(block_checksums, self.data)
+            if len(self.data):
+                self.storage.upload(data_key(prefix, rank), self.data)
+            file = DataFile(size=len(self.data), crc32=checksums.result())
         receipt, _ = serialise(self.receipt.model_copy(update={"file": file}))
         self.storage.put(receipt_key(prefix, rank), receipt)
 
