@@ -57,6 +57,7 @@ class Run:
     step_seconds: float = 0.0
     upload_seconds: float = 0.0
     resume: CommitRef | None = None
+    leave_after: int | None = None
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
     exit_codes: list[int | None] = field(default_factory=list)
@@ -135,6 +136,7 @@ class Run:
             "dropout": self.dropout,
             "step_seconds": self.step_seconds,
             "upload_seconds": self.upload_seconds,
+            "leave_after": self.leave_after,
             "checkpoints": f"{self.folder}/checkpoints",
             "result": str(self.folder / "result.pt"),
         }
@@ -268,6 +270,17 @@ def test_a_drain_that_comes_with_the_last_step_lets_the_job_succeed(tmp_path: Pa
 
     assert_succeeded(run)
     assert read_audit(tmp_path / "audit").num_redone == 0
+
+
+def test_the_step_after_which_a_script_leaves_the_loop_is_committed_as_done(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork, leave_after=7)
+    run.generate(2)
+    assert_succeeded(run)
+    outcome = run.outcomes[0]
+    assert outcome is not None
+    assert outcome.commit is not None
+    assert (outcome.step, outcome.commit.step) == (7, 7)
+    assert read_audit(tmp_path / "audit").problems(7) == []
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -116,6 +116,8 @@ with spottrain.session() as session:
             strike(step.number)
             step.backward(loss)
         step.update()
+        if RANK_SETTINGS["leave_after"] == step.number:
+            break
         if not math.isnan(training.loss):
             losses[step.number - 2] = training.loss
     parameters = {

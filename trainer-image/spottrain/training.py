@@ -75,6 +75,7 @@ class Training:
         self._reporter = reporter
         self._audit = audit
         self._meter = LossMeter()
+        self._under_way: tuple[Step, float] | None = None  # with when it began
 
     @property
     def loss(self) -> float:
@@ -98,10 +99,10 @@ class Training:
         if decision.drain:
             self._drain()
         while self.step < total:
-            started = time.monotonic()
             step = self._new_step(batches)
+            self._under_way = step, time.monotonic()
             yield step
-            self._complete(step, time.monotonic() - started)
+            self._complete()
             decision = self._agreement.read()
             if self.step < total:
                 self._follow(decision)
@@ -110,6 +111,8 @@ class Training:
 
     def finish(self) -> None:
         """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
+        if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
+            self._complete()
         self._observe_loss(self._agreement.read())
         self._checkpoints.commit(self._state, self.step)
         self._reporter.update(step=self.step)
@@ -153,7 +156,10 @@ class Training:
         if self._state.scheduler is not None:
             self._state.scheduler.step()
 
-    def _complete(self, step: Step, seconds: float) -> None:
+    def _complete(self) -> None:
+        assert self._under_way is not None
+        step, started = self._under_way
+        seconds, self._under_way = time.monotonic() - started, None
         if not step.updated:
             raise RuntimeError("step.update() was not called; call it once at the end of each step")
         self.step = step.number
