@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from spottrain.batch import BatchPlan
-from spottrain.engines import EngineConfig
+from spottrain.engines import EngineConfig, choose_engine
 from spottrain.engines.deepspeed_config import merged_config
 from spottrain_api.contract import DeepSpeedConfig
 
@@ -118,3 +119,10 @@ def test_a_file_that_is_no_json_object_is_refused(content: str, tmp_path: Path) 
     path.write_text(content)
     with pytest.raises(ValueError, match=r"the DeepSpeed JSON .*deepspeed\.json is not"):
         merged_config(config(path))
+
+
+def test_an_image_without_deepspeed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # what Python itself takes for "can't be imported"
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(ValueError, match=r"needs the package deepspeed, .*install spottrain\[deepspeed\]"):
+        choose_engine("deepspeed", torch.nn.Linear(1, 1), config())
