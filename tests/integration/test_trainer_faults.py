@@ -8,6 +8,7 @@ import random
 import runpy
 import socket
 from dataclasses import dataclass, field
+from datetime import datetime
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -293,8 +294,8 @@ def test_bf16_with_ranks_that_have_no_sample(strategy: str, tmp_path: Path, fork
 
 
 def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork: Any) -> None:
-    run = Run(tmp_path, fork)
-    for step in (4, 8):
+    run = Run(tmp_path, fork, interval="100steps")
+    for step in (3, 9):
         run.generate(1, {0: {step: "drain"}})
         assert_drained(run)
     head = run.head()
@@ -305,11 +306,21 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
 
+    # All that the operator has heard of is the damaged one.
+    run.resume = CommitRef(
+        generation=newest.generation,
+        step=newest.step,
+        manifest=newest.manifest,
+        committed_at=datetime.fromisoformat(newest.committed_at),
+    )
+    run.generate(1, {0: {before.step + 1: "drain"}})
+    assert assert_drained(run) < newest.step
+    assert run.progress().start_step == before.step
+    assert f"step {newest.step} is damaged, and training went on from" in (run.progress().message or "")
+
     run.generate(1)
 
     assert_succeeded(run)
-    assert run.progress().start_step == before.step
-    assert f"step {newest.step} is damaged, and training went on from" in (run.progress().message or "")
     assert read_audit(tmp_path / "audit").problems(STEPS) == []
 
 
