@@ -1,0 +1,133 @@
+"""Ways to save a checkpoint, side by side in one run: what training waits for, and what the store does.
+
+`make bench-checkpoint` saves one sharded state again and again by torch.save from rank 0, DCP's save and async_save,
+and spottrain, to files and to S3 (a local SeaweedFS), beside a bare copy of the same bytes and plain parallel writers
+and readers; then another number of ranks loads the newest. It prints tables and writes them, with a plot, to
+bench-out/. Where there are GPUs the state lies on them, a rank each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import torch
+from matplotlib import pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from .checkpoint.world import BUCKET, run_ranks, s3_server
+
+Report = dict[str, Any]
+PLAIN = "plain parallel writer"
+COPY = "bare copy"
+
+
+def measure(uri: str, arguments: argparse.Namespace, folder: Path, environment: dict[str, str]) -> Report:
+    """Save and load at one world size, then load at another."""
+    settings = {"mib": arguments.mib, "rounds": arguments.rounds, "folder": folder, "environment": environment}
+    report = run_ranks("save", uri, world_size=arguments.ranks, **settings)
+    resumed = run_ranks("resume", uri, world_size=arguments.resume_ranks, **settings)
+    for way, found in resumed["ways"].items():
+        report["ways"][way]["resume"] = found["load"]
+    return report
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Report]:
+    console = Console()
+    reports = {}
+    with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=arguments.scratch) as scratch:
+        folder = Path(scratch)
+        console.print("[dim]files …[/dim]")
+        reports["file"] = measure(f"file://{folder}/files", arguments, folder, {})
+        shutil.rmtree(folder / "files")
+        console.print("[dim]S3 …[/dim]")
+        with s3_server(folder / "s3") as environment:
+            reports["s3"] = measure(f"s3://{BUCKET}/run", arguments, folder, environment)
+    # The bare copy knows no store.
+    reports["s3"]["ways"][COPY] = reports["file"]["ways"][COPY]
+    return reports
+
+
+def rate(num_bytes: int, seconds: float | None) -> str:
+    return "–" if not seconds else f"{num_bytes / seconds / 2**20:.0f}"
+
+
+def share(best: float | None, seconds: float | None) -> str:
+    return "–" if not seconds or not best else f"{100 * best / seconds:.0f} %"
+
+
+def table(store: str, report: Report) -> Table:
+    """One row for each way; shares are of the plain parallel writer and reader on the same store."""
+    ways, size = report["ways"], report["bytes"]
+    copy, plain = ways[COPY]["stall"], ways[PLAIN]
+    title = f"{store}: {size / 2**20:.0f} MiB from {report['world_size']} ranks on {report['device']}"
+    columns = ("", "stall s", "× copy", "durable s", "MiB/s", "of plain", "written", "load s", "of plain", "resume s")
+    found = Table(*columns, title=title)
+    for way, numbers in ways.items():
+        written = numbers["written"] / size
+        found.add_row(
+            way,
+            f"{numbers['stall']:.3f}",
+            f"{numbers['stall'] / copy:.1f}",
+            f"{numbers['durable']:.2f}",
+            rate(size, numbers["durable"]),
+            share(plain["durable"], numbers["durable"]),
+            f"{written:.2f} ×" if written else "–",
+            f"{numbers['load']:.2f}" if way != COPY else "–",
+            share(plain["load"], numbers["load"]) if way != COPY else "–",
+            f"{numbers['resume']:.2f}" if "resume" in numbers else "–",
+        )
+    return found
+
+
+def plot(reports: dict[str, Report], path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=False)
+    for pane, (store, report) in zip(axes, reports.items(), strict=True):
+        ways = [way for way in report["ways"] if way != COPY]
+        places = range(len(ways))
+        durable = [report["ways"][way]["durable"] for way in ways]
+        stalls = [report["ways"][way]["stall"] for way in ways]
+        pane.barh(places, durable, height=0.7, color="#c8d4e8", label="until it is durable")
+        bars = pane.barh(places, stalls, height=0.4, color="#2b5aa8", label="training waits")
+        pane.bar_label(bars, [f" {stall:.2f} s" for stall in stalls])
+        pane.axvline(report["ways"][COPY]["stall"], color="#888888", linestyle=":", label="bare copy")
+        pane.set_yticks(places, ways)
+        pane.set(title=store, xlabel="seconds")
+        pane.invert_yaxis()
+        pane.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    devices = torch.cuda.device_count()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench-out"))
+    parser.add_argument("--mib", type=int, default=8192 if devices else 256, help="size of the state in all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=devices or 2)
+    parser.add_argument("--resume-ranks", type=int, default=3)
+    parser.add_argument("--scratch", type=Path, help="folder for the files and the S3 server (default: TMPDIR)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    reports = run(arguments)
+    for store, report in reports.items():
+        Console(width=130).print(table(store, report))
+    plot(reports, arguments.out / "checkpoint.svg")
+    (arguments.out / "checkpoint.json").write_text(json.dumps(reports, indent=1))
+    print(f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}. Written to {arguments.out}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The ways to save and load a state, side by side.
+
+Each `save` returns once training could go on (what it took is the stall), `finish` when the checkpoint is durable.
+All of them sync what they write to a file; the plain writer and reader show what the store gives at best.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import boto3
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from boto3.s3.transfer import TransferConfig
+from torch.distributed.tensor import DTensor
+
+from spottrain.checkpoint import Checkpointer, Commit, Retention, open_storage
+
+from .state import local_tensors
+
+State = dict[str, dict[str, DTensor]]
+_PARALLEL_PARTS = 4
+_PART_BYTES = 8 << 20
+
+
+class Way(Protocol):
+    """One way to save a state of this rank's, called in step on all ranks."""
+
+    name: str
+
+    def save(self, state: State, number: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def load(self, state: State, number: int) -> None:
+        """Fill `state` from the save of that number, at any world size if the way can."""
+        ...
+
+
+def durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@dataclass
+class BareCopy:
+    """The copy of this rank's bytes into host memory that is there: no save can stall less."""
+
+    name: str = "bare copy"
+    _memory: list[torch.Tensor] = field(default_factory=list)
+
+    def save(self, state: State, number: int) -> None:
+        sources = local_tensors(state)
+        pinned = sources[0].is_cuda
+        self._memory = self._memory or [torch.zeros(s.shape, dtype=s.dtype, pin_memory=pinned) for s in sources]
+        for target, source in zip(self._memory, sources, strict=True):
+            target.copy_(source, non_blocking=pinned)
+        if pinned:
+            torch.cuda.synchronize()
+
+    def finish(self) -> None: ...
+
+    def load(self, state: State, number: int) -> None: ...
+
+
+@dataclass
+class PlainFile:
+    """Every rank writes and reads its own bytes, in parallel with the others, and nothing else."""
+
+    root: Path
+    name: str = "plain parallel writer"
+
+    def save(self, state: State, number: int) -> None:
+        with self._path(number).open("wb") as file:
+            for tensor in local_tensors(state):
+                file.write(memoryview(tensor.cpu().numpy()).cast("B"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> None: ...
+
+    def load(self, state: State, number: int) -> None:
+        with self._path(number).open("rb") as file:
+            for tensor in local_tensors(state):
+                data = bytearray(tensor.nbytes)
+                file.readinto(data)
+                tensor.copy_(torch.frombuffer(data, dtype=tensor.dtype).view(tensor.shape))
+
+    def _path(self, number: int) -> Path:
+        return self.root / f"plain-{number}-{dist.get_rank()}"
+
+
+@dataclass
+class PlainS3:
+    """boto3's own multipart transfers, as many parts at once as spottrain sends."""
+
+    uri: str
+    name: str = "plain parallel writer"
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.uri)
+        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
+        self._client = boto3.client("s3")
+        self._transfer = TransferConfig(
+            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_PARALLEL_PARTS
+        )
+
+    def save(self, state: State, number: int) -> None:
+        data = b"".join(memoryview(tensor.cpu().numpy()).cast("B") for tensor in local_tensors(state))
+        self._client.upload_fileobj(io.BytesIO(data), self._bucket, self._key(number), Config=self._transfer)
+
+    def finish(self) -> None: ...
+
+    def load(self, state: State, number: int) -> None:
+        body = io.BytesIO()
+        self._client.download_fileobj(self._bucket, self._key(number), body, Config=self._transfer)
+        data, position = body.getbuffer(), 0
+        for tensor in local_tensors(state):
+            part = data[position : position + tensor.nbytes]
+            tensor.copy_(torch.frombuffer(part, dtype=tensor.dtype).view(tensor.shape))
+            position += tensor.nbytes
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}/plain-{number}-{dist.get_rank()}"
+
+
+@dataclass
+class TorchSave:
+    """All that there is, gathered on rank 0 and saved by it."""
+
+    root: Path
+    name: str = "torch.save from rank 0"
+
+    def save(self, state: State, number: int) -> None:
+        whole = {}
+        for name, tensor in state["model"].items():
+            full = tensor.full_tensor()
+            if dist.get_rank() == 0:
+                whole[name] = full.cpu()
+        if dist.get_rank() == 0:
+            torch.save(whole, self._path(number))
+            durable(self._path(number))
+
+    def finish(self) -> None:
+        dist.barrier()
+
+    def load(self, state: State, number: int) -> None:
+        whole = torch.load(self._path(number), weights_only=True, mmap=True)
+        for name, tensor in state["model"].items():
+            local = tensor.to_local()
+            chunk = -(-tensor.shape[0] // dist.get_world_size())
+            local.copy_(whole[name][chunk * dist.get_rank() :][: local.shape[0]])
+
+    def _path(self, number: int) -> Path:
+        return self.root / f"torch-{number}.pt"
+
+
+@dataclass
+class Dcp:
+    """torch.distributed.checkpoint's own save, or async_save, to its own format."""
+
+    root: Path
+    name: str
+    asynchronous: bool
+    _pending: Any = None
+
+    def save(self, state: State, number: int) -> None:
+        path = self._path(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self.asynchronous:
+                self._pending = dcp.async_save(state, checkpoint_id=path)
+            else:
+                dcp.save(state, checkpoint_id=path)
+
+    def finish(self) -> None:
+        if isinstance(self._pending, Future):
+            self._pending.result()
+        dist.barrier()
+
+    def load(self, state: State, number: int) -> None:
+        dcp.load(state, checkpoint_id=self._path(number))
+
+    def _path(self, number: int) -> Path:
+        return self.root / f"{self.name.replace(' ', '-')}-{number}"
+
+
+class Spottrain:
+    """This project's checkpointer, as the step loop uses it."""
+
+    name = "spottrain"
+
+    def __init__(self, uri: str, generation: int) -> None:
+        self._checkpointer = Checkpointer(
+            open_storage(uri),
+            generation=generation,
+            attempt_id="bench",
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            process_group=dist.new_group(backend="gloo"),
+            retention=Retention(last=100),
+        )
+        self._checkpointer.latest()
+        self.newest: Commit | None = None
+
+    def save(self, state: State, number: int) -> None:
+        self._checkpointer.save(dict(state), step=number)
+
+    def finish(self) -> None:
+        self._checkpointer.wait()
+        dist.barrier()
+
+    def load(self, state: State, number: int) -> None:
+        newest = self._checkpointer.latest()
+        assert newest is not None
+        self._checkpointer.load(dict(state), newest)
+
+
+def ways_for(uri: str, generation: int) -> list[Way]:
+    """Those that can write to this store: torch's own know files alone."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        return [PlainS3(uri), Spottrain(f"{uri}/spottrain", generation)]
+    root = Path(parts.path)
+    root.mkdir(parents=True, exist_ok=True)
+    return [
+        BareCopy(),
+        PlainFile(root),
+        TorchSave(root),
+        Dcp(root, "DCP save", asynchronous=False),
+        Dcp(root, "DCP async_save", asynchronous=True),
+        Spottrain(f"{uri}/spottrain", generation),
+    ]
