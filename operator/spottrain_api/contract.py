@@ -218,12 +218,14 @@ FATAL_REASONS = frozenset(
 
 
 class Failure(Message):
-    """What went wrong, as a sentence for the user; `exit_code` is the worker's (negative: a signal)."""
+    """What went wrong, as a sentence for the user; `exit_code` is the worker's (negative: a signal). `fence` is the
+    generation that shut this one out of the checkpoints, where that is what went wrong."""
 
     reason: FailureReason
     message: str
     exit_code: int | None = None
     rank: int | None = None
+    fence: int | None = None
 
 
 class DrainRequest(Message):

@@ -442,6 +442,15 @@ def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None
     assert len([a for a in decided.actions if isinstance(a, DeletePod)]) == 4
 
 
+def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_above_it() -> None:
+    fenced = Failure(reason=FailureReason.LOST_PEER, message="generation 7 has taken over this job", fence=7)
+    scene = starting_job(runPolicy={"failureBudget": 0}).all_say(phase=AgentPhase.FAILED, failure=fenced)
+    status = scene.decided().later(6).plan().status
+    assert status.failures == 0
+    assert status.generation is not None
+    assert status.generation.number == 8
+
+
 def test_the_failure_budget_is_spent() -> None:
     scene = failed(training_job().status(failures=3), FailureReason.SCRIPT_ERROR, "ValueError").decided().later(6)
     status = scene.plan().status

@@ -199,7 +199,7 @@ def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
         (SystemExit("no data"), FailureReason.SCRIPT_ERROR, "The script ended with exit code 1: no data."),
         (KeyError("weight"), FailureReason.SCRIPT_ERROR, "KeyError: 'weight'"),
         (RuntimeError("[gloo/transport] Connection closed by peer"), FailureReason.LOST_PEER, "RuntimeError: "),
-        (Fenced("Generation 1 may not commit."), FailureReason.LOST_PEER, "Generation 1 may not commit."),
+        (Fenced("Generation 1 may not commit.", 2), FailureReason.LOST_PEER, "Generation 1 may not commit."),
         (StorageUnavailable("It is full."), FailureReason.SCRIPT_ERROR, "It is full."),
         (KeyboardInterrupt(), FailureReason.KILLED, "The script was interrupted."),
     ],

@@ -29,9 +29,10 @@ _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer
 class UserError(Exception):
     """Something that the user can put right: shown as its sentence, without a traceback."""
 
-    def __init__(self, reason: FailureReason, message: str) -> None:
+    def __init__(self, reason: FailureReason, message: str, *, fence: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.fence = fence
 
 
 class Drained(SystemExit):
@@ -49,14 +50,14 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), FailureReason.START_FAILED)
     if resumes and reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE:
         reason = FailureReason.START_FAILED
-    return UserError(reason, str(error))
+    return UserError(reason, str(error), fence=error.fence if isinstance(error, Fenced) else None)
 
 
 def failure_of(error: BaseException, rank: int) -> Failure | None:
     """The failure that an exception means; None where it means a normal end."""
     match error:
         case UserError():
-            return Failure(reason=error.reason, message=str(error), exit_code=1, rank=rank)
+            return Failure(reason=error.reason, message=str(error), exit_code=1, rank=rank, fence=error.fence)
         case SystemExit(code=None | 0):
             return None
         case SystemExit(code=code):
@@ -72,7 +73,7 @@ def failure_of(error: BaseException, rank: int) -> Failure | None:
 
 def _of_exception(error: BaseException, rank: int) -> Failure:
     if isinstance(error, Fenced):
-        return Failure(reason=FailureReason.LOST_PEER, message=str(error), exit_code=1, rank=rank)
+        return Failure(reason=FailureReason.LOST_PEER, message=str(error), exit_code=1, rank=rank, fence=error.fence)
     if isinstance(error, CheckpointError):
         # Not one of the checkpoint reasons, which are final: the store was good when this generation started.
         return Failure(reason=FailureReason.SCRIPT_ERROR, message=str(error), exit_code=1, rank=rank)

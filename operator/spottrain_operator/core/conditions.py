@@ -69,7 +69,7 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
 def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
-        until = f", by {generation.deadline:%H:%M:%S}" if generation.deadline is not None else ""
+        until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
         return f"Stopping {name} ({generation.reason})"

@@ -107,6 +107,8 @@ def _step_age(m: MemberFacts) -> float:
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
     """Count a failure that no lost node explains, and give up when the budget is spent or nothing moves."""
     policy, status = situation.spec.run_policy, draft.status
+    if _meets_an_earlier_job(situation, draft, generation):
+        return draft
     failures = status.failures + 1
     stuck = 0 if made_progress(newest_progress(situation, generation)) else status.generations_without_progress + 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
@@ -119,6 +121,15 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
         )
         return finish(situation, draft, Phase.FAILED, "FailureBudgetExceeded", text)
     return draft
+
+
+def _meets_an_earlier_job(situation: Situation, draft: Draft, generation: GenerationStatus) -> bool:
+    """A job that goes on with the checkpoints of a deleted one doesn't know how many generations that one had,
+    until its first is shut out; the next is numbered above them. That is nobody's failure."""
+    if draft.status.commit is not None or generation.first_step_at is not None:
+        return False
+    failures = (m.failure for m in members_of(situation, generation))
+    return any(f is not None and (f.fence or 0) > generation.number for f in failures)
 
 
 def _clause(sentence: str) -> str:

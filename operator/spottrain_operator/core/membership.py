@@ -147,13 +147,14 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:
-    """The highest generation that anyone has seen: agents, or a commit that an earlier job left at this URI.
+    """The highest generation that anyone has seen: agents, or what an earlier job left at this URI.
 
     A generation with a number that isn't above it would be fenced, or taken for an old one.
     """
     commit = draft.status.commit
-    seen = [view.report.generation for view in situation.observed.reports.values()]
-    return max([commit.generation if commit is not None else 0, *seen])
+    reports = [view.report for view in situation.observed.reports.values()]
+    fences = [report.failure.fence or 0 for report in reports if report.failure is not None]
+    return max([commit.generation if commit is not None else 0, *fences, *(report.generation for report in reports)])
 
 
 def _generation(situation: Situation, draft: Draft, number: int, chosen: list[PodFacts]) -> GenerationStatus:

@@ -90,4 +90,6 @@ def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
 
 
 def _sentence(notice: Notice) -> str:
-    return f"node {notice.node} goes at {notice.deadline:%H:%M:%S} ({notice.kind.value} notice from {notice.source})"
+    return (
+        f"node {notice.node} goes at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {notice.source})"
+    )

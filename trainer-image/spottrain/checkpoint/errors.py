@@ -36,7 +36,11 @@ class StorageDenied(StorageError):
 
 
 class Fenced(CheckpointError):
-    """A newer generation has taken over: this process may not commit any more."""
+    """A newer generation, `fence`, has taken over: this process may not commit any more."""
+
+    def __init__(self, message: str, fence: int) -> None:
+        super().__init__(message)
+        self.fence = fence
 
 
 class StepBehind(CheckpointError):

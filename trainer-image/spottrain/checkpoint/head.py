@@ -128,7 +128,8 @@ def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tupl
 def _refuse_fenced(head: Head, generation: int) -> None:
     if head.fence > generation:
         raise Fenced(
-            f"Generation {generation} may not commit any more: generation {head.fence} has taken over this job."
+            f"Generation {generation} may not commit any more: generation {head.fence} has taken over this job.",
+            head.fence,
         )
 
 
