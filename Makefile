@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
 
-.PHONY: help env binaries demo test lint crds bench-recovery bench-agreement bench-plan clean
+.PHONY: help env binaries demo test lint crds rehearse bench-recovery bench-checkpoint bench-notice bench-agreement bench-plan clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -42,6 +42,15 @@ crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
 
 bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
 	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
+
+rehearse: binaries ## Twenty random preemptions of 1 to 3 of 6 nodes; no step may be done again.
+	SPOTTRAIN_PREEMPTIONS=20 $(BIN)/python -m pytest -s --timeout=1800 tests/e2e/test_preemptions.py
+
+bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save and DCP: stall, throughput, resume.
+	$(BIN)/python -m benchmarks.bench_checkpoint
+
+bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
+	$(BIN)/python -m benchmarks.bench_notice
 
 bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
 	$(BIN)/python -m benchmarks.bench_agreement

@@ -12,7 +12,8 @@ import pytest
 from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.file_storage import FileStorage
 from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import CheckpointStorage, open_storage
+from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain.checkpoint.stores import open_storage
 
 Open = Callable[[], CheckpointStorage]
 ROUNDS = 20

@@ -12,7 +12,7 @@ from spottrain.checkpoint import Checkpointer, open_storage, read_head
 from spottrain.checkpoint.manifest import Manifest, read_manifest
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 240
 
 
 def run_ranks(scenario: str, world_size: int, generation: int, uri: str, folder: Path, **environment: str) -> None:

@@ -17,7 +17,8 @@ from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageUnavailable
 from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import Buffer, open_storage
+from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.stores import open_storage
 from spottrain_cli.checkpoints import checkpoints
 
 

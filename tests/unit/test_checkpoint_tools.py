@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.storage import open_storage
+from spottrain.checkpoint.stores import open_storage
 from spottrain.checkpointing import model_config
 from spottrain_cli.main import main
 

@@ -30,7 +30,8 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.head import Commit, Head, read_head
 from spottrain.checkpoint.persist import SaveHandle
 from spottrain.checkpoint.retention import Retention
-from spottrain.checkpoint.storage import CheckpointStorage, open_storage
+from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain.checkpoint.stores import open_storage
 
 __all__ = [
     "CheckpointError",

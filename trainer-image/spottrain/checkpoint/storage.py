@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
-from urllib.parse import urlsplit
-
-from spottrain.checkpoint.errors import StorageDenied
 
 Buffer = bytes | bytearray | memoryview
-SCHEMES = ("file", "s3", "gs")
 
 
 class CheckpointStorage(Protocol):
@@ -55,37 +51,3 @@ class CheckpointStorage(Protocol):
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Drop what unfinished uploads of keys under `prefix` have left, where `is_over(key)`; how many."""
         ...
-
-
-def open_storage(uri: str, *, endpoint_url: str | None = None) -> CheckpointStorage:
-    """Open the store that a checkpoint URI names: file:///folder, s3://bucket/prefix, gs://bucket/prefix.
-
-    `endpoint_url` is the address of an S3-compatible or GCS-compatible server other than the cloud's own.
-    Raises StorageDenied with a sentence when the URI can't be used.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme not in SCHEMES:
-        raise StorageDenied(
-            f"checkpoint.uri {uri!r} has an unknown scheme; use one of "
-            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
-            + "."
-        )
-    if parts.scheme == "file":
-        return _open_file(uri, parts.netloc, parts.path)
-    if not parts.netloc:
-        raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
-    if parts.scheme == "s3":
-        from spottrain.checkpoint.s3_storage import S3Storage
-
-        return S3Storage(bucket=parts.netloc, prefix=parts.path.strip("/"), endpoint_url=endpoint_url)
-    from spottrain.checkpoint.gcs_storage import GcsStorage
-
-    return GcsStorage(bucket=parts.netloc, prefix=parts.path.strip("/"), endpoint_url=endpoint_url)
-
-
-def _open_file(uri: str, host: str, path: str) -> CheckpointStorage:
-    from spottrain.checkpoint.file_storage import FileStorage
-
-    if host not in ("", "localhost") or not path.strip("/"):
-        raise StorageDenied(f"checkpoint.uri {uri!r} is not an absolute folder; write file:///FOLDER.")
-    return FileStorage(path)
