@@ -1,0 +1,79 @@
+"""The training script that test_deepspeed_ranks.py runs as ranks. RANK_SETTINGS comes from the test."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
+os.environ.update(RANK_SETTINGS["environment"])
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import spottrain  # noqa: E402
+from spottrain_api.contract import DrainRequest  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Model(nn.Module):
+    """Odd sizes, so that the parts of ranks end within rows; dropout, a buffer and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 0.5))
+        self.frozen = nn.Parameter(torch.full((5,), 0.25), requires_grad=False)
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and RANK_SETTINGS["dropout"]:  # counts forward passes, so it depends on the world size
+            self.scale += 1 / 64  # a number that bf16 knows as well
+        x = x * self.frozen
+        for block in self.blocks:
+            x = x + self.dropout(torch.tanh(block(x)))
+        return (self.out(x) * self.scale).sum(dim=1)
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = [parameter for parameter in trained if parameter.dim() > 1]
+    biases = [parameter for parameter in trained if parameter.dim() == 1]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0, "lr": 2e-2}]
+    if RANK_SETTINGS["optimizer"] == "sgd":
+        return torch.optim.SGD(groups, lr=1e-2, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def ask_to_drain() -> None:
+    now = datetime.now(UTC)
+    path = Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json"
+    DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now).write(path)
+
+
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(46, 5, generator=generator)
+dataset = [(inputs[index], inputs[index].sum()) for index in range(len(inputs))]
+
+with spottrain.session() as session:
+    training = session.prepare(
+        Model(),
+        optimizer=make_optimizer,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5),
+        dataset=dataset,
+        clip_grad_norm=RANK_SETTINGS["clip_grad_norm"],
+        deepspeed_config=RANK_SETTINGS["deepspeed_config"],
+    )
+    for step in training.steps(total=RANK_SETTINGS["steps"]):
+        for x, y in step.micro_batches():
+            loss = (training.model(x) - y).square().mean()
+            assert loss.dtype is torch.float32
+            step.backward(loss)
+        if step.number == RANK_SETTINGS["drain_at"]:
+            ask_to_drain()
+        step.update()
+    if RANK_SETTINGS["echo_as"] is not None:
+        # What was loaded is saved again, as if it were another step.
+        training._checkpoints.commit(training._state, RANK_SETTINGS["echo_as"])

@@ -1,0 +1,267 @@
+"""Ranks under DeepSpeed on gloo: ZeRO at every stage trains as DDP does, and is resumed at any world size."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import socket
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.dcp import load_tensors
+from spottrain.checkpoint.manifest import DTYPES, read_manifest
+from spottrain_api.contract import (
+    CheckpointConfig,
+    DeepSpeedConfig,
+    FailureReason,
+    Outcome,
+    OutcomeKind,
+    TrainerConfig,
+)
+
+# Some have two dozen ranks, one generation after the other: a minute where nothing else is at work.
+pytestmark = pytest.mark.timeout(900)
+
+SCRIPT = Path(__file__).with_name("deepspeed_script.py")
+STEPS = 6
+# Several flat tensors a parameter group, and no parameter that stays whole.
+SMALL_SUB_GROUPS = {"zero_optimization": {"sub_group_size": 20, "stage3_param_persistence_threshold": 0}}
+
+
+@pytest.fixture(scope="module")
+def fork() -> Any:
+    """Ranks are forked from a process that has imported what takes long."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "spottrain", "torch.distributed.tensor", "deepspeed"])
+    return context
+
+
+@dataclass
+class Job:
+    """One job: generations of ranks over one checkpoint folder. What it trained is what it committed."""
+
+    folder: Path
+    fork: Any
+    strategy: str = "deepspeed"
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    deepspeed_config: dict[str, Any] | str | None = None
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    dropout: float = 0.0
+    clip_grad_norm: float | None = 1.0
+    global_batch: int = 10
+    generation: int = 0
+    outcomes: list[Outcome | None] = field(default_factory=list)
+
+    def train(self, world_size: int, *, drain_at: int | None = None, steps: int = STEPS, echo: bool = False) -> None:
+        """Run the next generation to its end. `echo`: what it has loaded is committed as step 1000 + generation."""
+        self.generation += 1
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        ranks = [self._rank(rank, world_size, port, drain_at, steps, echo) for rank in range(world_size)]
+        try:
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(240)
+            assert all(not process.is_alive() for process in ranks), "a rank hangs"
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        self.outcomes = [Outcome.read(self._run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
+
+    def kinds(self) -> set[OutcomeKind]:
+        return {outcome.kind for outcome in self.outcomes if outcome is not None}
+
+    def committed(self) -> tuple[int, dict[str, torch.Tensor], Any]:
+        """Step, tensors and all else of the newest commit."""
+        storage = open_storage(f"file://{self.folder}/checkpoints")
+        head = read_head(storage)
+        assert head is not None
+        assert head.newest is not None
+        manifest = read_manifest(storage, head.newest)
+        tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
+        load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
+        return head.newest.step, tensors, manifest.tree
+
+    def _run_dir(self, rank: int) -> Path:
+        return self.folder / f"run-{self.generation}-{rank}"
+
+    def _rank(
+        self, rank: int, world_size: int, port: int, drain_at: int | None, steps: int, echo: bool
+    ) -> ForkServerProcess:
+        run_dir = self._run_dir(rank)
+        run_dir.mkdir(parents=True)
+        TrainerConfig(
+            job="test",
+            generation=self.generation,
+            attempt_id=f"attempt{self.generation}",
+            seed=5,
+            strategy=self.strategy,
+            precision=self.precision,
+            deepspeed=self.deepspeed,
+            global_batch=self.global_batch,
+            micro_batch=3,
+            checkpoint=CheckpointConfig(uri=f"file://{self.folder}/checkpoints", interval="1000steps"),
+        ).write(run_dir / "run.json")
+        settings = {
+            "environment": {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "SPOTTRAIN_RUN_DIR": str(run_dir),
+            },
+            "drain_at": drain_at if rank == 0 else None,
+            "steps": steps,
+            "echo_as": 1000 + self.generation if echo else None,
+            "dropout": self.dropout,
+            "optimizer": self.optimizer,
+            "clip_grad_norm": self.clip_grad_norm,
+            "deepspeed_config": self.deepspeed_config,
+        }
+        process: ForkServerProcess = self.fork.Process(
+            target=runpy.run_path,
+            args=(str(SCRIPT),),
+            kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
+        )
+        return process
+
+
+def assert_succeeded(job: Job) -> None:
+    assert job.kinds() == {OutcomeKind.SUCCEEDED}, job.outcomes
+
+
+def assert_same(job: Job, other: Job, *, exactly: bool = True, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Both have committed the same step (or its echo), weights, buffers and optimizer state, under the same names."""
+    (step, tensors, tree), (other_step, other_tensors, other_tree) = job.committed(), other.committed()
+    assert step == other_step or step > 1000
+    assert tensors.keys() == other_tensors.keys()
+    assert tree == other_tree
+    for name, value in tensors.items():
+        if exactly:
+            assert torch.equal(value, other_tensors[name]), name
+        else:
+            torch.testing.assert_close(value, other_tensors[name], rtol=rtol, atol=atol, check_dtype=False, msg=name)
+
+
+def stage(number: int, **settings: Any) -> DeepSpeedConfig:
+    return DeepSpeedConfig(zero_stage=number, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision"),
+    [
+        pytest.param(stage(0), "fp32", id="stage0"),
+        pytest.param(stage(1), "bf16", id="stage1-bf16"),
+        pytest.param(stage(2, offload_optimizer=True), "fp32", id="stage2-offload"),
+        pytest.param(stage(3), "bf16", id="stage3-bf16"),
+    ],
+)
+def test_a_resume_at_the_same_world_size_changes_no_bit(
+    settings: DeepSpeedConfig, precision: str, tmp_path: Path, fork: Any
+) -> None:
+    steady = Job(tmp_path / "steady", fork, deepspeed=settings, precision=precision, dropout=0.2)
+    steady.train(2)
+    assert_succeeded(steady)
+
+    drained = replace(steady, folder=tmp_path / "drained", generation=0)
+    drained.train(2, drain_at=2)
+    assert drained.kinds() == {OutcomeKind.DRAINED}, drained.outcomes
+    assert drained.committed()[0] in (2, 3, 4)
+    drained.train(2)
+
+    assert_succeeded(drained)
+    assert_same(drained, steady)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(stage(2), id="stage2"), pytest.param(stage(3, config=SMALL_SUB_GROUPS), id="stage3")],
+)
+def test_a_checkpoint_is_loaded_bit_for_bit_at_any_world_size(
+    settings: DeepSpeedConfig, tmp_path: Path, fork: Any
+) -> None:
+    job = Job(tmp_path, fork, deepspeed=settings)
+    job.train(4, steps=3)
+    assert_succeeded(job)
+    before = job.committed()
+    for world_size in (1, 6, 3, 5, 2, 4):
+        job.train(world_size, steps=3, echo=True)
+        assert_succeeded(job)
+        step, tensors, tree = job.committed()
+        assert step == 1000 + job.generation
+        assert tree == before[2]
+        assert all(torch.equal(tensors[name], value) for name, value in before[1].items())
+        assert tensors.keys() == before[1].keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer"),
+    [
+        pytest.param(stage(1), "adamw", id="stage1"),
+        pytest.param(stage(2), "sgd", id="stage2-sgd"),
+        pytest.param(stage(3, offload_parameters=True, offload_optimizer=True), "adamw", id="stage3-offload"),
+    ],
+)
+def test_it_trains_as_ddp_does_also_when_resized_and_where_ranks_have_no_samples(
+    settings: DeepSpeedConfig, optimizer: str, tmp_path: Path, fork: Any
+) -> None:
+    ddp = Job(tmp_path / "ddp", fork, strategy="ddp", optimizer=optimizer, global_batch=7)
+    ddp.train(3)
+    assert_succeeded(ddp)
+
+    zero = replace(ddp, folder=tmp_path / "zero", generation=0, strategy="deepspeed", deepspeed=settings)
+    zero.train(3, drain_at=1)  # micro-batches of 2, 2 and 3
+    zero.train(2, drain_at=4)  # 3, and 3 and 1
+    zero.train(5)  # 1, 1, 2, 1, 2
+    assert_succeeded(zero)
+
+    assert_same(zero, ddp, exactly=False)
+
+
+def test_a_global_batch_below_the_world_size(tmp_path: Path, fork: Any) -> None:
+    zero = Job(tmp_path / "zero", fork, deepspeed=stage(3), precision="bf16", global_batch=2)
+    zero.train(3)
+    assert_succeeded(zero)
+    ddp = replace(zero, folder=tmp_path / "ddp", generation=0, strategy="ddp", precision="fp32")
+    ddp.train(1)
+    wanted, found = ddp.committed()[1], zero.committed()[1]
+    weights = [name for name in wanted if name.startswith("model.") and name.endswith("weight")]
+    for name in weights:
+        assert found[name].dtype is torch.float32
+        torch.testing.assert_close(found[name], wanted[name], rtol=0.05, atol=0.02)
+
+
+def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path / "zero", fork, deepspeed=stage(3))
+    job.train(2, steps=3)
+    job.strategy = "ddp"
+    job.train(2)
+    assert_succeeded(job)
+    ddp = Job(tmp_path / "ddp", fork, strategy="ddp")
+    ddp.train(2)
+    assert_same(job, ddp, exactly=False)
+
+
+def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path, fork, deepspeed_config={"train_batch_size": 99})
+    job.train(1)
+    (outcome,) = job.outcomes
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert outcome.failure.message == (
+        "the DeepSpeed JSON has another train_batch_size than the job's batch.global 10; remove it there"
+    )
