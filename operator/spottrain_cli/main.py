@@ -20,7 +20,6 @@ from spottrain_local.cli import local
 from .checkpoints import checkpoints
 from .job_view import JobReader, JobSnapshot, UserError, now
 from .live_view import duration, job_view
-from .report import html_report
 
 REFRESH_SECONDS = 0.5
 
@@ -124,6 +123,9 @@ def _job_row(job: JobSnapshot) -> tuple[str, ...]:
 @kubeconfig_option
 def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
     """Write a self-contained HTML report of JOB: loss, members over time, where the time and the money went."""
+    # matplotlib takes a second to import, for which no other command should wait.
+    from .report import html_report
+
     path = output or Path(f"{job}.html")
     snapshot = JobReader(kubeconfig).read(namespace, job, with_history=True)
     path.write_text(html_report(snapshot, now()))
