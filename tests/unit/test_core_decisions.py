@@ -451,6 +451,20 @@ def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_ab
     assert status.generation.number == 8
 
 
+def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:
+    silent = {"generation": 1, "phase": AgentPhase.RUNNING, "progress": None, "step_age_seconds": 2000.0}
+    scene = replace(starting_job(), now=at(2000)).all_say(**silent)
+    status = scene.plan().status
+    assert status.phase is Phase.RUNNING
+    assert status.message == "Training in generation 1 with 4 nodes; its script doesn't report steps"
+    hung = scene.all_say(
+        progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None})
+    )
+    generation = hung.plan().status.generation
+    assert generation is not None
+    assert generation.reason == "Hang"
+
+
 def test_the_failure_budget_is_spent() -> None:
     scene = failed(training_job().status(failures=3), FailureReason.SCRIPT_ERROR, "ValueError").decided().later(6)
     status = scene.plan().status

@@ -8,6 +8,7 @@ from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Ph
 from .capacity import places
 from .causes import PREEMPTIONS
 from .draft import Draft
+from .members import says_nothing
 from .situation import Situation
 from .words import counted
 
@@ -51,7 +52,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
     if generation is None or (ended and status.phase in (Phase.SUSPENDED, Phase.PENDING)):
         return Phase.PENDING
     if generation.state is GenerationState.ACTIVE:
-        return Phase.STARTING if generation.first_step_at is None else Phase.RUNNING
+        starting = generation.first_step_at is None and not says_nothing(situation, generation)
+        return Phase.STARTING if starting else Phase.RUNNING
     return _PHASES[generation.state]
 
 
@@ -73,7 +75,10 @@ def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
         return f"Stopping {name} ({generation.reason})"
-    return f"Starting {name}" if phase is Phase.STARTING else f"Training in {name}"
+    if phase is Phase.STARTING:
+        return f"Starting {name}"
+    unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
+    return f"Training in {name}{unseen}"
 
 
 def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:

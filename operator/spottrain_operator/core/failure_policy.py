@@ -8,7 +8,7 @@ from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from .causes import Cause
 from .draft import Draft
 from .ending import finish, request_end
-from .members import STILL_IN, MemberFacts, MemberState, culprits, ended_sentence, killed, members_of
+from .members import STILL_IN, MemberFacts, MemberState, culprits, ended_sentence, killed, members_of, says_nothing
 from .progress import newest_progress
 from .situation import PodFacts, Situation
 from .timing import (
@@ -76,7 +76,7 @@ def heed_hang(situation: Situation, draft: Draft) -> Draft:
         return draft
     members = members_of(situation, generation)
     heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
-    if not heard or any(m.state not in STILL_IN for m in members):
+    if not heard or any(m.state not in STILL_IN for m in members) or says_nothing(situation, generation):
         return draft
     policy = situation.spec.run_policy
     if generation.first_step_at is None:

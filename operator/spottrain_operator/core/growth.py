@@ -8,7 +8,7 @@ from .capacity import places
 from .causes import Cause
 from .draft import Draft
 from .ending import request_end
-from .members import members_of
+from .members import members_of, says_nothing
 from .situation import PodFacts, Situation
 from .timing import (
     GROWTH_INTERVAL,
@@ -23,9 +23,10 @@ from .timing import (
 def grow(situation: Situation, draft: Draft) -> Draft:
     """Drain the running generation for a larger (or cheaper) one."""
     generation = draft.running
-    if generation is None or generation.state is not GenerationState.ACTIVE or generation.first_step_at is None:
+    if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
-    if seconds_between(generation.first_step_at, situation.now) < GROWTH_INTERVAL:
+    since = generation.started_at if says_nothing(situation, generation) else generation.first_step_at
+    if since is None or seconds_between(since, situation.now) < GROWTH_INTERVAL:
         return draft
     remaining = draft.status.progress.eta_seconds
     if remaining is not None and remaining < GROWTH_MIN_REMAINING:

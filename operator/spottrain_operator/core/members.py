@@ -16,6 +16,7 @@ from .timing import (
     CULPRIT_LAST_WORD,
     IN_FLIGHT,
     RESTARTED,
+    SAYS_NOTHING,
     SILENT_ALONE,
     SILENT_WHILE_OTHERS_ENDED,
     SILENT_WHILE_STUCK,
@@ -237,6 +238,19 @@ def _without_patience(
     if generation.state is GenerationState.STOPPING and overdue and heard:
         return replace(m, state=MemberState.BROKEN, message=f"pod {m.member.pod} doesn't stop")
     return m
+
+
+def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
+    """Its script runs, but doesn't use the library: nobody can know of its steps."""
+    if generation.first_step_at is not None or _between(generation.started_at, situation.now) <= SAYS_NOTHING:
+        return False
+    return all(
+        m.state is MemberState.RUNNING
+        and m.progress is None
+        and m.report is not None
+        and m.report.phase is AgentPhase.RUNNING
+        for m in members_of(situation, generation)
+    )
 
 
 def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> list[MemberFacts]:

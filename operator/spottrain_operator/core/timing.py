@@ -36,6 +36,9 @@ IN_FLIGHT = 2.0
 # A report this much younger than the generation's first step, by an agent that makes none: it restarted.
 RESTARTED = 10.0
 
+# Ranks that run for so long and say nothing are those of a script without the library.
+SAYS_NOTHING = 30.0
+
 # A report this young, by agents that report every second, is what is the case now.
 JUST_NOW = 1.2
 # Time for a drain that nobody's deadline bounds: enough for a large checkpoint, not for a hang.
