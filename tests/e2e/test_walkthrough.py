@@ -1,0 +1,262 @@
+"""The product by hand, as the README tells it: the commands that a user types, and what they then see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_fixtures import processes_of, wait_for
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_local.layout import checkout_root
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+NODES = """\
+nodes:
+  - {name: system, gpus: 0}
+  - {name: on-demand, gpus: 8}
+  - {name: spot, gpus: 8, capacityType: spot}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """A user's shell in the checkout, pointed at a cluster of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str, stdin: str | None = None) -> str:
+        """What the command prints; fails the test with what it complains about."""
+        done = self.start(*command, stdin=subprocess.PIPE)
+        out, err = done.communicate(stdin, timeout=120)
+        assert done.returncode == 0, f"{' '.join(command)}: {err}{out}"
+        return out
+
+    def start(self, *command: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=checkout_root(), env=self.environment, stdin=stdin, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def status(self, job: str) -> TrainingJobStatus:
+        found = json.loads(self.run("kubectl", "get", "tj", job, "-o", "json"))
+        return TrainingJobStatus.model_validate(found.get("status") or {})
+
+    def wait(self, job: str, what: str, condition: Any, seconds: float = 90.0) -> TrainingJobStatus:
+        """The status of the job once the condition holds for it."""
+        seen: list[TrainingJobStatus] = []
+
+        def holds() -> bool:
+            seen[:] = [self.status(job)]
+            return bool(condition(seen[0]))
+
+        try:
+            wait_for(holds, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.run('kubectl', 'describe', 'tj', job)}") from error
+        return seen[0]
+
+    def patch(self, job: str, **spec: Any) -> None:
+        self.run("kubectl", "patch", "tj", job, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+    def apply(self, manifest: Path, **spec: Any) -> None:
+        """Apply an example, with some fields of its spec replaced."""
+        job = yaml.safe_load(manifest.read_text())
+        job["spec"] |= spec
+        self.run("kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(job))
+
+    def job_processes(self, job: str) -> list[int]:
+        """Ids of the living processes of the job's pods."""
+        text = f"SPOTTRAIN_JOB={job}"
+        return [p.pid for p in processes_of(self.folder) if _mentions(p.pid, text)]
+
+    def delete(self, job: str, seconds: float) -> None:
+        """Delete the job; all that belongs to it must be gone in time."""
+        self.run("kubectl", "delete", "tj", job)
+        wait_for(lambda: not self.job_processes(job), f"processes of {job} end", seconds)
+        left = ("kubectl", "get", "pods,configmaps", "-l", f"spottrain.dev/job={job}", "-o", "name")
+        wait_for(lambda: not self.run(*left), f"objects of {job} go", seconds)
+
+
+def _mentions(pid: int, text: str) -> bool:
+    try:
+        return f"{text}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def is_running(status: TrainingJobStatus) -> bool:
+    return status.phase is Phase.RUNNING
+
+
+def trains_past(step: int) -> Any:
+    return lambda status: is_running(status) and status.progress.step > step
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    folder = tmp_path_factory.mktemp("walkthrough")
+    environment = os.environ | {
+        "SPOTTRAIN_LOCAL_HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "160",
+    }
+    found = Shell(folder=folder, environment=environment)
+    (folder / "nodes.yaml").write_text(NODES)
+    try:
+        out = found.run("spottrain", "local", "up", "--nodes", str(folder / "nodes.yaml"))
+        assert out.startswith("export KUBECONFIG=")
+        environment["KUBECONFIG"] = found.run("spottrain", "local", "kubeconfig").strip()
+        yield found
+    finally:
+        out = found.run("spottrain", "local", "down", "--delete")
+        assert "is stopped, its state deleted" in out
+        wait_for(lambda: not processes_of(folder), "all processes of the cluster end")
+
+
+@pytest.fixture(autouse=True)
+def _clean(shell: Shell) -> Iterator[None]:
+    """Each test begins without jobs, and with all nodes."""
+    yield
+    shell.run("kubectl", "delete", "tj", "--all")
+    shell.start("spottrain", "local", "restore", "spot-0").communicate(timeout=30)  # it refuses where it's there
+
+
+EXAMPLES = checkout_root() / "examples"
+
+
+def test_a_job_by_hand(shell: Shell) -> None:
+    shell.apply(
+        EXAMPLES / "digits" / "trainingjob.yaml",
+        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        nodes={"min": 2, "max": 2},
+    )
+    status = shell.wait("digits", "two nodes train", trains_past(0))
+    shell.patch("digits", nodes={"min": 1})
+    logs = shell.start("kubectl", "logs", "-f", "digits-1")
+
+    shell.run("spottrain", "local", "preempt", "spot-0", "--notice", "15s")
+    after = shell.wait("digits", "it goes on alone", lambda s: is_running(s) and len(s.generation.members) == 1)
+    assert after.transitions[-1].reason == "Preempted"
+    assert after.transitions[-1].steps_redone == 0
+    assert after.progress.step >= status.progress.step
+
+    described = shell.run("kubectl", "describe", "tj", "digits")
+    assert "Creating 1 on-demand pod and 1 spot pod" in described
+    assert re.search(r"Generation \d drains: node spot-0 goes at [\d:]{8} UTC \(preempt notice from ec2\)", described)
+    assert re.search(r"Message: +Training in generation \d with 1 node\n", described)
+    listed = shell.run("kubectl", "get", "tj")
+    assert "Running" in listed
+    assert "digits" in shell.run("spottrain", "status")
+    assert "1 preemptions (0 without notice)" in shell.run("spottrain", "status", "digits")
+
+    shell.patch("digits", runPolicy={"suspend": True})
+    suspended = shell.wait("digits", "it is suspended", lambda s: s.phase is Phase.SUSPENDED)
+    assert suspended.message == "Suspended: set runPolicy.suspend to false to go on"
+    assert suspended.commit is not None
+    assert suspended.commit.step == suspended.progress.step
+    wait_for(lambda: not shell.job_processes("digits"), "a suspended job holds no pods")
+    out, _ = logs.communicate(timeout=20)
+    assert "generation 1" in out
+    shell.patch("digits", runPolicy={"suspend": False})
+    resumed = shell.wait("digits", "it goes on", trains_past(suspended.progress.step))
+    assert resumed.steps_redone == 0
+
+    report = shell.folder / "digits.html"
+    shell.run("spottrain", "report", "digits", "-o", str(report))
+    assert "<svg" in report.read_text()
+    shell.delete("digits", seconds=10)
+
+
+def test_a_job_is_deleted_while_it_starts(shell: Shell) -> None:
+    shell.apply(EXAMPLES / "digits" / "trainingjob.yaml", nodes={"min": 1, "max": 1})
+    wait_for(lambda: shell.job_processes("digits"), "a pod starts")
+    shell.delete("digits", seconds=10)
+
+
+def test_a_plain_script_is_told_and_goes_on_where_it_stopped(shell: Shell) -> None:
+    folder = shell.folder / "plain"
+    args = ["--steps", "100000", "--folder", str(folder)]
+    shell.apply(
+        EXAMPLES / "plain" / "trainingjob.yaml",
+        entrypoint={"script": "examples/plain/train.py", "args": args},
+        nodes={"min": 2, "max": 2},
+        capacity={"onDemand": {"min": 1}},
+    )
+    shell.wait("plain", "two nodes run it", lambda s: s.generation)
+    shell.patch("plain", nodes={"min": 1})
+
+    def said(text: str, pod: str = "plain-1") -> bool:
+        return text in shell.run("kubectl", "logs", pod)
+
+    wait_for(lambda: said("step 11: "), "it trains", 60)
+    shell.run("spottrain", "local", "preempt", "spot-0", "--notice", "20s")
+    wait_for(lambda: said("stopped at step"), "it saves on SIGTERM", 30)
+    assert (folder / "checkpoint.pt").exists()
+    shell.wait("plain", "the next generation", lambda s: s.generation.number == 2)
+    stopped = int(shell.run("kubectl", "logs", "plain-1").split("stopped at step ")[1].split()[0])
+
+    def steps() -> list[int]:
+        lines = shell.run("kubectl", "logs", "plain-1").split("stopped at step")[1].splitlines()
+        return [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")]
+
+    wait_for(steps, "it goes on", 60)
+    assert stopped < steps()[0] <= stopped + 10
+    status = shell.status("plain")
+    assert (status.transitions[-1].reason, status.failures) == ("Preempted", 0)
+
+
+def test_deadline_and_time_to_live(shell: Shell) -> None:
+    shell.apply(
+        EXAMPLES / "digits" / "trainingjob.yaml",
+        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        nodes={"min": 1, "max": 1},
+        runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3},
+    )
+    shell.wait("digits", "it trains", trains_past(0))
+    shell.patch("digits", runPolicy={"activeDeadlineSeconds": 1})
+    status = shell.wait("digits", "its deadline ends it", lambda s: s.phase is Phase.FAILED, 60)
+    assert status.message == "the job wasn't done within runPolicy.activeDeadlineSeconds (1)"
+    assert status.commit is not None
+    assert status.commit.step == status.progress.step
+    gone = ("kubectl", "get", "tj", "digits", "--ignore-not-found", "-o", "name")
+    wait_for(lambda: not shell.run(*gone), "its time to live is over", 20)
+    wait_for(lambda: not shell.job_processes("digits"), "its processes end")
+
+
+def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
+    shell.run("spottrain", "local", "kill", "spot-0")
+    shell.apply(
+        EXAMPLES / "digits" / "trainingjob.yaml",
+        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        nodes={"min": 1, "max": 1},
+        capacity={
+            "onDemand": {"min": 0, "max": 1},
+            "spot": {"max": 1},
+            "fallback": {"afterSeconds": 2, "returnAfterSeconds": 12},
+        },
+    )
+
+    def members(status: TrainingJobStatus) -> list[str]:
+        generation = status.generation
+        if generation is None or generation.state is GenerationState.ENDED:
+            return []
+        return [member.capacity_type.value for member in generation.members]
+
+    status = shell.wait("digits", "on-demand stands in", lambda s: is_running(s) and members(s) == ["on-demand"])
+    assert ("SpotAvailable", "False", "FellBack") in {(c.type, c.status, c.reason) for c in status.conditions}
+    shell.run("spottrain", "local", "restore", "spot-0")
+    back = shell.wait("digits", "spot is back", lambda s: is_running(s) and members(s) == ["spot"], 90)
+    assert back.steps_redone == 0
+    assert back.failures == 0
