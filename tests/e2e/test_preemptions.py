@@ -60,8 +60,7 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
 
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Without it the ranks stop together, commit and end; only the next generation waits for it."""
-    with rehearsal(operator_cluster, "alone", tmp_path, nodes=1) as run:
-        run.wait_for_spot(1, ready=3)
+    with rehearsal(operator_cluster, "alone", tmp_path, nodes=3) as run:
         with run.incident("one node, while the operator is stopped"):
             run.scale_operator(0)
             generation, node = run.generation(), run.spot_nodes()[0]
