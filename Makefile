@@ -25,7 +25,7 @@ binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the 
 	$(BIN)/python -m spottrain_local.binaries
 
 demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.
-	$(BIN)/python -m spottrain_cli.demo --out demo-out
+	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m spottrain_cli.demo --out demo-out
 
 lint: $(STAMP) ## Style, types and import contracts.
 	$(BIN)/ruff check $(CODE)
