@@ -68,6 +68,10 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         Text(f"step {commit.step} of generation {commit.generation}" if commit else "none yet"),
         Text(f"{progress.step - commit.step} steps since" if commit and progress.step >= commit.step else ""),
     )
+    if progress.checkpoint_interval:
+        grid.add_row("", Text(progress.checkpoint_interval, "dim"))
+    if progress.message:
+        grid.add_row("Note", Text(progress.message, "yellow"))
     lost = f"{status.preemptions} preemptions ({status.preemptions_without_notice} without notice)"
     grid.add_row("Losses", Text(lost), Text(f"{status.steps_redone} steps redone, {status.failures} failures"))
     money = status.cost.display if status.cost else "no prices given"

@@ -1,4 +1,4 @@
-"""The seam between the step loop and PyTorch's ways to spread a model, and the choice among them."""
+"""The seam between the step loop and PyTorch's ways to spread a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from spottrain.batch import BatchPlan
 from spottrain_api.contract import DeepSpeedConfig
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-
-# Below, every rank can hold parameters, gradients and Adam's two moments in fp32 (8 GB), and replicas need
-# less communication than shards. It depends on the model alone, so that all generations choose the same.
-AUTO_SHARD_PARAMETERS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,36 +65,3 @@ class Engine(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what was loaded into a `state()` of this engine. A collective."""
         ...
-
-
-def choose_engine(strategy: str, model: nn.Module, config: EngineConfig) -> Engine:
-    """The engine of that strategy (auto, ddp, fsdp, deepspeed). Raises ValueError, with a sentence, for any
-    other, and where the engine's library is missing."""
-    if strategy == "auto":
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        strategy = "fsdp" if num_parameters >= AUTO_SHARD_PARAMETERS else "ddp"
-    engines: Mapping[str, Callable[[EngineConfig], Engine]] = {"ddp": _ddp, "fsdp": _fsdp, "deepspeed": _deepspeed}
-    if strategy not in engines:
-        raise ValueError(f"strategy {strategy!r} is unknown; use auto, ddp, fsdp or deepspeed")
-    return engines[strategy](config)
-
-
-# Imported when they are needed: torch's parts take their time, and DeepSpeed need not be installed.
-
-
-def _ddp(config: EngineConfig) -> Engine:
-    from spottrain.engines.ddp import DdpEngine
-
-    return DdpEngine(config)
-
-
-def _fsdp(config: EngineConfig) -> Engine:
-    from spottrain.engines.fsdp import FsdpEngine
-
-    return FsdpEngine(config)
-
-
-def _deepspeed(config: EngineConfig) -> Engine:
-    from spottrain.engines.deepspeed import DeepSpeedEngine
-
-    return DeepSpeedEngine(config)
