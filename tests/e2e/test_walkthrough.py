@@ -86,7 +86,8 @@ class Shell:
         self.run("kubectl", "delete", "tj", job)
         wait_for(lambda: not self.job_processes(job), f"processes of {job} end", seconds)
         left = ("kubectl", "get", "pods,configmaps", "-l", f"spottrain.dev/job={job}", "-o", "name")
-        wait_for(lambda: not self.run(*left), f"objects of {job} go", seconds)
+        # Its garbage collector learns of a new CRD only every half minute.
+        wait_for(lambda: not self.run(*left), f"objects of {job} go", 90)
 
 
 def _mentions(pid: int, text: str) -> bool:

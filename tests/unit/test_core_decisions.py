@@ -354,6 +354,13 @@ def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
     assert decided.status.generation.state is STOPPING
 
 
+def test_a_notice_to_a_script_that_tells_nothing_drains_it() -> None:
+    scene = starting_job().all_say(generation=1, phase=AgentPhase.RUNNING, step_age_seconds=1.0)
+    decided = scene.node(4, notice=notice(4, lead=60)).plan()
+    assert decided.status.generation is not None
+    assert decided.status.generation.state is DRAINING
+
+
 def test_a_second_notice_brings_the_deadline_nearer() -> None:
     scene = training_job().node(4, notice=notice(4, lead=60)).decided().node(3, notice=notice(3, lead=15))
     generation = scene.plan().status.generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from spottrain_api.contract import AgentPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 
 from .accounting import account
@@ -76,11 +77,15 @@ def _may_have_trained(generation: GenerationStatus, members: tuple[MemberFacts, 
     ranks aren't up; in any doubt it's a drain, since a drain of nothing costs little and a lost step is lost."""
     if generation.first_step_at is not None:
         return True
-    return any(
-        m.progress is not None or m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
-        for m in members
-        if m.state in STILL_IN or m.state is MemberState.DRAINED
-    )
+    return any(_may_step(m) for m in members if m.state in STILL_IN or m.state is MemberState.DRAINED)
+
+
+def _may_step(m: MemberFacts) -> bool:
+    # A script that doesn't use the library never tells of its progress: that it runs is all that is known of it.
+    report = m.report
+    runs_script = report is not None and report.generation == m.generation and report.phase is AgentPhase.RUNNING
+    unheard = m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
+    return runs_script or unheard or m.progress is not None
 
 
 def finish(situation: Situation, draft: Draft, phase: Phase, reason: str, message: str) -> Draft:
