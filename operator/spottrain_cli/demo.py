@@ -119,6 +119,7 @@ class DemoCluster:
         self._console = console
         self._environment = os.environ | {
             "SPOTTRAIN_LOCAL_HOME": str(folder),
+            "KUBECACHEDIR": str(folder / "kube-cache"),
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
         os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder)
