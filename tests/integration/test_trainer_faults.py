@@ -75,7 +75,7 @@ class Run:
             for process in ranks:
                 process.start()
             for process in ranks:
-                process.join(60)
+                process.join(240)
             assert all(not process.is_alive() for process in ranks), "a rank hangs"
         finally:
             for process in ranks:
