@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import random
-import runpy
-import socket
-from dataclasses import dataclass, field
 from datetime import datetime
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,155 +11,8 @@ import pytest
 import torch
 
 from spottrain.audit import read_audit
-from spottrain.checkpoint import Head, open_storage, read_head
-from spottrain_api.contract import (
-    CheckpointConfig,
-    CommitRef,
-    DrainRequest,
-    FailureReason,
-    Outcome,
-    OutcomeKind,
-    Progress,
-    TrainerConfig,
-)
-
-SCRIPT = Path(__file__).with_name("trainer_script.py")
-STEPS = 14
-Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
-
-
-@pytest.fixture(scope="module")
-def fork() -> Any:
-    """Ranks are forked from a process that has torch imported, as the agent's are."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "spottrain", "torch.distributed.tensor"])
-    return context
-
-
-@dataclass
-class Run:
-    """One job: generations of ranks over one checkpoint folder."""
-
-    folder: Path
-    fork: Any
-    strategy: str = "ddp"
-    dropout: float = 0.0
-    precision: str = "fp32"
-    uri: str | None = None
-    global_batch: int = 10
-    interval: str = "3steps"
-    on_notice: str = "immediate"
-    step_seconds: float = 0.0
-    upload_seconds: float = 0.0
-    resume: CommitRef | None = None
-    leave_after: int | None = None
-    generation: int = 0
-    outcomes: list[Outcome | None] = field(default_factory=list)
-    exit_codes: list[int | None] = field(default_factory=list)
-
-    def generate(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> list[Outcome | None]:
-        """Run the next generation to its end; each rank's outcome."""
-        self.generation += 1
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        ranks = [
-            self._rank(rank, world_size, port, (faults or {}).get(rank, {}), steps) for rank in range(world_size)
-        ]
-        try:
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join(240)
-            assert all(not process.is_alive() for process in ranks), "a rank hangs"
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
-        self.exit_codes = [process.exitcode for process in ranks]
-        self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
-        return self.outcomes
-
-    def run_dir(self, rank: int) -> Path:
-        """Each rank is in a pod of its own, with a run directory of its own."""
-        return self.folder / f"run-{self.generation}-{rank}"
-
-    def progress(self, rank: int = 0) -> Progress:
-        found = Progress.read(self.run_dir(rank) / "progress-0.json")
-        assert found is not None
-        return found
-
-    def head(self) -> Head | None:
-        return read_head(open_storage(f"file://{self.folder}/checkpoints"))
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = torch.load(self.folder / "result.pt", weights_only=True)
-        return found
-
-    def losses(self) -> dict[str, float]:
-        found: dict[str, float] = json.loads((self.folder / "result.json").read_text())
-        return found
-
-    def _rank(self, rank: int, world_size: int, port: int, faults: dict[int, str], steps: int) -> ForkServerProcess:
-        run_dir = self.run_dir(rank)
-        run_dir.mkdir(parents=True)
-        TrainerConfig(
-            job="test",
-            generation=self.generation,
-            attempt_id=f"attempt{self.generation}",
-            seed=5,
-            strategy=self.strategy,
-            precision=self.precision,
-            global_batch=self.global_batch,
-            micro_batch=3,
-            checkpoint=CheckpointConfig(
-                uri=self.uri or f"file://{self.folder}/checkpoints", interval=self.interval, on_notice=self.on_notice
-            ),
-            resume=self.resume,
-        ).write(run_dir / "run.json")
-        settings = {
-            "environment": {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "SPOTTRAIN_RUN_DIR": str(run_dir),
-                "SPOTTRAIN_AUDIT_DIR": str(self.folder / "audit"),
-            },
-            "faults": faults,
-            "steps": steps,
-            "dropout": self.dropout,
-            "step_seconds": self.step_seconds,
-            "upload_seconds": self.upload_seconds,
-            "leave_after": self.leave_after,
-            "checkpoints": f"{self.folder}/checkpoints",
-            "result": str(self.folder / "result.pt"),
-        }
-        process: ForkServerProcess = self.fork.Process(
-            target=runpy.run_path,
-            args=(str(SCRIPT),),
-            kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
-        )
-        return process
-
-
-def assert_drained(run: Run) -> int:
-    """All ranks ended with the outcome `drained`, at the same, committed step, which is returned."""
-    outcomes = [outcome for outcome in run.outcomes if outcome is not None]
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.DRAINED] * len(run.outcomes)
-    assert set(run.exit_codes) == {0}
-    (step,) = {outcome.step for outcome in outcomes}
-    if step > 0:
-        assert {outcome.commit.step for outcome in outcomes if outcome.commit is not None} == {step}
-        head = run.head()
-        assert head is not None
-        assert head.newest is not None
-        assert head.newest.step == step
-    return step
-
-
-def assert_succeeded(run: Run) -> None:
-    assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.SUCCEEDED] * len(run.outcomes)
+from spottrain_api.contract import CommitRef, DrainRequest, FailureReason, OutcomeKind
+from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
