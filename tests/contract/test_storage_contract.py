@@ -51,7 +51,7 @@ def test_a_missing_object_is_named(storage: CheckpointStorage) -> None:
     with pytest.raises(ObjectNotFound, match="'a/nothing'"):
         storage.get("a/nothing")
     with pytest.raises(ObjectNotFound, match="'a/nothing'"):
-        storage.get_range("a/nothing", 0, 1)
+        storage.read_into("a/nothing", 0, memoryview(bytearray(1)))
 
 
 def test_put_if_absent_only_creates(storage: CheckpointStorage) -> None:
@@ -106,11 +106,22 @@ def test_upload_stores_every_byte(storage: CheckpointStorage, size: int) -> None
     assert list(storage.list("big")) == [("big", size)]
 
 
-def test_get_range_ends_with_the_object(storage: CheckpointStorage) -> None:
+@pytest.mark.parametrize(("offset", "length", "expected"), [(2, 3, b"234"), (8, 5, b"89"), (10, 5, b"")])
+def test_read_into_ends_with_the_object(
+    storage: CheckpointStorage, offset: int, length: int, expected: bytes
+) -> None:
     storage.put("k", b"0123456789")
-    assert storage.get_range("k", 2, 3) == b"234"
-    assert storage.get_range("k", 8, 5) == b"89"
-    assert storage.get_range("k", 10, 5) == b""
+    memory = bytearray(length)
+    assert storage.read_into("k", offset, memoryview(memory)) == len(expected)
+    assert memory == expected.ljust(length, b"\0")
+
+
+def test_read_into_fills_large_memory(storage: CheckpointStorage) -> None:
+    data = os.urandom(9 << 20)
+    storage.upload("big", data)
+    memory = bytearray(len(data) - 5)
+    assert storage.read_into("big", 5, memoryview(memory)) == len(memory)
+    assert memory == data[5:]
 
 
 def test_list_is_sorted_and_by_prefix_of_the_key(storage: CheckpointStorage) -> None:

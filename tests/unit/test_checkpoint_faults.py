@@ -57,8 +57,8 @@ class FaultyStorage:
         found: tuple[bytes, str] = self._do(lambda: self._inner.get(key))
         return found
 
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return bytes(self._do(lambda: self._inner.get_range(key, offset, length)))
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        return int(self._do(lambda: self._inner.read_into(key, offset, memory)))
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         return iter(self._do(lambda: [*self._inner.list(prefix)]))

@@ -2,87 +2,104 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from dataclasses import dataclass, field
+
+from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
-from spottrain.checkpoint.manifest import Manifest, data_key
+from spottrain.checkpoint.manifest import DataFile, Manifest, data_key
 from spottrain.checkpoint.storage import CheckpointStorage
 
 Span = tuple[int, int, int]
 """Rank, and begin and end in bytes of that rank's data file."""
 
-READ_BYTES = 32 << 20
-_READERS = 4
+Deliver = Callable[[int, int, memoryview], None]
+"""Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
+
+READ_BYTES = 8 << 20
+_READERS = min(8, 2 * (os.cpu_count() or 1))
+
+
+@dataclass(slots=True)
+class _Run:
+    """Whole blocks that are read at once, and the parts of spans that lie in them."""
+
+    rank: int
+    members: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(index of the span, offset in it, begin and end in the file)"""
+
+    def bounds(self, file: DataFile) -> tuple[int, int]:
+        begin = min(member[2] for member in self.members) // file.block_bytes * file.block_bytes
+        end = -(-max(member[3] for member in self.members) // file.block_bytes) * file.block_bytes
+        return begin, min(end, file.size)
 
 
 class PartReader:
     """Reads spans of bytes of one checkpoint; only verified bytes leave it."""
 
-    def __init__(self, storage: CheckpointStorage, attempt: str, manifest: Manifest) -> None:
+    def __init__(
+        self, storage: CheckpointStorage, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
+    ) -> None:
+        """`read_bytes` is how much is read at once, in whole blocks and one at least."""
         self._storage = storage
         self._attempt = attempt
         self._manifest = manifest
+        self._read_bytes = read_bytes
 
-    def read(self, spans: Sequence[Span]) -> Iterator[tuple[int, memoryview]]:
-        """Yield (index of the span, its bytes), in the order of the files; each block is fetched once or,
-        where spans far apart share it, twice. Raises CorruptCheckpoint."""
-        order = sorted((i for i in range(len(spans)) if spans[i][1] < spans[i][2]), key=lambda i: spans[i])
-        runs = list(self._runs([(index, spans[index]) for index in order]))
+    def read(self, spans: Sequence[Span], deliver: Deliver) -> None:
+        """Hand all bytes of the spans to `deliver`, each once, in pieces and from several threads.
+
+        Every block is fetched once at most, into memory that is used again for the next: as much is held as
+        readers are at work. Raises CorruptCheckpoint, or what `deliver` raises.
+        """
+        runs = self._runs(spans)
+        scratch = threading.local()
         with ThreadPoolExecutor(_READERS) as pool:
-            pending = iter(runs)
-            # A window of reads: as many bytes are held in memory as readers are at work, not all of them.
-            window = [(run, pool.submit(self._fetch, *run[0])) for run in islice(pending, _READERS)]
-            while window:
-                ((_, first, _), members), fetched = window.pop(0)
-                data = memoryview(fetched.result())
-                window += [(run, pool.submit(self._fetch, *run[0])) for run in islice(pending, 1)]
-                for index, begin, end in members:
-                    yield index, data[begin - first : end - first]
+            for _ in pool.map(lambda run: self._read_run(run, deliver, scratch), runs):
+                pass  # the first error ends it
 
     def verify(self, rank: int) -> None:
         """Read all of one rank's file and drop it. Raises CorruptCheckpoint."""
-        size = self._manifest.files[rank].size
-        spans = [(rank, begin, min(begin + READ_BYTES, size)) for begin in range(0, size, READ_BYTES)]
-        for _ in self.read(spans):
-            pass
+        self.read([(rank, 0, self._manifest.files[rank].size)], lambda *_: None)
 
-    def _runs(self, spans: Sequence[tuple[int, Span]]) -> Iterator[tuple[Span, list[tuple[int, int, int]]]]:
-        """Gather neighbouring spans, widened to whole blocks, into reads of a good size."""
-        run: Span | None = None
-        members: list[tuple[int, int, int]] = []
-        for index, (rank, begin, end) in spans:
-            file = self._manifest.files[rank]
-            low = begin // file.block_bytes * file.block_bytes
-            high = min(-(-end // file.block_bytes) * file.block_bytes, file.size)
-            if run is not None and rank == run[0] and low <= run[2] and high - run[1] <= READ_BYTES:
-                run = (rank, run[1], max(run[2], high))
-            else:
-                if run is not None:
-                    yield run, members
-                run, members = (rank, low, high), []
-            members.append((index, begin, end))
-        if run is not None:
-            yield run, members
+    def _runs(self, spans: Sequence[Span]) -> list[_Run]:
+        """Cut the spans at fixed places of the files, so that what lies between two of them is one read."""
+        runs: dict[tuple[int, int], _Run] = {}
+        for index, (rank, begin, end) in enumerate(spans):
+            block = self._manifest.files[rank].block_bytes
+            width = max(self._read_bytes // block, 1) * block
+            for number in range(begin // width, -(-end // width) if begin < end else 0):
+                low, high = max(begin, number * width), min(end, (number + 1) * width)
+                run = runs.setdefault((rank, number), _Run(rank))
+                run.members.append((index, low - begin, low, high))
+        return [runs[place] for place in sorted(runs)]
 
-    def _fetch(self, rank: int, begin: int, end: int) -> bytearray:
+    def _read_run(self, run: _Run, deliver: Deliver, scratch: threading.local) -> None:
+        first, last = run.bounds(self._manifest.files[run.rank])
+        if len(getattr(scratch, "memory", ())) < last - first:
+            scratch.memory = memoryview(bytearray(last - first))
+        data = scratch.memory[: last - first]
+        self._fetch(run.rank, first, data)
+        for index, offset, begin, end in run.members:
+            deliver(index, offset, data[begin - first : end - first])
+
+    def _fetch(self, rank: int, begin: int, data: memoryview) -> None:
         key = data_key(self._attempt, rank)
         try:
-            # A bytearray, as torch refuses to look at read-only memory without a warning.
-            data = bytearray(self._storage.get_range(key, begin, end - begin))
+            length = self._storage.read_into(key, begin, data)
         except ObjectNotFound as error:
             raise CorruptCheckpoint(f"{key} of the checkpoint is missing.") from error
-        if len(data) != end - begin:
-            raise CorruptCheckpoint(f"{key} of the checkpoint is cut short at byte {begin + len(data)}.")
+        if length != len(data):
+            raise CorruptCheckpoint(f"{key} of the checkpoint is cut short at byte {begin + length}.")
         file = self._manifest.files[rank]
-        view = memoryview(data)
         for offset in range(0, len(data), file.block_bytes):
-            block = view[offset : offset + file.block_bytes]
-            if zlib.crc32(block) != file.crc32[(begin + offset) // file.block_bytes]:
+            block = data[offset : offset + file.block_bytes]
+            if zlib_ng.crc32(block) != file.crc32[(begin + offset) // file.block_bytes]:
                 raise CorruptCheckpoint(
                     f"{key} of the checkpoint is damaged between bytes {begin + offset} and "
                     f"{begin + offset + len(block)}."
                 )
-        return data

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.blocks import PartReader, Span
 from spottrain.checkpoint.codec import Tensors
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, UnsupportedState
 from spottrain.checkpoint.manifest import ALIGNMENT_BYTES, DTYPES, Chunk, Entry, Manifest
@@ -141,35 +142,67 @@ class ManifestReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted = [(item, *self._span(item)) for item in plan.items]
-        spans = [(chunk.rank, begin, end) for _, chunk, begin, end in wanted]
-        for index, data in self._parts.read(spans):
-            item, chunk, begin, _ = wanted[index]
-            self._fill(item, chunk, begin, data, planner)
+        wanted = [_Wanted.of(item, self._chunk(item), planner.resolve_tensor(item).detach()) for item in plan.items]
+        self._parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].take(*piece))
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _span(self, item: ReadItem) -> tuple[Chunk, int, int]:
-        """The chunk that an item reads from, and the bytes of the rows that it needs."""
+    def _chunk(self, item: ReadItem) -> Chunk:
         if item.type == LoadItemType.BYTE_IO:
             raise CorruptCheckpoint(f"{item.dest_index.fqn!r} is not a tensor; it can't be loaded this way.")
-        chunk = self._chunks[item.storage_index]
-        row = (chunk.end - chunk.begin) // chunk.lengths[0] if chunk.lengths else 0
-        if not row:
-            return chunk, chunk.begin, chunk.end
-        begin = chunk.begin + item.storage_offsets[0] * row
-        return chunk, begin, begin + item.lengths[0] * row
+        return self._chunks[item.storage_index]
 
-    def _fill(self, item: ReadItem, chunk: Chunk, begin: int, data: memoryview, planner: LoadPlanner) -> None:
-        target = planner.resolve_tensor(item).detach()
-        rows = (item.lengths[0], *chunk.lengths[1:]) if chunk.lengths else ()
-        dtype = DTYPES[self._manifest.tensors[item.dest_index.fqn].dtype]
-        source = torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(rows)
-        for dimension in range(1, source.dim()):
-            source = source.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
-        target.copy_(source)
-        planner.commit_tensor(item, target)
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """Rows of a stored chunk, and the (part of a) tensor that they fill. Takes their bytes piece by piece."""
+
+    span: Span
+    target: torch.Tensor
+    rows: tuple[int, ...]
+    """Shape of what lies in the span: all columns of the rows that are needed."""
+    box: tuple[tuple[int, int], ...]
+    """Of each dimension but the first: where the target begins in the rows, and its length."""
+    gathered: torch.Tensor | None = None
+    missing: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, item: ReadItem, chunk: Chunk, target: torch.Tensor) -> _Wanted:
+        rows: tuple[int, ...] = (item.lengths[0], *chunk.lengths[1:]) if chunk.lengths else ()
+        row = math.prod(chunk.lengths[1:]) * target.dtype.itemsize
+        begin = chunk.begin + (item.storage_offsets[0] * row if chunk.lengths else 0)
+        end = begin + math.prod(rows) * target.dtype.itemsize
+        return cls(
+            span=(chunk.rank, begin, end),
+            target=target,
+            rows=rows,
+            box=tuple(zip(item.storage_offsets[1:], item.lengths[1:], strict=True)),
+            missing=end - begin,
+        )
+
+    def take(self, offset: int, data: memoryview) -> None:
+        source = torch.frombuffer(data, dtype=torch.uint8)
+        if self.target.is_contiguous() and self.target.shape == self.rows:
+            _bytes_of(self.target)[offset : offset + len(data)].copy_(source)
+            return
+        with self.lock:
+            if self.gathered is None:
+                self.gathered = torch.empty(self.rows, dtype=self.target.dtype)
+        _bytes_of(self.gathered)[offset : offset + len(data)].copy_(source)
+        with self.lock:
+            self.missing -= len(data)
+            if self.missing:
+                return
+        found, self.gathered = self.gathered, None
+        for dimension, (begin, length) in enumerate(self.box, start=1):
+            found = found.narrow(dimension, begin, length)
+        self.target.copy_(found)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _exchange(local: SavePlan, planner: DefaultSavePlanner, rank: int, group: dist.ProcessGroup | None) -> SavePlan:

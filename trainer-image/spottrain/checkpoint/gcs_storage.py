@@ -101,15 +101,16 @@ class GcsStorage:
             data: bytes = blob.download_as_bytes(retry=_RETRY)
         return data, str(blob.generation)
 
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         with self._sentences(key):
             try:
                 data: bytes = self._blob(key).download_as_bytes(
-                    start=offset, end=offset + length - 1, checksum=None, retry=_RETRY
+                    start=offset, end=offset + len(memory) - 1, checksum=None, retry=_RETRY
                 )
             except RequestRangeNotSatisfiable:
-                return b""
-        return data
+                return 0
+        memory[: len(data)] = data
+        return len(data)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._sentences(prefix):

@@ -38,8 +38,10 @@ class MemoryStorage:
                 raise ObjectNotFound(key)
             return self._objects[key]
 
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return self.get(key)[0][offset : offset + length]
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        found = self.get(key)[0][offset : offset + len(memory)]
+        memory[: len(found)] = found
+        return len(found)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._lock:

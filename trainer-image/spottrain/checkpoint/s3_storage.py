@@ -33,6 +33,7 @@ PART_BYTES = 8 << 20
 _MAX_PARTS = 10_000
 _PARALLEL_PARTS = 4
 _DELETE_BATCH = 1000
+_READ_BYTES = 1 << 20  # botocore copies what it reads, which is quick where it is still in the processor's cache
 _CONFLICT_RETRIES = 10
 
 _LOST = {"PreconditionFailed", "412"}
@@ -86,11 +87,16 @@ class S3Storage:
         answer = self._call("get_object", key)
         return self._body(key, answer), str(answer["ETag"])
 
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         try:
-            return self._body(key, self._call("get_object", key, Range=f"bytes={offset}-{offset + length - 1}"))
+            body = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")["Body"]
         except _BeyondTheEnd:
-            return b""
+            return 0
+        filled = 0
+        with self._sentences(key):
+            while filled < len(memory) and (length := body.readinto(memory[filled : filled + _READ_BYTES])):
+                filled += length
+        return filled
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(

@@ -36,8 +36,9 @@ class CheckpointStorage(Protocol):
         """The object and its etag. Raises ObjectNotFound."""
         ...
 
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer where the object ends first. Raises ObjectNotFound."""
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        """Fill `memory` with the object's bytes from `offset`, and return how many there were: fewer than asked
+        for where the object ends first. Raises ObjectNotFound."""
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
