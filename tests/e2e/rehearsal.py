@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import kubernetes
 import psutil
@@ -22,6 +22,8 @@ from spottrain_agent.records import WorkerStarted, worker_started_file
 from spottrain_api.contract import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, PLURAL, VERSION, CapacityType, Member, Progress
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_local.cluster import Cluster
+
+Answer = TypeVar("Answer")
 
 NAMESPACE = "default"
 # Steps after an incident until it is taken to be over.
@@ -142,15 +144,22 @@ class Rehearsal:
         patch = json.dumps({"spec": {"checkpoint": {"interval": interval}}})
         self.kubectl("patch", "tj", self.name, "--type=merge", "-p", patch)
 
-    def scale_operator(self, replicas: int) -> None:
-        """Stop the operator (0) or start it (1)."""
+    @contextmanager
+    def operator_stopped(self) -> Iterator[None]:
+        """No operator runs inside; afterwards one does again, also when the test failed: others share the cluster."""
+        self._scale_operator(0)
+        try:
+            yield
+        finally:
+            self._scale_operator(1)
+
+    def _scale_operator(self, replicas: int) -> None:
         self.kubectl(
             "--namespace=spottrain-system", "scale", "deployment/spottrain-operator", f"--replicas={replicas}"
         )
 
         def num_running() -> int:
-            found = processes_of(self.cluster.layout.root)
-            return sum("spottrain_operator" in process.cmdline() for process in found)
+            return sum("spottrain_operator" in line for line in command_lines(processes_of(self.cluster.layout.root)))
 
         self.wait(f"{replicas} operators run", lambda: num_running() == replicas)
 
@@ -267,7 +276,8 @@ class Rehearsal:
 
     def agent_process(self, pod: str) -> psutil.Process:
         """PID 1 of a pod."""
-        return next(p for p in self._processes(pod) if "spottrain_agent" in p.cmdline())
+        found = self._processes(pod)
+        return next(p for p, line in zip(found, command_lines(found), strict=True) if "spottrain_agent" in line)
 
     def zygote_process(self, pod: str) -> psutil.Process:
         """The agent's child from which ranks are forked."""
@@ -275,18 +285,15 @@ class Rehearsal:
         return min(children, key=lambda process: process.create_time())
 
     def _processes(self, pod: str) -> list[psutil.Process]:
-        return [p for p in self.processes() if p.environ().get(ENV_POD_NAME) == pod]
+        return [process for process in self.processes() if environment(process).get(ENV_POD_NAME) == pod]
 
     def processes(self) -> list[psutil.Process]:
         """Living processes of the cluster's trainer pods."""
-        found = []
-        for process in processes_of(self.cluster.layout.root):
-            try:
-                if ENV_POD_NAME in process.environ() and "SPOTTRAIN_JOB" in process.environ():
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return [
+            process
+            for process in processes_of(self.cluster.layout.root)
+            if {ENV_POD_NAME, "SPOTTRAIN_JOB"} <= environment(process).keys()
+        ]
 
     # --- begin and end -----------------------------------------------------------------------------------
 
@@ -318,6 +325,23 @@ def rehearsal(cluster: Cluster, name: str, folder: Path, *, nodes: int, **spec: 
         run.bring_back()
         # The next test needs the nodes.
         run.wait("the job's processes are gone", lambda: not run.processes(), seconds=90)
+
+
+def command_lines(processes: Iterable[psutil.Process]) -> list[list[str]]:
+    """The command of each process; empty for one that has ended since it was found."""
+    return [_look(process.cmdline) or [] for process in processes]
+
+
+def environment(process: psutil.Process) -> dict[str, str]:
+    """The environment of a process; empty for one that has ended since it was found."""
+    return _look(process.environ) or {}
+
+
+def _look(question: Callable[[], Answer]) -> Answer | None:
+    try:
+        return question()
+    except psutil.Error:
+        return None
 
 
 def kill(process: psutil.Process) -> None:

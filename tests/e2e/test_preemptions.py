@@ -61,8 +61,7 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Without it the ranks stop together, commit and end; only the next generation waits for it."""
     with rehearsal(operator_cluster, "alone", tmp_path, nodes=3) as run:
-        with run.incident("one node, while the operator is stopped"):
-            run.scale_operator(0)
+        with run.incident("one node, while the operator is stopped"), run.operator_stopped():
             generation, node = run.generation(), run.spot_nodes()[0]
             folders = [run.run_directory(member.pod, generation.number) for member in generation.members]
             ranks = [run.rank_process(member.pod, generation.number) for member in generation.members]
@@ -73,7 +72,6 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
             assert {
                 (each.kind, each.step, each.commit.step) for each in outcomes(folders) if each and each.commit
             } == {(OutcomeKind.DRAINED, newest, newest)}
-            run.scale_operator(1)
         assert run.evidence[-1].redone == 0
         run.bring_back()
         run.finish()
