@@ -240,6 +240,33 @@ class DrainRequest(Message):
     is_preemption: bool = False
 
 
+class MemoryEstimate(Message):
+    """Bytes that a rank is estimated to need at the peak of a step: what is kept, and what comes and goes
+    (`activations`, and as `working` what is gathered, cast or reduced). `available` is what a rank has."""
+
+    total: int
+    available: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    host: int = 0
+
+
+class StrategyChoice(Message):
+    """What `strategy: auto` came to. The first generation chooses; commits carry the choice, and later
+    generations keep to it. `name` and `reason` are for people."""
+
+    strategy: str
+    zero_stage: int | None = None
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    name: str
+    reason: str
+    memory: MemoryEstimate
+
+
 class TrainerPhase(StrEnum):
     """Where a rank is: STARTING up to and including the resume, then TRAINING, with SAVING before its end."""
 
@@ -274,6 +301,7 @@ class Progress(Message):
     # How often it commits and why so, and what went other than planned; sentences for the status.
     checkpoint_interval: str | None = None
     message: str | None = None
+    strategy: StrategyChoice | None = None
     # Milestones of start-up for the recovery benchmark: name -> when.
     milestones: dict[str, datetime] = Field(default_factory=dict)
 
@@ -315,6 +343,15 @@ class CheckpointConfig(Message):
     endpoint_url: str | None = None
 
 
+class FsdpConfig(Message):
+    """How to train with FSDP2. `sharding` is "full" (over all ranks) or "hybrid" (over the ranks of a node, with
+    replicas over the nodes)."""
+
+    sharding: str = "full"
+    reshard_after_forward: bool = True
+    offload: bool = False
+
+
 class DeepSpeedConfig(Message):
     """How to train with DeepSpeed. `zero_stage` None: that of `config`, or 2. `config` is a DeepSpeed JSON."""
 
@@ -334,7 +371,9 @@ class TrainerConfig(Message):
     seed: int = 0
     strategy: str = "auto"
     precision: str = "fp32"
-    fsdp_reshard_after_forward: bool = True
+    # The smallest world size that the job may have; None: this generation's.
+    min_world_size: int | None = None
+    fsdp: FsdpConfig = FsdpConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     global_batch: int = 1
     micro_batch: int = 1

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from .contract import CapacityType, CommitRef, Member
+from .contract import CapacityType, CommitRef, Member, StrategyChoice
 
 INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
 MAX_MEMBERS = 512
@@ -487,6 +487,7 @@ class TrainingJobStatus(StatusResource):
     conditions: tuple[Condition, ...] = ()
     generation: GenerationStatus | None = None
     progress: ProgressStatus = ProgressStatus()
+    strategy: Annotated[StrategyChoice | None, Field(description="What strategy auto came to, and why.")] = None
     commit: CommitRef | None = None
     members: Counts = Counts()
     transitions: tuple[Transition, ...] = ()

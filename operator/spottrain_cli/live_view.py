@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.contract import CapacityType
+from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 
 from .job_view import EventSummary, JobSnapshot
@@ -70,6 +71,9 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
     )
     if progress.checkpoint_interval:
         grid.add_row("", Text(progress.checkpoint_interval, "dim"))
+    if status.strategy is not None:
+        grid.add_row("Strategy", Text(status.strategy.name), Text(f"{in_gib(status.strategy.memory.total)} a rank"))
+        grid.add_row("", Text(status.strategy.reason, "dim"))
     if progress.message:
         grid.add_row("Note", Text(progress.message, "yellow"))
     lost = f"{status.preemptions} preemptions ({status.preemptions_without_notice} without notice)"

@@ -20,6 +20,7 @@ from spottrain_local.cli import local
 from .checkpoints import checkpoints
 from .job_view import JobReader, JobSnapshot, UserError, now
 from .live_view import duration, job_view
+from .plan import plan
 
 REFRESH_SECONDS = 0.5
 
@@ -49,6 +50,7 @@ def main() -> None:
 
 main.add_command(local)
 main.add_command(checkpoints)
+main.add_command(plan)
 
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="The job's namespace."

@@ -8,7 +8,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from spottrain_api.contract import CapacityType, CommitRef, Member
+from spottrain_api.contract import CapacityType, CommitRef, Member, MemoryEstimate, StrategyChoice
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import (
     CostStatus,
@@ -75,6 +75,14 @@ def snapshot() -> JobSnapshot:
                 world_size_after=1,
             ),
         ),
+        strategy=StrategyChoice(
+            strategy="fsdp",
+            name="fsdp",
+            reason="ddp would need 40.0 GiB.",
+            memory=MemoryEstimate(
+                total=7 << 30, available=8 << 30, parameters=1, gradients=1, optimizer=2, activations=3, working=0
+            ),
+        ),
         preemptions=1,
         goodput_display="92%",
         cost=CostStatus(total=0.5, on_demand_only=2.0, display="0.50 of 2.00"),
@@ -114,6 +122,8 @@ def test_the_live_view_says_what_matters() -> None:
     for part in ("Running", "30/100", "1.2500", "generation 3", "step 25 of generation 2", "0.50 of 2.00", "92%"):
         assert part in text
     assert "node spot-2 goes in 30 s" in text
+    assert "7.0 GiB a rank" in text
+    assert "ddp would need 40.0 GiB." in text
 
 
 def test_members_come_first_and_others_wait() -> None:

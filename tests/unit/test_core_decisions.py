@@ -19,9 +19,11 @@ from spottrain_api.contract import (
     Failure,
     FailureReason,
     Interruptions,
+    MemoryEstimate,
     Notice,
     NoticeKind,
     Progress,
+    StrategyChoice,
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, Phase, TrainingJobSpec, TrainingJobStatus, Transition
@@ -638,3 +640,23 @@ def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None
     newer = NewerSpec.model_validate(scene.observed.job.spec.to_dict())
     upgraded = replace(scene.observed, job=replace(scene.observed.job, spec=newer))
     assert Situation(upgraded, NOW).run_hash == Situation(scene.observed, NOW).run_hash
+
+
+def test_what_auto_came_to_is_in_the_status_and_told_once() -> None:
+    memory = MemoryEstimate(total=3, available=4, parameters=1, gradients=1, optimizer=1, activations=0, working=0)
+    choice = StrategyChoice(strategy="fsdp", name="fsdp", reason="It fits.", memory=memory)
+    scene = training_job().all_say(progress=training(60).model_copy(update={"strategy": choice}))
+    first = scene.status(accounted_at=None).plan()
+    assert first.status.strategy == choice
+    assert [event.message for event in first.events if event.reason == "StrategyChosen"] == ["It fits."]
+    again = scene.job(status=first.status).status(accounted_at=None).plan()
+    assert again.status.strategy == choice
+    assert not [event for event in again.events if event.reason == "StrategyChosen"]
+
+
+def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
+    job = training_job(processesPerNode=2).observed.job
+    assert job.status.generation is not None
+    told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
+    assert told is not None
+    assert told.trainer.min_world_size == job.spec.nodes.min * 2

@@ -6,15 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.memory_estimate import GB, Estimate, Workload, choose_strategy, estimates
+from spottrain_api.memory_estimate import (
+    GIB,
+    Choice,
+    Estimate,
+    Memory,
+    ModelFacts,
+    Workload,
+    choose_strategy,
+    estimates,
+    in_gib,
+)
 
-A100 = int(80 * GB)
-SMALL = int(24 * GB)
+A100 = Memory(accelerator_bytes=80 * GIB)
+SMALL = Memory(accelerator_bytes=24 * GIB)
 
 
 def workload(billions: float, *, world_size: int = 8, **other: int | str | bool | None) -> Workload:
     known = {"micro_batch": 4, "sequence_length": 2048, **other}
-    return Workload(num_parameters=int(billions * 1e9), world_size=world_size, **known)  # type: ignore[arg-type]
+    model = ModelFacts(num_parameters=int(billions * 1e9))
+    return Workload(model=model, world_size=world_size, **known)  # type: ignore[arg-type]
+
+
+def without_deepspeed(given: Workload, memory: Memory) -> Choice:
+    return choose_strategy(given, memory, allowed=lambda estimate: estimate.strategy != "deepspeed")
 
 
 def by_name(given: Workload) -> dict[str, Estimate]:
@@ -42,6 +57,23 @@ def test_activations_grow_with_tokens_and_shrink_when_they_are_computed_again() 
     assert by_name(workload(7.0, sequence_length=None))["fsdp"].activations == 0
 
 
+def test_frozen_parameters_have_no_gradients_and_no_optimizer_state() -> None:
+    lora = Workload(model=ModelFacts(num_parameters=10**9, num_trained=10**6), micro_batch=1, world_size=2)
+    for estimate in estimates(lora):
+        assert estimate.gradients + estimate.optimizer <= 16 * 10**6
+    assert by_name(lora)["ddp"].parameters == 4 * 10**9
+
+
+def test_the_logits_of_a_large_vocabulary_count() -> None:
+    words = ModelFacts(num_parameters=124_000_000, hidden=768, layers=12, vocabulary=50_257)
+    plain = ModelFacts(num_parameters=124_000_000, hidden=768, layers=12)
+    many, none = (
+        estimates(Workload(model=model, micro_batch=8, world_size=1, sequence_length=1024))[0].activations
+        for model in (words, plain)
+    )
+    assert many - none == 8 * 1024 * 50_257 * 12
+
+
 @pytest.mark.parametrize(
     ("given", "memory", "wanted"),
     [
@@ -50,52 +82,64 @@ def test_activations_grow_with_tokens_and_shrink_when_they_are_computed_again() 
         pytest.param(workload(7.0, world_size=1, micro_batch=1), A100, ("deepspeed", 2, True), id="one rank"),
         pytest.param(
             workload(13.0, world_size=2, micro_batch=1, activation_checkpointing=True),
-            int(48 * GB),
+            Memory(accelerator_bytes=48 * GIB),
             ("deepspeed", 2, True),
             id="optimizer to the CPU",
         ),
         pytest.param(
             workload(30.0, world_size=4, micro_batch=1, activation_checkpointing=True),
-            int(32 * GB),
+            Memory(accelerator_bytes=32 * GIB),
             ("deepspeed", 3, True),
             id="parameters in shards, optimizer to the CPU",
         ),
     ],
 )
-def test_the_first_that_fits_is_chosen(given: Workload, memory: int, wanted: tuple[str, int | None, bool]) -> None:
-    choice = choose_strategy(given, accelerator_bytes=memory)
+def test_the_first_that_fits_is_chosen(given: Workload, memory: Memory, wanted: tuple[str, int | None, bool]) -> None:
+    choice = choose_strategy(given, memory)
+    chosen = choice.estimate
     assert choice.fits
-    assert (choice.strategy, choice.zero_stage, choice.offload_optimizer) == wanted, choice.reason
+    assert (chosen.strategy, chosen.zero_stage, chosen.offload_optimizer) == wanted, choice.reason
+
+
+def test_without_deepspeed_fsdp_keeps_on_the_cpu_what_does_not_fit() -> None:
+    choice = without_deepspeed(workload(13.0, world_size=1, micro_batch=1), SMALL)
+    assert (choice.fits, choice.estimate.name) == (True, "fsdp, optimizer and parameters on the CPU")
 
 
 def test_the_reason_names_the_figures() -> None:
-    choice = choose_strategy(workload(7.0, micro_batch=1), accelerator_bytes=A100)
+    choice = choose_strategy(workload(7.0, micro_batch=1), A100)
     assert choice.reason.startswith("7 billion parameters on 8 ranks need about ")
-    assert "with fsdp, of 73.6 GB of an accelerator's 80.0 GB; ddp would need 1" in choice.reason
+    assert "with fsdp, of 73.6 GiB of an accelerator's 80.0 GiB; ddp would need 1" in choice.reason
 
 
 def test_where_nothing_fits_it_says_what_to_change() -> None:
-    choice = choose_strategy(workload(70.0, world_size=2), accelerator_bytes=SMALL, has_deepspeed=False)
-    assert (choice.fits, choice.strategy) == (False, "fsdp")
+    choice = choose_strategy(workload(70.0, world_size=2), Memory(accelerator_bytes=24 * GIB, offloads=False))
+    assert not choice.fits
     assert choice.reason.startswith("Nothing fits: 70 billion parameters on 2 ranks need at least ")
-    assert choice.reason.endswith("Raise nodes.min, lower batch.micro, or use accelerators with more memory.")
+    assert choice.reason.endswith("Raise nodes.min, or use accelerators with more memory.")
+    many_tokens = choose_strategy(workload(1.0, micro_batch=256), SMALL)
+    assert "Most of it are activations: lower batch.micro, set activationCheckpointing" in many_tokens.reason
 
 
-def test_offload_needs_room_on_the_host() -> None:
+def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
     given = workload(7.0, world_size=1, micro_batch=1)
-    assert choose_strategy(given, accelerator_bytes=A100, host_bytes_per_rank=int(200 * GB)).fits
-    assert not choose_strategy(given, accelerator_bytes=A100, host_bytes_per_rank=int(50 * GB)).fits
+    assert choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=200 * GIB)).fits
+    assert not choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB)).fits
+    on_the_cpu = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, offloads=False))
+    assert not on_the_cpu.estimate.offload_optimizer
+    assert "a rank's share of the node's 80.0 GiB" in on_the_cpu.reason
 
 
 def test_without_a_sequence_length_room_is_left_for_activations() -> None:
-    choice = choose_strategy(workload(1.0, sequence_length=None), accelerator_bytes=SMALL)
+    choice = choose_strategy(workload(1.0, sequence_length=None), SMALL)
     assert "the rest is left to activations" in choice.reason
 
 
 @given(st.integers(10**6, 10**12), st.integers(1, 64), st.sampled_from(["fp32", "bf16"]))
 def test_more_ranks_and_more_sharding_never_need_more(num: int, world_size: int, precision: str) -> None:
-    few = estimates(Workload(num_parameters=num, micro_batch=1, world_size=world_size, precision=precision))
-    many = estimates(Workload(num_parameters=num, micro_batch=1, world_size=world_size + 1, precision=precision))
+    model = ModelFacts(num_parameters=num)
+    few = estimates(Workload(model=model, micro_batch=1, world_size=world_size, precision=precision))
+    many = estimates(Workload(model=model, micro_batch=1, world_size=world_size + 1, precision=precision))
     for before, after in zip(few, many, strict=True):
         kept = before.parameters + before.gradients + before.optimizer + before.host
         assert after.parameters + after.gradients + after.optimizer + after.host <= kept
@@ -103,7 +147,19 @@ def test_more_ranks_and_more_sharding_never_need_more(num: int, world_size: int,
     assert stages == sorted(stages, reverse=True)
 
 
-@pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"micro_batch": 0}])
+@pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"micro_batch": 0}, {"sequence_length": -1}])
 def test_what_makes_no_sense_is_refused(wrong: dict[str, int | str]) -> None:
     with pytest.raises(ValueError, match=r"fp8|at least 1"):
         workload(1.0, **wrong)
+
+
+def test_proportions_are_kept_where_they_are_known() -> None:
+    assert ModelFacts(num_parameters=7 * 10**9, hidden=4096, layers=32).proportions() == (4096, 32)
+    assert ModelFacts(num_parameters=12 * 32 * 4096**2, layers=32).proportions() == (4096, 32)
+    assert ModelFacts(num_parameters=12 * 32 * 4096**2, hidden=4096).proportions() == (4096, 32)
+    assert ModelFacts(num_parameters=1).proportions() == (2, 1)
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(80 * GIB, "80.0 GiB"), (1 << 20, "1 MiB"), (0, "0 MiB")])
+def test_sizes_are_said_as_people_do(num_bytes: int, text: str) -> None:
+    assert in_gib(num_bytes) == text

@@ -28,7 +28,7 @@ from spottrain.checkpoint import (
 from spottrain.engines import Engine
 from spottrain.interval import CheckpointCost, CommitInterval
 from spottrain.progress import ProgressReporter
-from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+from spottrain_api.contract import CheckpointTimings, CommitRef, StrategyChoice, TrainerPhase
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
+
+
+# Where commits have what `strategy: auto` came to.
+STRATEGY = "strategy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class TrainingState:
     scheduler: LRScheduler | None
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
+    strategy: StrategyChoice | None = None  # of `strategy: auto`
 
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are."""
@@ -58,7 +63,10 @@ class TrainingState:
 
     def extra(self) -> dict[str, Any]:
         scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
-        return {"identity": self.identity, "scheduler": scheduler, "model_config": self.model_config}
+        extra = {"identity": self.identity, "scheduler": scheduler, "model_config": self.model_config}
+        if self.strategy is not None:
+            extra[STRATEGY] = self.strategy.model_dump()
+        return extra
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
         self.engine.load_state(tensors)

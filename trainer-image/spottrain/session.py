@@ -28,10 +28,11 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
-from spottrain.checkpointing import CheckpointSchedule, TrainingState, model_config
+from spottrain.checkpointing import STRATEGY, CheckpointSchedule, TrainingState, model_config
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
-from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
+from spottrain.engines import AUTO, EngineConfig, MakeOptimizer, choose_engine
+from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
 from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
@@ -43,6 +44,7 @@ from spottrain_api.contract import (
     CheckpointConfig,
     FailureReason,
     OutcomeKind,
+    StrategyChoice,
     TrainerConfig,
 )
 
@@ -152,11 +154,14 @@ class Session:
                 precision=_PRECISIONS[self.config.precision],
                 clip_grad_norm=clip_grad_norm,
                 wrap=wrap,
-                reshard_after_forward=self.config.fsdp_reshard_after_forward,
+                fsdp=self.config.fsdp,
                 deepspeed=self.config.deepspeed,
                 deepspeed_config=deepspeed_config,
             )
-            engine = choose_engine(self.config.strategy, model, engine_config)
+            choice = self._choose_strategy(model, engine_config, tokens_per_sample)
+            if choice is not None:
+                engine_config = applied(choice, engine_config)
+            engine = choose_engine(choice.strategy if choice is not None else self.config.strategy, engine_config)
         spread, made_optimizer = engine.wrap(model, optimizer)
         header = AuditHeader(
             seed=order.seed, shuffle=shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
@@ -168,6 +173,7 @@ class Session:
                 scheduler=scheduler(made_optimizer) if scheduler is not None else None,
                 identity=header.model_dump(),
                 model_config=model_config(model),
+                strategy=choice,
             ),
             engine=engine,
             dataset=dataset,
@@ -234,6 +240,27 @@ class Session:
         except CheckpointError as error:
             raise start_error(error, resumes=self.config.resume is not None) from error
         return checkpointer, newest
+
+    def _choose_strategy(
+        self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
+    ) -> StrategyChoice | None:
+        """What `strategy: auto` comes to: what the job's commits say, so that the run stays the same one, else what
+        fits into the memory of the ranks. A collective."""
+        if self.config.strategy != AUTO:
+            return None
+        recorded = self._checkpointer.newest_extra().get(STRATEGY) if self._checkpointer is not None else None
+        if recorded is not None:
+            choice = StrategyChoice.model_validate(recorded)
+        else:
+            choice = choose_automatically(
+                model,
+                config,
+                least_of_all(Machine.of(self.device), self._groups.agreement),
+                min_world_size=self.config.min_world_size or self.world_size,
+                tokens_per_sample=tokens_per_sample,
+            )
+        self._reporter.update(strategy=choice)
+        return choice
 
     def _refuse_older(self, newest: Commit | None) -> None:
         known = self.config.resume

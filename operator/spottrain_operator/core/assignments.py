@@ -14,6 +14,7 @@ from spottrain_api.contract import (
     DeepSpeedConfig,
     DrainRequest,
     Entrypoint,
+    FsdpConfig,
     GenerationAssignment,
     Interruptions,
     TrainerConfig,
@@ -96,7 +97,8 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> Gene
             seed=spec.seed,
             strategy=spec.strategy.value,
             precision=spec.precision.value,
-            fsdp_reshard_after_forward=spec.fsdp.reshard_after_forward,
+            min_world_size=spec.nodes.min * spec.processes_per_node,
+            fsdp=FsdpConfig(reshard_after_forward=spec.fsdp.reshard_after_forward),
             deepspeed=DeepSpeedConfig(
                 zero_stage=spec.deepspeed.zero_stage,
                 offload_optimizer=spec.deepspeed.offload_optimizer,

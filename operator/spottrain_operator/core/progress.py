@@ -47,6 +47,8 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     if newest is None:
         return draft
     productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
+    if newest.strategy is not None and draft.status.strategy is None:
+        draft = draft.update(strategy=newest.strategy).tell("StrategyChosen", newest.strategy.reason)
     return draft.update(progress=_as_status(newest), productive_seconds=productive)
 
 

@@ -96,6 +96,11 @@ class Checkpointer:
             )
         return None
 
+    def newest_extra(self) -> dict[str, Any]:
+        """The `extra` of the newest commit whose manifest is whole, the same on all ranks; empty where there is
+        none."""
+        return self._agreement.from_rank_0(self._newest_extra)
+
     def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
         """Fill the tensors of `state` in place, and replace its other values by the stored ones.
 
@@ -229,6 +234,17 @@ class Checkpointer:
         load_tensors(tensors, manifest, PartReader(self._storage, commit.attempt, manifest))
         state.update(codec.join(manifest.tree, tensors))
         return manifest
+
+    def _newest_extra(self) -> dict[str, Any]:
+        head = read_head(self._storage)
+        for commit in head.commits if head is not None else ():
+            try:
+                extra: dict[str, Any] = codec.join(read_manifest(self._storage, commit).extra, {})
+            except CorruptCheckpoint as error:
+                log.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
+            else:
+                return extra
+        return {}
 
     def _verify(self, commit: Commit) -> None:
         """This rank's share of reading all the files of a commit."""

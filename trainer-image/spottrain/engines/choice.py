@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import nn
-
 from spottrain.engines.engine import Engine, EngineConfig
 
-# Below, every rank can hold parameters, gradients and Adam's two moments in fp32 (8 GB), and replicas need
-# less communication than shards. It depends on the model alone, so that all generations choose the same.
-AUTO_SHARD_PARAMETERS = 500_000_000
+# Chosen by spottrain.engines.auto.
+AUTO = "auto"
 
 
-def choose_engine(strategy: str, model: nn.Module, config: EngineConfig) -> Engine:
-    """The engine of that strategy (auto, ddp, fsdp, deepspeed). Raises ValueError, with a sentence, for any
-    other, and where the engine's library is missing."""
-    if strategy == "auto":
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        strategy = "fsdp" if num_parameters >= AUTO_SHARD_PARAMETERS else "ddp"
+def choose_engine(strategy: str, config: EngineConfig) -> Engine:
+    """The engine of that strategy (ddp, fsdp, deepspeed). Raises ValueError, with a sentence, for any other, and
+    where the engine's library is missing."""
     engines: Mapping[str, Callable[[EngineConfig], Engine]] = {"ddp": _ddp, "fsdp": _fsdp, "deepspeed": _deepspeed}
     if strategy not in engines:
         raise ValueError(f"strategy {strategy!r} is unknown; use auto, ddp, fsdp or deepspeed")

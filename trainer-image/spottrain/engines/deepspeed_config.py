@@ -39,15 +39,25 @@ def merged_config(config: EngineConfig) -> dict[str, Any]:
     Raises ValueError, with a sentence, where the JSON of the job (`deepspeed.config`) or of the script
     contradict the job or each other.
     """
-    user = _without_auto(
-        _merge(config.deepspeed.config, _read(config.deepspeed_config), "the script's DeepSpeed JSON")
-    )
+    user = _of_user(config)
     _refuse_unsupported(user)
     _check_batch(user, config)
     _check_precision(user, config)
     merged = _merge(_of_job(config, user), user, "the DeepSpeed JSON")
     _check_zero(merged["zero_optimization"])
     return _with_batch(merged, config)
+
+
+def named_stage(config: EngineConfig) -> int | None:
+    """The ZeRO stage that the job or a JSON names, if any. Raises ValueError as `merged_config`."""
+    stage: int | None = _of_user(config).get("zero_optimization", {}).get("stage")
+    return config.deepspeed.zero_stage if stage is None else stage
+
+
+def _of_user(config: EngineConfig) -> dict[str, Any]:
+    """The JSON of the job and that of the script."""
+    script = _read(config.deepspeed_config)
+    return _without_auto(_merge(config.deepspeed.config, script, "the script's DeepSpeed JSON"))
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:

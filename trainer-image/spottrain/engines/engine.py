@@ -12,23 +12,26 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.batch import BatchPlan
-from spottrain_api.contract import DeepSpeedConfig
+from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What engines need to know. `wrap`: classes of modules that are gathered as one, None to choose.
-    `clip_grad_norm`: the largest norm of the whole gradient, None not to clip. `deepspeed` is what the job says
-    about DeepSpeed, `deepspeed_config` the script's own JSON or its path."""
+    """What engines need to know.
+
+    `wrap`: classes of modules that are gathered as one, None to choose. `clip_grad_norm`: the largest norm of the
+    whole gradient, None not to clip. `fsdp` and `deepspeed` are what the job says about these, `deepspeed_config` is
+    the script's own JSON or its path.
+    """
 
     device: torch.device
     plan: BatchPlan
     precision: torch.dtype = torch.float32
     clip_grad_norm: float | None = None
     wrap: Collection[type[nn.Module]] | None = None
-    reshard_after_forward: bool = True
+    fsdp: FsdpConfig = FsdpConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_config: Mapping[str, Any] | str | Path | None = None
 

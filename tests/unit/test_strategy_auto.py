@@ -1,0 +1,137 @@
+"""`strategy: auto` in a session: chosen from model and machine, recorded in the commits, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import spottrain
+from spottrain.batch import BatchPlan
+from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.engines.auto import Machine, applied, choose_automatically, facts_of, least_of_all
+from spottrain.engines.engine import EngineConfig
+from spottrain_api.contract import DeepSpeedConfig, MemoryEstimate, StrategyChoice
+from spottrain_api.memory_estimate import GIB, ModelFacts
+
+CPU = torch.device("cpu")
+GPU = Machine(accelerator_bytes=24 * GIB, host_bytes=256 * GIB, has_deepspeed=True)
+
+
+def config(**settings: Any) -> EngineConfig:
+    return EngineConfig(device=CPU, plan=BatchPlan(global_batch=8, micro_batch=1, world_size=2), **settings)
+
+
+def large_model() -> nn.Module:
+    """3.2 billion parameters that take no memory."""
+    with torch.device("meta"):
+        return nn.ModuleDict(
+            {"tokens": nn.Embedding(1000, 4096), "blocks": nn.ModuleList(nn.Linear(4096, 49_000) for _ in range(16))}
+        )
+
+
+def choose(machine: Machine = GPU, **settings: Any) -> StrategyChoice:
+    return choose_automatically(large_model(), config(**settings), machine, min_world_size=2, tokens_per_sample=1024)
+
+
+def test_the_facts_of_a_model_are_seen() -> None:
+    model = nn.ModuleDict(
+        {"tokens": nn.Embedding(100, 8), "blocks": nn.ModuleList(nn.Linear(8, 8) for _ in range(3))}
+    )
+    model["blocks"][0].requires_grad_(False)
+    assert facts_of(model) == ModelFacts(num_parameters=1016, num_trained=944, hidden=8, layers=3, vocabulary=100)
+    assert facts_of(nn.Linear(2, 2)) == ModelFacts(num_parameters=6, num_trained=6)
+
+
+def test_the_choice_follows_from_the_machine_and_is_applied() -> None:
+    offloaded = choose()
+    assert (offloaded.strategy, offloaded.zero_stage) == ("deepspeed", 2), offloaded.reason
+    assert applied(offloaded, config()).deepspeed == DeepSpeedConfig(zero_stage=2, offload_optimizer=True)
+    assert offloaded.memory.available == 24 * GIB
+    assert offloaded.reason.startswith("3.2")
+
+    without = choose(Machine(accelerator_bytes=24 * GIB, host_bytes=256 * GIB, has_deepspeed=False))
+    assert (without.strategy, without.offload_parameters) == ("fsdp", True)
+    assert applied(without, config()).fsdp.offload
+
+    roomy = choose(Machine(accelerator_bytes=80 * GIB, host_bytes=256 * GIB, has_deepspeed=False))
+    assert (roomy.strategy, applied(roomy, config())) == ("ddp", config())
+
+    on_the_cpu = choose(Machine(accelerator_bytes=None, host_bytes=24 * GIB, has_deepspeed=True))
+    assert not on_the_cpu.offload_optimizer
+
+
+def test_a_zero_stage_that_the_job_names_is_kept_to() -> None:
+    assert choose(deepspeed=DeepSpeedConfig(zero_stage=3)).zero_stage == 3
+    by_json = DeepSpeedConfig(config={"zero_optimization": {"stage": 3}})
+    assert choose(deepspeed=by_json).zero_stage == 3
+    assert choose(deepspeed_config={"zero_optimization": {"stage": 3}}).zero_stage == 3
+
+
+def test_a_world_of_one_is_its_own_least() -> None:
+    assert least_of_all(GPU, None) == GPU
+    own = Machine.of(CPU)
+    assert own.accelerator_bytes is None
+    assert own.host_bytes > 0
+
+
+def train(uri: str, steps: int) -> StrategyChoice | None:
+    with spottrain.session(strategy="auto", global_batch=4, micro_batch=2, checkpoint_uri=uri) as session:
+        training = session.prepare(
+            nn.Linear(4, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            dataset=[torch.ones(4)] * 8,
+        )
+        for step in training.steps(total=steps):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).square().mean())
+            step.update()
+        return session._reporter.progress.strategy
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> Any:
+    yield f"file://{tmp_path}"
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
+    first = train(uri, 2)
+    assert first is not None
+    assert first.strategy == "ddp"
+
+    # The same state with another choice, as from a job that began on other machines.
+    storage = open_storage(uri)
+    head = read_head(storage)
+    assert head is not None
+    assert head.newest is not None
+    saver = Checkpointer(storage, generation=head.fence, attempt_id="x", rank=0, world_size=1)
+    state: dict[str, Any] = {"model": {"weight": torch.ones(1, 4), "bias": torch.ones(1)}, "optimizer": {}}
+    loaded = saver.load(state, head.newest)
+    assert loaded.extra["strategy"] == first.model_dump()
+    nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
+    recorded = StrategyChoice(strategy="fsdp", name="fsdp", reason="It was small.", memory=nothing)
+    saver.save(state, step=3, extra={**loaded.extra, "strategy": recorded.model_dump()}, asynchronous=False)
+
+    assert train(uri, 4) == recorded
+
+
+def test_a_damaged_commit_is_passed_over_for_the_one_before_it(uri: str, tmp_path: Path) -> None:
+    saver = Checkpointer(open_storage(uri), generation=1, attempt_id="x", rank=0, world_size=1)
+    for step in (1, 2):
+        saver.save({}, step=step, extra={"strategy": step}, asynchronous=False)
+    newest = saver.latest()
+    assert newest is not None
+    assert saver.newest_extra() == {"strategy": 2}
+    (tmp_path / newest.manifest).write_text("{}")
+    assert saver.newest_extra() == {"strategy": 1}
+
+
+def test_without_commits_there_is_nothing_recorded(uri: str) -> None:
+    assert Checkpointer(open_storage(uri), generation=1, attempt_id="x", rank=0, world_size=1).newest_extra() == {}

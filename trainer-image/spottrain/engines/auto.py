@@ -1,0 +1,149 @@
+"""`strategy: auto`: the first strategy that fits into the memory of every rank."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spottrain.engines.blocks import find_blocks
+from spottrain.engines.deepspeed_config import named_stage
+from spottrain.engines.engine import EngineConfig
+from spottrain_api.contract import MemoryEstimate, StrategyChoice
+from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, Memory, ModelFacts, Workload, choose_strategy
+
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a rank has: bytes of its accelerator (on the CPU: none) and of its share of the host, and whether
+    DeepSpeed is installed."""
+
+    accelerator_bytes: int | None
+    host_bytes: int
+    has_deepspeed: bool
+
+    @classmethod
+    def of(cls, device: torch.device) -> Machine:
+        on_cuda = device.type == "cuda"
+        return cls(
+            accelerator_bytes=torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
+            host_bytes=_host_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            has_deepspeed=importlib.util.find_spec("deepspeed") is not None,
+        )
+
+
+def least_of_all(own: Machine, group: dist.ProcessGroup | None) -> Machine:
+    """What every rank has at least. A collective of `group`; None: a world of one."""
+    machines = [own]
+    if group is not None:
+        machines = [own] * dist.get_world_size(group)
+        dist.all_gather_object(machines, own, group=group)
+    accelerators = [machine.accelerator_bytes for machine in machines if machine.accelerator_bytes is not None]
+    return Machine(
+        accelerator_bytes=min(accelerators) if accelerators else None,
+        host_bytes=min(machine.host_bytes for machine in machines),
+        has_deepspeed=all(machine.has_deepspeed for machine in machines),
+    )
+
+
+def choose_automatically(
+    model: nn.Module,
+    config: EngineConfig,
+    machine: Machine,
+    *,
+    min_world_size: int,
+    tokens_per_sample: int | None,
+) -> StrategyChoice:
+    """A pure function of its arguments, so that ranks that agree on them choose the same."""
+    workload = Workload(
+        model=facts_of(model),
+        micro_batch=config.plan.micro_batch,
+        world_size=min_world_size,
+        precision=_PRECISIONS[config.precision],
+        sequence_length=tokens_per_sample,
+    )
+    memory = Memory(
+        accelerator_bytes=machine.accelerator_bytes or machine.host_bytes,
+        host_bytes=machine.host_bytes,
+        offloads=machine.accelerator_bytes is not None,
+    )
+
+    def allowed(estimate: Estimate) -> bool:
+        if estimate.strategy != DEEPSPEED:
+            return True
+        # A stage that the job or a DeepSpeed JSON names is meant for the case that ZeRO is used.
+        return machine.has_deepspeed and named_stage(config) in (None, estimate.zero_stage)
+
+    choice = choose_strategy(workload, memory, allowed=allowed)
+    chosen = choice.estimate
+    return StrategyChoice(
+        strategy=chosen.strategy,
+        zero_stage=chosen.zero_stage,
+        offload_optimizer=chosen.offload_optimizer,
+        offload_parameters=chosen.offload_parameters,
+        name=chosen.name,
+        reason=choice.reason,
+        memory=MemoryEstimate(
+            total=chosen.total,
+            available=memory.accelerator_bytes,
+            parameters=chosen.parameters,
+            gradients=chosen.gradients,
+            optimizer=chosen.optimizer,
+            activations=chosen.activations,
+            working=chosen.working,
+            host=chosen.host,
+        ),
+    )
+
+
+def applied(choice: StrategyChoice, config: EngineConfig) -> EngineConfig:
+    """The settings of an engine, with what was chosen beside the strategy."""
+    if choice.strategy == DEEPSPEED:
+        chosen = config.deepspeed.model_copy(
+            update={
+                "zero_stage": choice.zero_stage,
+                "offload_optimizer": choice.offload_optimizer,
+                "offload_parameters": choice.offload_parameters,
+            }
+        )
+        return replace(config, deepspeed=chosen)
+    if choice.strategy == FSDP and choice.offload_parameters:
+        return replace(config, fsdp=config.fsdp.model_copy(update={"offload": True}))
+    return config
+
+
+def facts_of(model: nn.Module) -> ModelFacts:
+    """What can be seen of a model: its embedding gives hidden units and vocabulary, its blocks the layers."""
+    parameters = list(model.parameters())
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    largest = max(embeddings, key=lambda module: module.num_embeddings, default=None)
+    return ModelFacts(
+        num_parameters=_num_elements(parameters),
+        num_trained=_num_elements(parameter for parameter in parameters if parameter.requires_grad),
+        hidden=largest.embedding_dim if largest is not None else None,
+        layers=len(find_blocks(model)) or None,
+        vocabulary=largest.num_embeddings if largest is not None else 0,
+    )
+
+
+def _num_elements(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _host_bytes() -> int:
+    """Memory of this machine, or of the container where that has less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CGROUP_LIMITS:
+        text = path.read_text().strip() if path.exists() else "max"
+        if text != "max":
+            limits.append(int(text))
+    return min(limits)

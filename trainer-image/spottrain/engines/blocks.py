@@ -1,0 +1,107 @@
+"""The blocks of a model: the modules whose parameters are gathered, recomputed or compiled as one.
+
+A block has to be called as a module, as that is when its parameters are gathered. So only what models are known
+to call is taken: the items of lists, and where there are none, parts by their size. What belongs to no block is
+kept with the model as a whole, which always works and only costs memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from torch import nn
+
+# An item of a list with more than this part of the model's parameters is a stage, with a list of its own in it.
+STAGE_SHARE = 1 / 8
+# Where a model has no lists: the largest part of its parameters in one block.
+BLOCK_SHARE = 1 / 4
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+# They use the parameters of their children without calling these.
+_WHOLE = (nn.MultiheadAttention,)
+# Lists of which each sample uses a few items: ranks would gather different ones, and wait for each other for ever.
+_CHOSEN_BY_SAMPLE = "expert"
+
+
+def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = None) -> list[nn.Module]:
+    """The blocks of `model`, outer ones before inner ones: the modules of `classes`, or where that is None, the
+    items of its lists, and in a model without lists its parts by size. Raises ValueError where `classes` don't
+    occur."""
+    if classes is not None:
+        return _of_classes(model, classes)
+    total = _num_parameters(model)
+    found = list(_items(model, total)) or list(_parts(model, total))
+    found = [module for module in dict.fromkeys(found) if module is not model and _is_called(module)]
+    users = _users_of_parameters(model)
+    return [module for module in found if _num_parameters(module) and _is_self_contained(module, users)]
+
+
+def _of_classes(model: nn.Module, classes: Collection[type[nn.Module]]) -> list[nn.Module]:
+    found = [module for module in model.modules() if isinstance(module, tuple(classes)) and module is not model]
+    if classes and not found:
+        names = ", ".join(sorted(cls.__name__ for cls in classes))
+        raise ValueError(f"the model has no module of the classes to wrap ({names}); name others, or none")
+    return found
+
+
+def _items(module: nn.Module, total: int) -> Iterator[nn.Module]:
+    """The items of the outermost lists, of lists in lists, and of the lists of stages."""
+    if _repeats(module):
+        for item in module.children():
+            yield from (_items(item, total) if _is_stage(item, total) else [item])
+        return
+    for child in _children(module):
+        yield from _items(child, total)
+
+
+def _is_stage(item: nn.Module, total: int) -> bool:
+    """Whether an item of a list is there for the blocks in it, which are more than single layers."""
+    if isinstance(item, _LISTS):
+        return _repeats(item)
+    if _num_parameters(item) <= STAGE_SHARE * total:
+        return False
+    blocks = [block for child in _children(item) for block in _items(child, total)]
+    return any(any(block.children()) for block in blocks)
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    """Those that are called for every sample, and with them their parameters used."""
+    if not isinstance(module, _WHOLE):
+        yield from (child for name, child in module.named_children() if _CHOSEN_BY_SAMPLE not in name.lower())
+
+
+def _repeats(module: nn.Module) -> bool:
+    """Whether it is a list with several items of one class, or of lists."""
+    if not isinstance(module, _LISTS):
+        return False
+    items = module._modules.values()  # children() would leave out an item that is there several times
+    counted = Counter(type(item) for item in items if item is not None and _num_parameters(item))
+    return any(number > 1 or issubclass(cls, _LISTS) for cls, number in counted.items())
+
+
+def _parts(module: nn.Module, total: int) -> Iterator[nn.Module]:
+    """The largest modules that hold no more than their share."""
+    for child in _children(module):
+        if _num_parameters(child) <= BLOCK_SHARE * total or isinstance(child, _WHOLE) or not any(child.children()):
+            yield child
+        else:
+            yield from _parts(child, total)
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Lists have no forward; an embedding's weight is often used a second time without calling it."""
+    return type(module).forward is not nn.Module.forward and not isinstance(module, nn.Embedding)
+
+
+def _users_of_parameters(model: nn.Module) -> Counter[nn.Parameter]:
+    """How many modules have each parameter of their own: more than one where weights are tied."""
+    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+
+
+def _is_self_contained(module: nn.Module, users: Counter[nn.Parameter]) -> bool:
+    """Whether nothing outside uses its parameters: they would not be there while it is not called."""
+    return all(number == users[parameter] for parameter, number in _users_of_parameters(module).items())
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
