@@ -43,12 +43,14 @@ class Run:
 
     folder: Path
     fork: Any
+    script: Path = SCRIPT
     strategy: str = "ddp"
     dropout: float = 0.0
     precision: str = "fp32"
     uri: str | None = None
     endpoint_url: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the script
     global_batch: int = 10
     interval: str = "3steps"
     on_notice: str = "immediate"
@@ -145,10 +147,11 @@ class Run:
             "leave_after": self.leave_after,
             "checkpoints": f"{self.folder}/checkpoints",
             "result": str(self.folder / "result.pt"),
+            **self.settings,
         }
         process: ForkServerProcess = self.fork.Process(
             target=runpy.run_path,
-            args=(str(SCRIPT),),
+            args=(str(self.script),),
             kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
         )
         return process

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spottrain.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
 from spottrain.batch import BatchPlan
 from spottrain.data_order import DataOrder
-from spottrain.loader import load_batches
+from spottrain.loader import Data, load_batches
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**64)
@@ -103,9 +103,8 @@ def test_weighted_and_averaged_gradients_are_the_mean_over_the_global_batch(plan
 def test_batches_come_in_order_from_any_step_on(num_workers: int) -> None:
     dataset = list(range(23))
     order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=7, micro_batch=2, world_size=2)
-    batches = load_batches(
-        dataset, order, plan, rank=1, first_step=5, device=torch.device("cpu"), num_workers=num_workers
-    )
+    data = Data(dataset, num_workers=num_workers)
+    batches = load_batches(data, order, plan, rank=1, first_step=5, device=torch.device("cpu"))
     found = [next(batches).tolist() for _ in range(2)]
     assert found == [order.samples(micro.positions).tolist() for micro in plan.micro_batches(1, 5)]
 

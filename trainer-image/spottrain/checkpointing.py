@@ -6,9 +6,10 @@ import json
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,9 +39,16 @@ SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
 
-
 # Where commits have what `strategy: auto` came to.
 STRATEGY = "strategy"
+
+
+class Stateful(Protocol):
+    """A part of a run with a state of plain values: numbers, strings, lists and dicts."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,8 @@ class TrainingState:
     """Everything that makes a resumed run the same run.
 
     `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
-    and the number of samples.
+    and the number of samples. `stateful` are further parts, the same on all ranks; those that the checkpoint
+    doesn't know begin anew.
     """
 
     engine: Engine
@@ -56,6 +65,7 @@ class TrainingState:
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
     strategy: StrategyChoice | None = None  # of `strategy: auto`
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are."""
@@ -63,7 +73,12 @@ class TrainingState:
 
     def extra(self) -> dict[str, Any]:
         scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
-        extra = {"identity": self.identity, "scheduler": scheduler, "model_config": self.model_config}
+        extra = {
+            "identity": self.identity,
+            "scheduler": scheduler,
+            "model_config": self.model_config,
+            "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
+        }
         if self.strategy is not None:
             extra[STRATEGY] = self.strategy.model_dump()
         return extra
@@ -72,6 +87,9 @@ class TrainingState:
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             self.scheduler.load_state_dict(loaded.extra["scheduler"])
+        for name, saved in loaded.extra.get("stateful", {}).items():
+            if name in self.stateful:
+                self.stateful[name].load_state_dict(saved)
         if loaded.rank_state is not None:
             random_state.restore(loaded.rank_state)
         else:

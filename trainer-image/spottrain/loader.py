@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,16 +24,19 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data set and how it is read: `collate` makes a batch of a list of items (None: torch's way), and
+    `num_workers` processes fetch items ahead."""
+
+    dataset: MapDataset
+    collate: Collate | None = None
+    num_workers: int = 0
+    shuffle: bool = True
+
+
 def load_batches(
-    dataset: MapDataset,
-    order: DataOrder,
-    plan: BatchPlan,
-    *,
-    rank: int,
-    first_step: int,
-    device: torch.device,
-    collate: Collate | None = None,
-    num_workers: int = 0,
+    data: Data, order: DataOrder, plan: BatchPlan, *, rank: int, first_step: int, device: torch.device
 ) -> Iterator[Any]:
     """Collated micro-batches on `device`, from step `first_step` (counted from 0) on, without end.
 
@@ -40,10 +44,10 @@ def load_batches(
     they draw at random depends on seed and position alone.
     """
     loader = DataLoader(
-        _OrderedDataset(dataset, order),
+        _OrderedDataset(data.dataset, order),
         batch_sampler=_Positions(plan, rank, first_step),
-        collate_fn=collate,
-        num_workers=num_workers,
+        collate_fn=data.collate,
+        num_workers=data.num_workers,
         pin_memory=device.type == "cuda",
         # A generator of its own: the default one is part of the state that is resumed.
         generator=torch.Generator(),

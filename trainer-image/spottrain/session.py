@@ -28,15 +28,15 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
-from spottrain.checkpointing import STRATEGY, CheckpointSchedule, TrainingState, model_config
+from spottrain.checkpointing import STRATEGY, CheckpointSchedule, Stateful, TrainingState, model_config
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
-from spottrain.engines import AUTO, EngineConfig, MakeOptimizer, choose_engine
+from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
 from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
-from spottrain.loader import Collate, MapDataset
+from spottrain.loader import Collate, Data, MapDataset
 from spottrain.progress import ProgressReporter
 from spottrain.training import Training
 from spottrain_api.contract import (
@@ -142,15 +142,9 @@ class Session:
         """
         self._reporter.milestone("model_built")
         with _as_user_errors():
-            order = DataOrder(num_samples=len(dataset), seed=self.config.seed, shuffle=shuffle)
-            plan = BatchPlan(
-                global_batch=self.config.global_batch,
-                micro_batch=self.config.micro_batch,
-                world_size=self.world_size,
-            )
             engine_config = EngineConfig(
                 device=self.device,
-                plan=plan,
+                plan=self.batch_plan,
                 precision=_PRECISIONS[self.config.precision],
                 clip_grad_norm=clip_grad_norm,
                 wrap=wrap,
@@ -163,22 +157,76 @@ class Session:
                 engine_config = applied(choice, engine_config)
             engine = choose_engine(choice.strategy if choice is not None else self.config.strategy, engine_config)
         spread, made_optimizer = engine.wrap(model, optimizer)
+        return self._assemble(
+            engine,
+            spread,
+            Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle),
+            tokens_per_sample=tokens_per_sample,
+            scheduler=scheduler(made_optimizer) if scheduler is not None else None,
+            model_config=model_config(model),
+            strategy=choice,
+        )
+
+    def adopt(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        dataset: MapDataset,
+        scheduler: LRScheduler | None = None,
+        collate: Collate | None = None,
+        shuffle: bool = True,
+        tokens_per_sample: int | None = None,
+        num_workers: int = 0,
+        stateful: Mapping[str, Stateful] | None = None,
+    ) -> Training:
+        """Take in a model that another framework has spread (as DDP or FSDP2, or not at all) and trains in a loop
+        of its own: drive its steps by a `ForeignLoop`, as the adapters do.
+
+        What the job says of precision and DeepSpeed is the framework's business then. `stateful` are parts of
+        the framework that are saved and resumed together with the model; their states are plain values.
+        """
+        from spottrain.engines.adopted import AdoptedEngine  # with FSDP, which takes its time
+
+        engine = AdoptedEngine(optimizer)
+        with _as_user_errors():
+            engine.check(self.config.strategy, model)
+        spread, _ = engine.wrap(model, lambda _: optimizer)
+        return self._assemble(
+            engine,
+            spread,
+            Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle),
+            tokens_per_sample=tokens_per_sample,
+            scheduler=scheduler,
+            model_config=model_config(getattr(model, "module", model)),
+            stateful=stateful or {},
+        )
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """How the global batch is shared out over the ranks of this generation. Raises UserError."""
+        with _as_user_errors():
+            return BatchPlan(
+                global_batch=self.config.global_batch,
+                micro_batch=self.config.micro_batch,
+                world_size=self.world_size,
+            )
+
+    def _assemble(
+        self, engine: Engine, spread: nn.Module, data: Data, *, tokens_per_sample: int | None, **state: Any
+    ) -> Training:
+        """`state` are further fields of TrainingState."""
+        with _as_user_errors():
+            order = DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
+        plan = self.batch_plan
         header = AuditHeader(
-            seed=order.seed, shuffle=shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
+            seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
         )
         self._training = Training(
             model=spread,
-            state=TrainingState(
-                engine=engine,
-                scheduler=scheduler(made_optimizer) if scheduler is not None else None,
-                identity=header.model_dump(),
-                model_config=model_config(model),
-                strategy=choice,
-            ),
+            state=TrainingState(engine=engine, identity=header.model_dump(), **state),
             engine=engine,
-            dataset=dataset,
-            collate=collate,
-            num_workers=num_workers,
+            data=data,
             order=order,
             plan=plan,
             rank=self.rank,

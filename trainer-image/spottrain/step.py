@@ -84,6 +84,14 @@ class Step:
             if self._current is not None:
                 raise RuntimeError("step.backward(loss) was not called for a micro-batch; call it for each of them")
 
+    def fetch(self) -> Iterator[tuple[MicroBatch, Any]]:
+        """What `micro_batches` gives, for a loop that runs backward and updates in its own way."""
+        return ((micro_batch, next(self._batches)) for micro_batch in self._micro_batches)
+
+    def observe(self, share: torch.Tensor) -> None:
+        """Note a micro-batch's part of this rank's share of the mean loss; `backward` does it by itself."""
+        self._meter.add(share)
+
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`, the mean over the samples of the micro-batch, weighted so that the step's
         gradient is the mean over all samples of the global batch."""
@@ -93,7 +101,7 @@ class Step:
             )
         weighted = loss * self._current.loss_weight
         self._engine.backward(weighted)
-        self._meter.add(weighted.detach() / self._world_size)
+        self.observe(weighted.detach() / self._world_size)
         self._current = None
         self._num_done += 1
 

@@ -21,7 +21,7 @@ from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import Engine
 from spottrain.failures import Drained, start_error
-from spottrain.loader import Collate, MapDataset, load_batches
+from spottrain.loader import Data, load_batches
 from spottrain.progress import ProgressReporter
 from spottrain.step import LossMeter, Step
 from spottrain_api.contract import TrainerPhase
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 class Training:
     """A model in training; made by `Session.prepare`.
 
-    `model` is what to call in forward, and `step` the number of steps completed since the run began.
+    `model` is what to call in forward, `step` the number of steps completed since the run began, and `plan` how
+    each step's batch is shared out.
     """
 
     def __init__(
@@ -41,9 +42,7 @@ class Training:
         model: nn.Module,
         state: TrainingState,
         engine: Engine,
-        dataset: MapDataset,
-        collate: Collate | None,
-        num_workers: int,
+        data: Data,
         order: DataOrder,
         plan: BatchPlan,
         rank: int,
@@ -58,13 +57,11 @@ class Training:
     ) -> None:
         self.model = model
         self.step = 0
+        self.plan = plan
         self._state = state
         self._engine = engine
-        self._dataset = dataset
-        self._collate = collate
-        self._num_workers = num_workers
+        self._data = data
         self._order = order
-        self._plan = plan
         self._rank = rank
         self._device = device
         self._generation = generation
@@ -130,24 +127,17 @@ class Training:
         self._reporter.milestone("loaded")
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
         return load_batches(
-            self._dataset,
-            self._order,
-            self._plan,
-            rank=self._rank,
-            first_step=self.step,
-            device=self._device,
-            collate=self._collate,
-            num_workers=self._num_workers,
+            self._data, self._order, self.plan, rank=self._rank, first_step=self.step, device=self._device
         )
 
     def _new_step(self, batches: Iterator[Any]) -> Step:
         return Step(
             self.step + 1,
-            self._plan.micro_batches(self._rank, self.step),
+            self.plan.micro_batches(self._rank, self.step),
             batches=batches,
             engine=self._engine,
             meter=self._meter,
-            world_size=self._plan.world_size,
+            world_size=self.plan.world_size,
             update=self._update,
         )
 
@@ -165,17 +155,17 @@ class Training:
         self.step = step.number
         if self._audit is not None:
             self._write_audit(self._audit)
-        self._reporter.step(self.step, seconds=seconds, samples=self._plan.global_batch, tokens=self._tokens_per_step)
+        self._reporter.step(self.step, seconds=seconds, samples=self.plan.global_batch, tokens=self._tokens_per_step)
         self._checkpoints.poll()
 
     def _write_audit(self, audit: AuditWriter) -> None:
-        positions = self._plan.share(self._rank, self.step - 1)
+        positions = self.plan.share(self._rank, self.step - 1)
         record = AuditRecord(
             at=time.time(),
             generation=self._generation,
             step=self.step,
             rank=self._rank,
-            world=self._plan.world_size,
+            world=self.plan.world_size,
             positions=tuple(positions),
             samples=tuple(self._order.samples(positions).tolist()),
         )

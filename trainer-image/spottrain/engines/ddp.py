@@ -24,7 +24,7 @@ class DdpEngine(NativeEngine):
         self._ddp = DistributedDataParallel(
             model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
         )
-        _settle_buckets(self._ddp, model)
+        settle_buckets(self._ddp, model)
         if precision is not torch.float32:
             autocast_forward(model, device, precision)
         return self._ddp
@@ -35,7 +35,7 @@ class DdpEngine(NativeEngine):
             self._ddp.require_backward_grad_sync = is_last
 
 
-def _settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
+def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
     """Run a backward pass with zero gradients, whose order DDP takes for its buckets.
 
     DDP rearranges its buckets once, after its first backward pass, and the place in a bucket decides in which
@@ -47,9 +47,13 @@ def _settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
         touched = [parameter.sum() * 0 for parameter in model.parameters() if parameter.requires_grad]
         return torch.stack(touched).sum()
 
+    own = vars(model).get("forward")  # where a framework has put one around the class's
     model.forward = touch_all_parameters
     try:
         torch.autograd.backward(ddp())
     finally:
-        del model.forward
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
     ddp.zero_grad(set_to_none=True)

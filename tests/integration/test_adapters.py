@@ -1,0 +1,76 @@
+"""Loops of other frameworks on real ranks: drained, resized, and the same run as in spottrain's own loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spottrain.audit import read_audit
+from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
+
+SCRIPT = Path(__file__).with_name("adapter_script.py")
+LOOPS = ["transformers", "transformers-counting"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run_of(loop: str, folder: Path, fork: Any, *, dropout: float = 0.0) -> Run:
+    # Ten samples don't divide by four ranks, and with micro-batches of three some ranks have empty ones.
+    return Run(
+        folder, fork, script=SCRIPT, strategy="auto", dropout=dropout, global_batch=10, settings={"loop": loop}
+    )
+
+
+@pytest.fixture(scope="module")
+def own_loop(tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
+    """What spottrain's own loop trains, without interruption."""
+    run = run_of("none", tmp_path_factory.mktemp("own"), fork)
+    run.generate(2)
+    assert_succeeded(run)
+    return run
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
+    loop: str, own_loop: Run, tmp_path: Path, fork: Any
+) -> None:
+    run = run_of(loop, tmp_path, fork)
+    run.generate(2, {1: {3: "drain"}})
+    assert 3 <= assert_drained(run) <= 5
+    run.generate(4, {2: {3: "sigterm"}})
+    assert_drained(run)
+    run.generate(1)
+    assert_succeeded(run)
+
+    wanted = own_loop.parameters()
+    for name, value in run.parameters().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+    audit = read_audit(tmp_path / "audit")
+    assert audit.problems(STEPS) == []
+    assert audit.num_redone == 0
+    assert {step.world for step in audit.steps} == {1, 2, 4}
+    assert run.progress().loss == pytest.approx(own_loop.progress().loss, rel=1e-3)
+
+    run.generate(2)  # nothing is left to do, and nothing is done again
+
+    assert_succeeded(run)
+    assert read_audit(tmp_path / "audit").num_redone == 0
+
+
+@pytest.mark.parametrize("loop", ["transformers"])
+def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
+    steady = run_of(loop, tmp_path / "steady", fork, dropout=0.2)
+    steady.generate(2)
+    assert_succeeded(steady)
+
+    run = run_of(loop, tmp_path / "drained", fork, dropout=0.2)
+    run.generate(2, {0: {6: "drain"}})
+    assert_drained(run)
+    run.generate(2)
+    assert_succeeded(run)
+
+    wanted = steady.parameters()
+    assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())

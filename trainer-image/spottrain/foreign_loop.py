@@ -1,0 +1,77 @@
+"""The steps of a run, driven from a loop that another framework owns.
+
+The framework computes and updates; from here come the order of the samples, the resume, the commits and the
+drain. See `spottrain.adapters` for Hugging Face's Trainer, Lightning and Accelerate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from spottrain.batch import MicroBatch
+from spottrain.step import Step
+from spottrain.training import Training
+
+
+class ForeignLoop:
+    """Drives a `Training` up to `total` steps; making one is a collective that resumes from the newest commit.
+
+    Take the data from `micro_batches`, and put the loss of each micro-batch through `weigh`. A step is complete when
+    `complete_step` says so, or when the data of the next is asked for.
+    """
+
+    def __init__(self, training: Training, total: int) -> None:
+        self.training = training
+        self.total = total
+        self._fetched: deque[MicroBatch] = deque()
+        self._has_begun = False  # whether data of the step under way were taken
+        self._steps = training.steps(total)
+        self._under_way: Step | None = next(self._steps, None)
+
+    @property
+    def step(self) -> int:
+        """Steps completed since the run began."""
+        return self.training.step
+
+    def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
+        """This rank's micro-batches of the step under way and of all that follow, with their parts of the step.
+
+        Those of a step may be taken at once; those of the next only after the framework's optimizer step.
+        """
+        while (step := self._under_way) is not None:
+            for micro_batch, batch in step.fetch():
+                self._has_begun = True
+                self._fetched.append(micro_batch)
+                yield micro_batch, batch
+            if self._under_way is step:
+                self.complete_step()
+
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        """The mean loss of the oldest micro-batch not yet weighed, so that a framework that divides it by the number
+        of micro-batches and averages gradients over the ranks gets the gradient of the global batch's mean."""
+        plan = self.training.plan
+        weighted = loss * self._fetched.popleft().loss_weight * plan.num_micro_batches
+        self._observe(weighted / plan.num_micro_batches)
+        return weighted
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Instead of `weigh`, where the framework itself has divided the sum of the losses of the oldest
+        micro-batch by the size of the whole global batch, and multiplied it by the number of ranks."""
+        self._fetched.popleft()
+        self._observe(loss)
+
+    def complete_step(self) -> None:
+        """The framework has done its optimizer step. Commits where that is due; raises Drained (which ends the
+        script, as sys.exit does) where the ranks have agreed to stop here, with the step committed. Does nothing
+        where that was said already."""
+        if self._under_way is not None and self._has_begun:
+            self._under_way.updated, self._has_begun = True, False
+            self._under_way = next(self._steps, None)
+
+    def _observe(self, share: torch.Tensor) -> None:
+        assert self._under_way is not None  # a micro-batch was fetched
+        self._under_way.observe(share.detach() / self.training.plan.world_size)
