@@ -8,12 +8,12 @@ import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import kopf
 from aiohttp import web
 
 from .agents import AssignmentBoard, ReportBox
+from .clock import SteadyClock
 from .cluster import ClusterError, ConflictError, JobKey
 from .control_api import ControlApi
 from .controller import Controller, PassResult
@@ -53,7 +53,8 @@ class Operator:
         self._cluster = cluster
         self._election = LeaderElection(cluster, settings.lease)
         self._board = AssignmentBoard()
-        self._reports = ReportBox(self._wake)
+        self._clock = SteadyClock()
+        self._reports = ReportBox(self._wake, now=self._clock)
         self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
         self._controller: Controller | None = None
         self._watching = asyncio.Event()
@@ -106,7 +107,7 @@ class Operator:
             metrics=self._metrics,
             history=HistoryKeeper(self._cluster),
             control_url=self._settings.control_url,
-            now=lambda: datetime.now(UTC),
+            now=self._clock,
         )
 
         async def measured(key: JobKey) -> PassResult:

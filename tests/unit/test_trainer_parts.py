@@ -140,6 +140,24 @@ def test_a_drain_is_seen_in_the_run_directory(tmp_path: Path) -> None:
     assert 40 < flag.seconds_left() <= 50
 
 
+@pytest.mark.parametrize("jump", [timedelta(hours=5), timedelta(hours=-5)], ids=["forward", "back"])
+def test_a_deadline_does_not_move_with_the_clock(tmp_path: Path, jump: timedelta) -> None:
+    wall, passed = datetime.now(UTC), 0.0
+    flag = DrainFlag(tmp_path, now=lambda: wall, monotonic=lambda: passed)
+    deadline = wall + timedelta(seconds=50)
+    request = DrainRequest(reason="", deadline=deadline, requested_at=wall, is_preemption=True)
+    request.write(tmp_path / "drain.json")
+    assert not flag.is_set(last_safe_seconds=30)
+    wall, passed = wall + jump, 15.0
+    assert not flag.is_set(last_safe_seconds=30)
+    assert flag.seconds_left() == 35
+    passed = 20.0
+    assert flag.is_set(last_safe_seconds=30)
+    # A deadline that is told anew is one of the clock that tells it.
+    request.model_copy(update={"deadline": wall + timedelta(seconds=5)}).write(tmp_path / "drain.json")
+    assert flag.seconds_left() == 5
+
+
 def test_a_preemption_waits_for_the_last_safe_moment_and_other_drains_do_not(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     path = tmp_path / "drain.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -14,8 +16,17 @@ from spottrain_api.contract import FILE_DRAIN, DrainRequest
 class DrainFlag:
     """Whether a drain is to be followed. Asking costs a stat; the flag stays set once it was."""
 
-    def __init__(self, run_dir: Path | None) -> None:
+    def __init__(
+        self,
+        run_dir: Path | None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = run_dir / FILE_DRAIN if run_dir is not None else None
+        self._now = now
+        self._monotonic = monotonic
+        self._deadline: tuple[datetime, float] | None = None  # as the request has it, and by the monotonic clock
         self.seen_at: datetime | None = None
 
     def catch_sigterm(self) -> None:
@@ -31,13 +42,13 @@ class DrainFlag:
         if self.seen_at is None and self._file is not None and self._file.exists():
             if self._can_wait(last_safe_seconds):
                 return False
-            self.seen_at = datetime.now(UTC)
+            self.seen_at = self._now()
         return self.seen_at is not None
 
     def seconds_left(self) -> float:
         """Time until the deadline; infinite where none is known."""
         request = DrainRequest.read(self._file) if self._file is not None else None
-        return _seconds_until(request.deadline) if request is not None else math.inf
+        return self._seconds_until(request.deadline) if request is not None else math.inf
 
     def _can_wait(self, last_safe_seconds: float | None) -> bool:
         if last_safe_seconds is None or self._file is None:
@@ -45,11 +56,13 @@ class DrainFlag:
         request = DrainRequest.read(self._file)
         if request is None:
             return True  # taken back this very moment
-        return request.is_preemption and _seconds_until(request.deadline) > last_safe_seconds
+        return request.is_preemption and self._seconds_until(request.deadline) > last_safe_seconds
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self.seen_at = self.seen_at or datetime.now(UTC)
+        self.seen_at = self.seen_at or self._now()
 
-
-def _seconds_until(deadline: datetime) -> float:
-    return (deadline - datetime.now(UTC)).total_seconds()
+    def _seconds_until(self, deadline: datetime) -> float:
+        """The wall clock is asked once, when the deadline is first seen: it may be set while the notice runs."""
+        if self._deadline is None or self._deadline[0] != deadline:
+            self._deadline = deadline, self._monotonic() + (deadline - self._now()).total_seconds()
+        return self._deadline[1] - self._monotonic()
