@@ -24,6 +24,8 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageDenied,
     StorageError,
+    StorageFull,
+    StorageMissing,
     StorageUnavailable,
     UnsupportedState,
 )
@@ -51,6 +53,8 @@ __all__ = [
     "StepBehind",
     "StorageDenied",
     "StorageError",
+    "StorageFull",
+    "StorageMissing",
     "StorageUnavailable",
     "UnsupportedState",
     "open_storage",

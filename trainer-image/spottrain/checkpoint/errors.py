@@ -31,8 +31,16 @@ class StorageUnavailable(StorageError):
     """The store did not answer, throttled for too long, or is full. The write may have taken effect."""
 
 
+class StorageFull(StorageUnavailable):
+    """There is no room, or the quota is used up."""
+
+
 class StorageDenied(StorageError):
-    """The store will never accept this request as it is: no such bucket, no access, a bad URI."""
+    """The store will never accept this request as it is: no access, a bad URI."""
+
+
+class StorageMissing(StorageDenied):
+    """There is no such bucket or folder (any more)."""
 
 
 class Fenced(CheckpointError):

@@ -17,6 +17,8 @@ from spottrain.checkpoint.errors import (
     PreconditionFailed,
     StorageDenied,
     StorageError,
+    StorageFull,
+    StorageMissing,
     StorageUnavailable,
 )
 from spottrain.checkpoint.storage import Buffer
@@ -97,14 +99,17 @@ class FileStorage:
             raise
 
     def _rename(self, unfinished: Path, path: Path) -> None:
+        folders = path.relative_to(self._root).parents
         for _ in range(10):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A delete that empties the folder at the same moment may remove it between the two calls.
+            # A delete that empties a folder at the same moment may remove it between two calls.
             with contextlib.suppress(FileNotFoundError):
+                # All but the root: where that is gone, so is what was mounted there.
+                for folder in list(folders)[-2::-1]:
+                    (self._root / folder).mkdir(exist_ok=True)
                 unfinished.replace(path)
                 _sync_folders(path.parent, self._root)
                 return
-        raise StorageUnavailable(f"The folder {path.parent} is removed again and again by another process.")
+        raise OSError(errno.ENOENT, "the folder is removed again and again by another process")
 
     def _etag(self, key: str) -> str | None:
         try:
@@ -159,9 +164,11 @@ class FileStorage:
     def _sentence(self, doing: str, error: OSError) -> StorageError:
         where = f"Could not {doing} in the checkpoint folder {self._root}"
         if error.errno in _FULL:
-            return StorageUnavailable(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
+            return StorageFull(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
         if error.errno in _DENIED:
             return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
+        if not self._root.is_dir():
+            return StorageMissing(f"{where}: it is gone. Mount or make it again, or correct checkpoint.uri.")
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
 
 

@@ -30,14 +30,13 @@ from spottrain.checkpoint.errors import (
     PreconditionFailed,
     StorageDenied,
     StorageError,
+    StorageMissing,
     StorageUnavailable,
 )
 from spottrain.checkpoint.storage import Buffer
 
 _PARTS = 4
 _SMALLEST_PART = 8 << 20
-_DEADLINE_SECONDS = 60.0
-_RETRY = DEFAULT_RETRY.with_timeout(_DEADLINE_SECONDS)
 
 
 class GcsStorage:
@@ -46,8 +45,11 @@ class GcsStorage:
     Large objects are sent as up to four parts at once and composed in the bucket.
     """
 
-    def __init__(self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None) -> None:
+    def __init__(
+        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, retry_seconds: float = 60.0
+    ) -> None:
         """Credentials are Google's application default ones; a server of one's own gets none."""
+        self._retry = DEFAULT_RETRY.with_timeout(retry_seconds)
         self._prefix = f"{prefix}/" if prefix else ""
         endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         self._name = f"gs://{bucket}/{self._prefix}"
@@ -71,7 +73,9 @@ class GcsStorage:
         blob = self._blob(key)
         with self._sentences(key):
             try:
-                blob.upload_from_string(bytes(data), if_generation_match=expected, checksum="crc32c", retry=_RETRY)
+                blob.upload_from_string(
+                    bytes(data), if_generation_match=expected, checksum="crc32c", retry=self._retry
+                )
             except NotFound as error:
                 # For a condition on an object that is gone, some servers say so instead of 412.
                 if if_match is not None and self._bucket_exists():
@@ -90,7 +94,7 @@ class GcsStorage:
             with ThreadPoolExecutor(_PARTS) as pool:
                 list(pool.map(lambda i: self.put(names[i], view[i * size : (i + 1) * size]), range(len(names))))
             with self._sentences(key):
-                self._blob(key).compose([self._blob(name) for name in names], retry=_RETRY)
+                self._blob(key).compose([self._blob(name) for name in names], retry=self._retry)
         finally:
             with contextlib.suppress(StorageError):
                 self.delete(names)
@@ -98,14 +102,14 @@ class GcsStorage:
     def get(self, key: str) -> tuple[bytes, str]:
         blob = self._blob(key)
         with self._sentences(key):
-            data: bytes = blob.download_as_bytes(retry=_RETRY)
+            data: bytes = blob.download_as_bytes(retry=self._retry)
         return data, str(blob.generation)
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         with self._sentences(key):
             try:
                 data: bytes = self._blob(key).download_as_bytes(
-                    start=offset, end=offset + len(memory) - 1, checksum=None, retry=_RETRY
+                    start=offset, end=offset + len(memory) - 1, checksum=None, retry=self._retry
                 )
             except RequestRangeNotSatisfiable:
                 return 0
@@ -114,20 +118,20 @@ class GcsStorage:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._sentences(prefix):
-            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, retry=_RETRY):
+            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, retry=self._retry):
                 yield blob.name.removeprefix(self._prefix), int(blob.size)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with self._sentences(key), contextlib.suppress(NotFound):
-                self._blob(key).delete(retry=_RETRY)
+            with contextlib.suppress(ObjectNotFound), self._sentences(key):
+                self._blob(key).delete(retry=self._retry)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
         return 0
 
     def _bucket_exists(self) -> bool:
-        exists: bool = self._bucket.exists(retry=_RETRY)
+        exists: bool = self._bucket.exists(retry=self._retry)
         return exists
 
     def _blob(self, key: str) -> Blob:
@@ -161,7 +165,7 @@ class GcsStorage:
         except (GoogleAPICallError, requests.RequestException):
             missing = False
         if missing:
-            return StorageDenied(
+            return StorageMissing(
                 f"The bucket of {self._name}{key} does not exist: create it, or correct checkpoint.uri."
             )
         return ObjectNotFound(key)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -16,8 +16,11 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
 )
 
 from spottrain.checkpoint.errors import (
@@ -25,9 +28,13 @@ from spottrain.checkpoint.errors import (
     PreconditionFailed,
     StorageDenied,
     StorageError,
+    StorageFull,
+    StorageMissing,
     StorageUnavailable,
 )
 from spottrain.checkpoint.storage import Buffer
+
+T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 _MAX_PARTS = 10_000
@@ -35,18 +42,21 @@ _PARALLEL_PARTS = 4
 _DELETE_BATCH = 1000
 _READ_BYTES = 1 << 20  # botocore copies what it reads, which is quick where it is still in the processor's cache
 _CONFLICT_RETRIES = 10
+_BROKEN_ANSWERS = 3
 
 _LOST = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "409"}
 _DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
-_FULL = {"QuotaExceeded", "InsufficientStorage", "507"}
+_FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 
 
 class S3Storage:
     """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
 
-    def __init__(self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None) -> None:
+    def __init__(
+        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, max_attempts: int = 6
+    ) -> None:
         """Credentials and region are found where boto3 looks for them (workload identity, environment)."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -58,7 +68,7 @@ class S3Storage:
             config=Config(
                 connect_timeout=5,
                 read_timeout=60,
-                retries={"mode": "standard", "total_max_attempts": 6},
+                retries={"mode": "standard", "total_max_attempts": max_attempts},
                 max_pool_connections=4 * _PARALLEL_PARTS,
                 # Servers other than AWS rarely have a host name for each bucket.
                 s3={"addressing_style": "path" if self._endpoint else "auto"},
@@ -84,10 +94,17 @@ class S3Storage:
             self._upload_parts(key, view)
 
     def get(self, key: str) -> tuple[bytes, str]:
-        answer = self._call("get_object", key)
-        return self._body(key, answer), str(answer["ETag"])
+        return self._whole(lambda: self._get(key))
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        return self._whole(lambda: self._read_into(key, offset, memory))
+
+    def _get(self, key: str) -> tuple[bytes, str]:
+        answer = self._call("get_object", key)
+        with self._sentences(key):
+            return answer["Body"].read(), str(answer["ETag"])
+
+    def _read_into(self, key: str, offset: int, memory: memoryview) -> int:
         try:
             body = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")["Body"]
         except _BeyondTheEnd:
@@ -156,10 +173,12 @@ class S3Storage:
             )
         return answer
 
-    def _body(self, key: str, answer: dict[str, Any]) -> bytes:
-        with self._sentences(key):
-            data: bytes = answer["Body"].read()
-        return data
+    def _whole(self, read: Callable[[], T]) -> T:
+        """boto3 repeats requests, but not for an answer that breaks off."""
+        for _ in range(_BROKEN_ANSWERS):
+            with contextlib.suppress(_BrokenOff):
+                return read()
+        return read()
 
     def _where(self, key: str) -> str:
         server = f" at {self._endpoint}" if self._endpoint else ""
@@ -180,6 +199,8 @@ class S3Storage:
             raise StorageUnavailable(
                 f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
             ) from error
+        except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
+            raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
         except BotoCoreError as error:
             raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
 
@@ -189,7 +210,7 @@ class S3Storage:
         seen = {code, status}
         where = self._where(key)
         if code == "NoSuchBucket":
-            return StorageDenied(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
+            return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
         if code == "NoSuchUpload":
             return StorageUnavailable(f"The upload of {where} was aborted by another process.")
         if code == "InvalidRange" or status == "416":
@@ -198,7 +219,7 @@ class S3Storage:
             (_LOST, lambda: PreconditionFailed(key)),
             (_CONFLICT, lambda: _Conflict(where)),
             (_MISSING, lambda: ObjectNotFound(key)),
-            (_FULL, lambda: StorageUnavailable(f"{where}: the store is full. Free space or lower checkpoint.keep.")),
+            (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space or lower checkpoint.keep.")),
             (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_ALLOW}")),
         ):
             if seen & codes:
@@ -213,6 +234,10 @@ _ALLOW = "let the job's service account read, write, list and delete there."
 
 class _Conflict(StorageUnavailable):
     """S3's 409: send the same conditional request again."""
+
+
+class _BrokenOff(StorageUnavailable):
+    """An answer that began, and didn't end."""
 
 
 class _BeyondTheEnd(StorageError):

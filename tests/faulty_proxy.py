@@ -1,0 +1,121 @@
+"""A proxy before a real object store, on which the faults of a cloud can be played: a pytest plugin.
+
+Everything reaches the store unchanged, signatures included, until `fault` is set, here or, by another process, with
+GET /-/fault/NAME.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+# Name of a fault -> the status, and the code as S3 has it in XML.
+ANSWERS = {
+    "throttles": (503, "SlowDown"),
+    "denies": (403, "AccessDenied"),
+    "vanishes": (404, "NoSuchBucket"),
+    "full": (507, "XMinioStorageFull"),
+}
+CONTROL = "/-/fault/"
+
+
+class FaultyProxy(ThreadingHTTPServer):
+    """Forwards to `upstream` (a URL); `fault` is a key of ANSWERS, "drops" (the connection), "cuts" (an answer in the
+    middle of its body) or "" and holds for `times` requests."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(upstream).netloc
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self._lock = threading.Lock()
+        self.play("")
+
+    def play(self, fault: str, times: int = 1 << 30) -> None:
+        with self._lock:
+            self.fault, self.times = fault, times
+
+    def next_fault(self) -> str:
+        with self._lock:
+            self.times -= 1
+            return self.fault if self.times >= 0 else ""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that is gone is no news."""
+
+
+@contextmanager
+def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
+    """A proxy before `upstream` while the block runs."""
+    with FaultyProxy(upstream) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+
+
+def play(url: str, fault: str) -> None:
+    """From another process: play `fault` from now on."""
+    urlopen(f"{url}{CONTROL}{fault}").close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FaultyProxy
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith(CONTROL):
+            self.server.play(self.path.removeprefix(CONTROL))
+            self._send(200, b"")
+            return
+        fault = self.server.next_fault()
+        if fault == "drops":
+            self.close_connection = True
+        elif fault in ANSWERS:
+            self._refuse(*ANSWERS[fault])
+        else:
+            self._forward(body, cut=fault == "cuts")
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _answer  # noqa: N815
+
+    def _refuse(self, status: int, code: str) -> None:
+        if "x-amz-date" in self.headers:
+            self._send(status, f"<Error><Code>{code}</Code><Message>played by a test</Message></Error>".encode())
+        else:
+            self._send(status, json.dumps({"error": {"code": status, "message": "played by a test"}}).encode())
+
+    def _forward(self, body: bytes, *, cut: bool) -> None:
+        connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        self._send(answer.status, content, answer.getheaders(), cut=cut)
+
+    def _send(
+        self, status: int, content: bytes, headers: list[tuple[str, str]] | None = None, *, cut: bool = False
+    ) -> None:
+        self.send_response_only(status)
+        length = str(len(content))
+        for name, value in headers or []:
+            if name.lower() == "content-length" and self.command == "HEAD":
+                length = value
+            elif name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[: len(content) // 2] if cut else content)
+        self.close_connection |= cut
