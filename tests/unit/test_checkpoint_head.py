@@ -85,6 +85,16 @@ def test_a_generation_that_fell_back_drops_the_damaged_commits() -> None:
     assert steps(storage) == [25, 20, 10]
 
 
+def test_a_damaged_commit_goes_at_once_when_it_was_passed_over() -> None:
+    storage = MemoryStorage()
+    for step in (10, 20):
+        commit(storage, new(step))
+    commit(storage, new(25, generation=2), resumed_from_step=10)
+    assert steps(storage) == [25, 10]
+    with pytest.raises(StepBehind):
+        commit(storage, new(24, generation=3), resumed_from_step=25)
+
+
 def test_committing_again_changes_nothing() -> None:
     storage = MemoryStorage()
     commit(storage, new(10))

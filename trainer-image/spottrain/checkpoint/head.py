@@ -81,8 +81,8 @@ def fence(storage: CheckpointStorage, generation: int) -> Head:
 def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | None = None) -> Head:
     """Make `new` the newest commit.
 
-    Steps only go up, but for one case: a newer generation that resumed from an older kept commit (because
-    the newest turned out to be damaged) drops the commits after it. A commit that HEAD names already is
+    Steps only go up, but for one case: a newer generation that resumed from an older kept commit, because
+    those after it turned out to be damaged, drops these. A commit that HEAD names already is
     left as it is, so that asking again after an unclear outcome is safe. Raises Fenced or StepBehind.
     """
 
@@ -113,16 +113,21 @@ def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Com
 
 
 def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tuple[Commit, ...]:
-    newest = head.newest
-    if newest is None or newest.step < new.step:
-        return head.commits
-    fell_back = new.generation > newest.generation and resumed_from_step is not None
-    if not fell_back or all(kept.step != resumed_from_step for kept in head.commits):
+    """The commits that `new` comes on top of. One that was passed over goes at once, whatever the step of `new`:
+    it would count for retention in place of one that is whole."""
+    commits, newest = head.commits, head.newest
+    if newest is None:
+        return commits
+    base = resumed_from_step
+    if base is not None and new.generation > newest.generation and any(kept.step == base for kept in commits):
+        commits = tuple(kept for kept in commits if kept.step <= base)
+        newest = commits[0]
+    if newest.step >= new.step:
         raise StepBehind(
             f"Step {new.step} of generation {new.generation} was not committed: generation "
             f"{newest.generation} has already committed step {newest.step}."
         )
-    return tuple(kept for kept in head.commits if kept.step < new.step)
+    return commits
 
 
 def _refuse_fenced(head: Head, generation: int) -> None:
