@@ -6,7 +6,10 @@ import json
 import multiprocessing
 import runpy
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from spottrain.checkpoint import CheckpointStorage, Head, open_storage, read_hea
 from spottrain_api.contract import (
     CheckpointConfig,
     CommitRef,
+    DrainRequest,
     Outcome,
     OutcomeKind,
     Progress,
@@ -33,7 +37,9 @@ Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
 def fork() -> Any:
     """Ranks are forked from a process that has torch imported, as the agent's are."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "spottrain", "torch.distributed.tensor"])
+    context.set_forkserver_preload(
+        ["torch", "spottrain", "torch.distributed.tensor", "boto3", "google.cloud.storage"]
+    )
     return context
 
 
@@ -56,6 +62,8 @@ class Run:
     on_notice: str = "immediate"
     step_seconds: float = 0.0
     upload_seconds: float = 0.0
+    num_samples: int = 46
+    width: int = 8
     resume: CommitRef | None = None
     leave_after: int | None = None
     generation: int = 0
@@ -64,6 +72,13 @@ class Run:
 
     def generate(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> list[Outcome | None]:
         """Run the next generation to its end; each rank's outcome."""
+        with self.running(world_size, faults, steps):
+            pass
+        return self.outcomes
+
+    @contextmanager
+    def running(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> Iterator[None]:
+        """The next generation runs while the block does, and on to its end; after an error in the block it ends."""
         self.generation += 1
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -73,6 +88,7 @@ class Run:
         try:
             for process in ranks:
                 process.start()
+            yield
             for process in ranks:
                 process.join(240)
             assert all(not process.is_alive() for process in ranks), "a rank hangs"
@@ -82,7 +98,12 @@ class Run:
                 process.join()
         self.exit_codes = [process.exitcode for process in ranks]
         self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
-        return self.outcomes
+
+    def drain(self, rank: int = 0) -> None:
+        """Ask a rank of the running generation to drain."""
+        now = datetime.now(UTC)
+        request = DrainRequest(reason="test", deadline=now + timedelta(seconds=30), requested_at=now)
+        request.write(self.run_dir(rank) / "drain.json")
 
     def run_dir(self, rank: int) -> Path:
         """Each rank is in a pod of its own, with a run directory of its own."""
@@ -145,7 +166,11 @@ class Run:
             "step_seconds": self.step_seconds,
             "upload_seconds": self.upload_seconds,
             "leave_after": self.leave_after,
-            "checkpoints": f"{self.folder}/checkpoints",
+            "num_samples": self.num_samples,
+            "width": self.width,
+            "errno": f"{self.folder}/errno",
+            "uri": self.uri or f"file://{self.folder}/checkpoints",
+            "endpoint_url": self.endpoint_url,
             "result": str(self.folder / "result.pt"),
             **self.settings,
         }

@@ -202,8 +202,12 @@ class FailureReason(StrEnum):
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     INVALID_CONFIGURATION = "InvalidConfiguration"
     CHECKPOINT_STORAGE_UNAVAILABLE = "CheckpointStorageUnavailable"
+    CHECKPOINT_STORAGE_FULL = "CheckpointStorageFull"
+    CHECKPOINT_STORAGE_MISSING = "CheckpointStorageMissing"
     CHECKPOINT_ACCESS_DENIED = "CheckpointAccessDenied"
     CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    CHECKPOINT_SAVE_FAILED = "CheckpointSaveFailed"
 
 
 FATAL_REASONS = frozenset(
@@ -211,8 +215,11 @@ FATAL_REASONS = frozenset(
         FailureReason.ENTRYPOINT_NOT_FOUND,
         FailureReason.INVALID_CONFIGURATION,
         FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE,
+        FailureReason.CHECKPOINT_STORAGE_FULL,
+        FailureReason.CHECKPOINT_STORAGE_MISSING,
         FailureReason.CHECKPOINT_ACCESS_DENIED,
         FailureReason.CHECKPOINT_INCOMPATIBLE,
+        FailureReason.CHECKPOINT_DAMAGED,
     }
 )
 
@@ -297,6 +304,8 @@ class Progress(Message):
     updated_at: datetime
     commit: CommitRef | None = None
     checkpoint: CheckpointTimings | None = None
+    # What keeps commits from being made or read, while training goes on; None again once one is made.
+    checkpoint_failure: Failure | None = None
     drain_seen_at: datetime | None = None
     # How often it commits and why so, and what went other than planned; sentences for the status.
     checkpoint_interval: str | None = None

@@ -87,7 +87,7 @@ WRONG = [
     Wrong(
         name="no-bucket",
         spec={"checkpoint": {"uri": "s3://nowhere/run"}},
-        reason="CheckpointAccessDenied",
+        reason="CheckpointStorageMissing",
         sentences=("The bucket of s3://nowhere/run", "does not exist: create it, or correct checkpoint.uri"),
         failures=1,
     ),

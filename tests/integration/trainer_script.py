@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import spottrain  # noqa: E402
+from spottrain.checkpoint import open_storage, read_head  # noqa: E402
 from spottrain.checkpoint.file_storage import FileStorage  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
@@ -24,9 +25,9 @@ torch.set_num_threads(1)
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 8)
+        self.linear = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,10 +35,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
-        self.out = nn.Linear(8, 1)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(2))
+        self.out = nn.Linear(width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -64,10 +65,23 @@ def slow_down_uploads(seconds: float) -> None:
     FileStorage.upload = slow_upload  # type: ignore[method-assign]
 
 
+def obey_the_disk(errno: Path) -> None:
+    """While that file is there, writing checkpoints fails as it does with the error number in it."""
+    write = FileStorage._write
+
+    def write_or_fail(self: FileStorage, key: str, data: Any) -> None:
+        if errno.exists():
+            number = int(errno.read_text())
+            raise OSError(number, os.strerror(number))
+        write(self, key, data)
+
+    FileStorage._write = write_or_fail  # type: ignore[method-assign]
+
+
 def await_commit() -> None:
     """Commits are made in the background, and these steps are much faster than that."""
-    head = Path(RANK_SETTINGS["checkpoints"]) / "HEAD"
-    while '"step"' not in head.read_text():
+    storage = open_storage(RANK_SETTINGS["uri"], endpoint_url=RANK_SETTINGS["endpoint_url"])
+    while (head := read_head(storage)) is None or head.newest is None:
         time.sleep(0.01)
 
 
@@ -94,16 +108,17 @@ def strike(step: int) -> None:
 
 
 generator = torch.Generator().manual_seed(1)
-inputs = torch.randn(46, 8, generator=generator)
+inputs = torch.randn(RANK_SETTINGS["num_samples"], RANK_SETTINGS["width"], generator=generator)
 targets = inputs.sum(dim=1)
 dataset = [(inputs[index], targets[index]) for index in range(len(inputs))]
 slow_down_uploads(RANK_SETTINGS["upload_seconds"])
+obey_the_disk(Path(RANK_SETTINGS["errno"]))
 if 0 in RANK_SETTINGS["faults"]:
     strike(0)
 
 with spottrain.session() as session:
     training = session.prepare(
-        Model(RANK_SETTINGS["dropout"]),
+        Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"]),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5),
         dataset=dataset,

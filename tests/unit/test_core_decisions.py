@@ -451,6 +451,24 @@ def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None
     assert len([a for a in decided.actions if isinstance(a, DeletePod)]) == 4
 
 
+def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
+    message = "The bucket of s3://b/run is gone: make it again."
+    failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_MISSING, message=message)
+    # Only the member that was told of it says so, and it isn't the one that is furthest.
+    failing = training_job().says(2, progress=training(49).model_copy(update={"checkpoint_failure": failure}))
+
+    decided = failing.plan()
+    condition = next(c for c in decided.status.conditions if c.type == "CheckpointsHealthy")
+    assert (condition.status, condition.reason, condition.message) == ("False", failure.reason.value, message)
+    assert decided.status.phase is Phase.RUNNING
+    assert [(e.type, e.reason) for e in decided.events] == [("Warning", failure.reason.value)]
+
+    again = failing.decided().later(5)
+    assert again.plan().events == ()
+    healed = again.says(2, progress=training(60)).plan().status
+    assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"
+
+
 def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_above_it() -> None:
     fenced = Failure(reason=FailureReason.LOST_PEER, message="generation 7 has taken over this job", fence=7)
     scene = starting_job(runPolicy={"failureBudget": 0}).all_say(phase=AgentPhase.FAILED, failure=fenced)

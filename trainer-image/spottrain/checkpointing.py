@@ -25,8 +25,12 @@ from spottrain.checkpoint import (
     Loaded,
     Retention,
     SaveHandle,
+    StepBehind,
+    StorageDenied,
+    UnsupportedState,
 )
 from spottrain.engines import Engine
+from spottrain.failures import save_failure
 from spottrain.interval import CheckpointCost, CommitInterval
 from spottrain.progress import ProgressReporter
 from spottrain_api.contract import CheckpointTimings, CommitRef, StrategyChoice, TrainerPhase
@@ -38,6 +42,8 @@ log = logging.getLogger(__name__)
 SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
+# Between tries to commit the last step, in seconds: five minutes in all.
+PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 # Where commits have what `strategy: auto` came to.
 STRATEGY = "strategy"
@@ -119,6 +125,7 @@ class CheckpointSchedule:
     retention: Retention
     reporter: ProgressReporter
     waits_for_last_safe_moment: bool = False  # checkpoint.onNotice: lastSafe
+    pauses: tuple[float, ...] = PAUSES
     committed_step: int = 0
     agreed_seconds: float | None = None  # rank 0's forecast, as all ranks have heard it
     _cost: CheckpointCost | None = None
@@ -148,6 +155,7 @@ class CheckpointSchedule:
                 f"The checkpoint at step {damaged.step} is damaged, and training went on from the one before it, "
                 f"step {loaded.step}. {error}"
             )
+            self.failed(error)
         state.check(loaded.extra, loaded.step)
         state.restore(tensors, loaded, seed=seed, rank=rank)
         self.committed_step = loaded.step
@@ -182,9 +190,27 @@ class CheckpointSchedule:
         if isinstance(handle.error, Fenced):
             raise handle.error
         if handle.error is not None:
-            log.warning("%s", handle.error)
+            self.failed(handle.error)
             return
         self._note(handle)
+
+    def failed(self, error: CheckpointError) -> None:
+        """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
+        log.warning("%s", error)
+        self.reporter.update(checkpoint_failure=save_failure(error))
+
+    def commit_last(self, state: TrainingState, step: int) -> None:
+        """Commit the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited
+        for; the ranks agree on how a save ended. Raises CheckpointError."""
+        for pause in self.pauses:
+            try:
+                return self.commit(state, step)
+            except (Fenced, StepBehind, StorageDenied, UnsupportedState):
+                raise
+            except CheckpointError as error:
+                self.failed(error)
+            time.sleep(pause)
+        return self.commit(state, step)
 
     def commit(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
         """Commit this step, unless that was done, and return when it is. Raises CheckpointError."""
@@ -267,7 +293,8 @@ class CheckpointSchedule:
         )
         newest = CheckpointCost(stall_seconds=handle.staging_seconds, total_seconds=timings.total_seconds)
         self._cost = newest if self._cost is None else self._cost.updated(newest)
-        self.reporter.update(checkpoint=timings, checkpoint_interval=self.interval.explain(self._cost))
+        interval = self.interval.explain(self._cost)
+        self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
 

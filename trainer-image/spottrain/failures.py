@@ -12,15 +12,19 @@ from spottrain.checkpoint.errors import (
     CorruptCheckpoint,
     Fenced,
     StorageDenied,
+    StorageFull,
+    StorageMissing,
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason
 
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
+    (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
+    (StorageMissing, FailureReason.CHECKPOINT_STORAGE_MISSING),
     (StorageUnavailable, FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE),
     (StorageDenied, FailureReason.CHECKPOINT_ACCESS_DENIED),
     (CheckpointMismatch, FailureReason.CHECKPOINT_INCOMPATIBLE),
-    (CorruptCheckpoint, FailureReason.CHECKPOINT_INCOMPATIBLE),
+    (CorruptCheckpoint, FailureReason.CHECKPOINT_DAMAGED),
     (Fenced, FailureReason.LOST_PEER),
 )
 _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
@@ -47,10 +51,19 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
 
     Once a job has commits (`resumes`), a store that doesn't answer is an outage, which a later try survives.
     """
-    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), FailureReason.START_FAILED)
-    if resumes and reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE:
+    reason = _reason(error, FailureReason.START_FAILED)
+    if resumes and isinstance(error, StorageUnavailable):
         reason = FailureReason.START_FAILED
     return UserError(reason, str(error), fence=error.fence if isinstance(error, Fenced) else None)
+
+
+def save_failure(error: CheckpointError) -> Failure:
+    """Why a checkpoint was not made, or not read, in a generation that goes on all the same."""
+    return Failure(reason=_reason(error, FailureReason.CHECKPOINT_SAVE_FAILED), message=str(error))
+
+
+def _reason(error: CheckpointError, other: FailureReason) -> FailureReason:
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), other)
 
 
 def failure_of(error: BaseException, rank: int) -> Failure | None:

@@ -111,7 +111,7 @@ class Training:
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
         self._observe_loss(self._agreement.read())
-        self._checkpoints.commit(self._state, self.step)
+        self._checkpoints.commit_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
     def clean_up(self) -> None:
@@ -211,5 +211,6 @@ class Training:
             raise
         except CheckpointError as error:
             # The newest commit stands, and the outcome names it: the next generation goes on from there.
-            log.warning("Step %d could not be committed before the end of this generation. %s", self.step, error)
+            log.warning("Step %d could not be committed before the end of this generation.", self.step)
+            self._checkpoints.failed(error)
         raise Drained

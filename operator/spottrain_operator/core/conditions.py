@@ -9,6 +9,7 @@ from .capacity import places
 from .causes import PREEMPTIONS
 from .draft import Draft
 from .members import says_nothing
+from .progress import reported
 from .situation import Situation
 from .words import counted
 
@@ -104,11 +105,31 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition("Progressing", training, phase.value, message, now)
     draft = draft.condition("Suspended", phase is Phase.SUSPENDED, phase.value, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
+    draft = _checkpoints(draft, status.generation, situation)
     if status.fallback_since is not None:
         return draft.condition("SpotAvailable", False, "FellBack", "On-demand nodes stand in for spot nodes", now)
     if status.spot_pending_since is not None:
         return draft.condition("SpotAvailable", False, "SpotPending", "Spot pods wait for a node", now)
     return draft.condition("SpotAvailable", True, "NoneWaits", "No spot pod waits for a node", now)
+
+
+def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
+    """CheckpointsHealthy: whether saves become commits, by what the ranks said last; an event tells when that turns.
+
+    While no rank says anything, between generations, it stays as it was."""
+    said = reported(situation, generation) if generation is not None else []
+    if not said:
+        return draft
+    failing = [p for p in said if p.checkpoint_failure is not None]
+    newest = max(failing, key=lambda p: p.updated_at, default=None)
+    failure = newest.checkpoint_failure if newest is not None else None
+    if failure is None:
+        message = "No save has failed since the newest commit"
+        return draft.condition("CheckpointsHealthy", True, "Healthy", message, situation.now)
+    known = next((c for c in draft.status.conditions if c.type == "CheckpointsHealthy"), None)
+    if known is None or (known.status, known.reason) != ("False", failure.reason.value):
+        draft = draft.tell(failure.reason.value, failure.message, warning=True)
+    return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)
 
 
 def _suspension(phase: Phase) -> str:

@@ -1,0 +1,192 @@
+"""Stores that fail while ranks train: training goes on, a sentence says why, and what was committed stays."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_fixtures import wait_for
+from faulty_proxy import FaultyProxy, faulty_proxy
+from object_stores import KEYS, ObjectStore
+from spottrain.audit import read_audit
+from spottrain.checkpoint import Commit
+from spottrain.checkpoint.head import HEAD_KEY
+from spottrain_api.contract import Failure, FailureReason, OutcomeKind
+from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
+
+WORLD_SIZE = 2
+MANY_STEPS = 100_000
+
+
+@pytest.fixture
+def run(tmp_path: Path, fork: Any) -> Run:
+    """Ranks that commit whenever they can."""
+    return Run(tmp_path, fork, interval="1steps", step_seconds=0.02)
+
+
+@pytest.fixture(params=["s3", "gs"])
+def proxy(request: pytest.FixtureRequest, run: Run) -> Iterator[FaultyProxy]:
+    """A proxy between the ranks and their store."""
+    store: ObjectStore = request.getfixturevalue(f"{request.param}_store")
+    if request.param == "s3":
+        request.getfixturevalue("s3_credentials")
+        run.environment = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True))
+    with faulty_proxy(store.endpoint_url) as proxy:
+        run.uri, run.endpoint_url = f"{request.param}://{store.new_bucket()}/job", proxy.url
+        yield proxy
+
+
+def newest_commit(run: Run) -> Commit | None:
+    head = run.head()
+    return head.newest if head is not None else None
+
+
+def await_failure(run: Run) -> Failure:
+    """What rank 0 reports of its saves, as soon as it does; and that training goes on meanwhile."""
+    wait_for(lambda: run.progress().checkpoint_failure, "a save fails", 90)
+    failure, step = run.progress().checkpoint_failure, run.progress().step
+    assert failure is not None
+    wait_for(lambda: run.progress().step > step, "training goes on")
+    return failure
+
+
+def await_commit(run: Run) -> Commit:
+    """A commit that is newer than the newest, and rank 0 content with it."""
+    before = newest_commit(run)
+    wait_for(lambda: newest_commit(run) not in (None, before), "a commit is made", 90)
+    wait_for(lambda: run.progress().checkpoint_failure is None, "the failure is over", 90)
+    found = newest_commit(run)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def training(run: Run, *, redone: int = 0) -> Iterator[None]:
+    """Ranks train while the block runs; then they drain, with at most so many steps done again."""
+    with run.running(WORLD_SIZE, steps=MANY_STEPS):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        await_commit(run)
+        yield
+        run.drain()
+    step = assert_drained(run)
+    audit = read_audit(run.folder / "audit")
+    assert audit.problems(step) == []
+    assert audit.num_redone <= redone
+
+
+SENTENCES = {
+    "denies": (FailureReason.CHECKPOINT_ACCESS_DENIED, "is denied"),
+    "vanishes": (FailureReason.CHECKPOINT_STORAGE_MISSING, "does not exist: create it, or correct checkpoint.uri"),
+    "full": (FailureReason.CHECKPOINT_STORAGE_FULL, "the store is full. Free space or lower checkpoint.keep"),
+    "throttles": (FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, "failed, after retries"),
+}
+PLAYED = {"s3": ("denies", "vanishes", "full", "throttles"), "gs": ("denies", "vanishes")}
+
+
+def test_training_survives_what_befalls_a_bucket(run: Run, proxy: FaultyProxy) -> None:
+    with training(run):
+        for fault in PLAYED[str(run.uri)[:2]]:
+            before = newest_commit(run)
+            proxy.play(fault)
+            failure = await_failure(run)
+            proxy.play("")
+            reason, sentence = SENTENCES[fault]
+            assert (failure.reason, sentence in failure.message) == (reason, True), failure
+            after = await_commit(run)
+            assert before is not None
+            assert after.step > before.step
+
+
+def test_training_survives_what_befalls_a_folder(run: Run) -> None:
+    folder = run.folder / "checkpoints"
+    gone = folder.with_name("gone")
+
+    def vanish() -> None:
+        folder.rename(gone)
+
+    def refuse(number: int) -> Callable[[], None]:
+        return lambda: (run.folder / "errno").write_text(str(number)) and None
+
+    def heal() -> None:
+        (run.folder / "errno").unlink(missing_ok=True)
+        if gone.exists():
+            gone.rename(folder)
+
+    faults = {
+        vanish: (FailureReason.CHECKPOINT_STORAGE_MISSING, "it is gone. Mount or make it again"),
+        refuse(errno.ENOSPC): (FailureReason.CHECKPOINT_STORAGE_FULL, "the disk is full. Free space"),
+        refuse(errno.EACCES): (FailureReason.CHECKPOINT_ACCESS_DENIED, "Permission denied. Let the job's user"),
+    }
+    with training(run):
+        for break_it, (reason, sentence) in faults.items():
+            break_it()
+            failure = await_failure(run)
+            heal()
+            assert (failure.reason, sentence in failure.message) == (reason, True), failure
+            await_commit(run)
+
+
+def test_the_last_step_waits_for_its_store(run: Run) -> None:
+    refusal = run.folder / "errno"
+    with run.running(WORLD_SIZE):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        await_commit(run)
+        refusal.write_text(str(errno.ENOSPC))
+        wait_for(lambda: run.progress().phase == "saving", "the last commit is tried", 60)
+        wait_for(lambda: run.progress().checkpoint_failure, "it fails", 60)
+        refusal.unlink()
+    assert_succeeded(run)
+    newest = newest_commit(run)
+    assert newest is not None
+    assert newest.step == STEPS
+
+
+def test_a_drain_without_a_store_leaves_the_newest_commit(run: Run) -> None:
+    with run.running(WORLD_SIZE, steps=MANY_STEPS):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        await_commit(run)
+        (run.folder / "errno").write_text(str(errno.ENOSPC))
+        await_failure(run)
+        stands = newest_commit(run)
+        run.drain()
+    assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.DRAINED] * WORLD_SIZE
+    assert run.progress().checkpoint_failure is not None
+    assert newest_commit(run) == stands
+    (run.folder / "errno").unlink()
+
+    assert stands is not None
+    with training(run, redone=run.progress().step - stands.step):
+        assert run.progress().start_step == stands.step
+
+
+def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:
+    """Another data set, another model, another version of the format, another engine: a sentence, and no change."""
+    run.generate(1, {0: {4: "drain"}})
+    assert_drained(run)
+    storage = run.storage()
+    head = storage.get(HEAD_KEY)[0]
+
+    def refusal() -> str:
+        before = {key: storage.get(key)[0] for key, _ in storage.list("attempts/")}
+        (outcome,) = run.generate(1)
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert outcome.failure.reason is FailureReason.CHECKPOINT_INCOMPATIBLE
+        assert {key: storage.get(key)[0] for key, _ in storage.list("attempts/")} == before
+        return outcome.failure.message
+
+    run.num_samples = 40
+    assert "was made with num_samples 46, and this run has 40" in refusal()
+    run.num_samples, run.width = 46, 9
+    assert "does not fit this model and strategy" in refusal()
+    run.width = 8
+    storage.put(HEAD_KEY, head.replace(b'"format_version": 1', b'"format_version": 7'))
+    assert "The checkpoints are of format version 7; this spottrain reads version 1" in refusal()
+    storage.put(HEAD_KEY, head)
+    run.generate(1)
+    assert_succeeded(run)
