@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
 
-.PHONY: help env binaries demo test lint crds rehearse bench-recovery bench-checkpoint bench-notice bench-agreement bench-plan clean
+.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-notice bench-agreement bench-plan clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -45,6 +45,10 @@ bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
 
 rehearse: binaries ## Twenty random preemptions of 1 to 3 of 6 nodes; no step may be done again.
 	SPOTTRAIN_PREEMPTIONS=20 $(BIN)/python -m pytest -s --timeout=1800 tests/e2e/test_preemptions.py
+
+kill-points: $(STAMP) ## SIGKILL at every operation on a store, every object damaged, 1,000 rounds of rivals; on each store.
+	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
+		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
 bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save and DCP: stall, throughput, resume.
 	$(BIN)/python -m benchmarks.bench_checkpoint

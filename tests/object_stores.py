@@ -10,12 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+
+from spottrain.checkpoint import CheckpointStorage, open_storage
 
 KEYS = {"writer": ("writer", "writer-secret"), "reader": ("reader", "reader-secret")}
 
@@ -145,3 +147,31 @@ def wait_until_it_works(attempt: Any, timeout_seconds: float = 60.0) -> None:
 def _identity(name: str, actions: list[str]) -> dict[str, Any]:
     access, secret = KEYS[name]
     return {"name": name, "credentials": [{"accessKey": access, "secretKey": secret}], "actions": actions}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStore:
+    """An empty place for one job's checkpoints, and what another process needs to get at it."""
+
+    kind: str
+    uri: str
+    endpoint_url: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def open(self) -> CheckpointStorage:
+        return open_storage(self.uri, endpoint_url=self.endpoint_url)
+
+
+@pytest.fixture(params=["file", "s3", "gs"])
+def job_store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
+    """One on each of the stores."""
+    kind = request.param
+    if kind == "file":
+        return JobStore(kind=kind, uri=f"file://{tmp_path}/checkpoints")
+    server: ObjectStore = request.getfixturevalue(f"{kind}_store")
+    environment = {}
+    if kind == "s3":
+        request.getfixturevalue("s3_credentials")
+        environment = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True))
+    uri = f"{kind}://{server.new_bucket()}/job"
+    return JobStore(kind=kind, uri=uri, endpoint_url=server.endpoint_url, environment=environment)

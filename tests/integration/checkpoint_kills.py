@@ -1,98 +1,192 @@
-"""Kill a saving process at random moments, again and again; test_checkpoint_kills.py starts it.
+"""SIGKILL a process at each of its operations on a store, in turn; test_checkpoint_kills.py starts it.
 
-Arguments: storage URI, rounds, longest time in seconds from a commit to the kill. One import
-of torch serves all the rounds: each forks a writer, kills it, and looks at what it left.
+Arguments: storage URI, and at how many points (0: at each). One import of torch serves them all: every point
+forks a writer that resumes, saves, commits and cleans up until it is killed, and looks at what it left. The last
+line that is printed is the count, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
-import time
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from spottrain.checkpoint import Checkpointer, Commit, Retention, open_storage
+from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, open_storage, read_head
+from spottrain.checkpoint.attempt import ATTEMPTS
+
+# What Python tells an audit hook of, before it does it (docs.python.org, "Audit events table"): all that changes a
+# folder, and each piece of a request, its head and its body apart.
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "fcntl.flock"}
+OPERATIONS |= {"http.client.connect", "http.client.send"}
+# Large enough for several parts on object stores, and small.
+SIZES = (2_300_000, 1_000)
+SAVES = 3
+KEEP = Retention(last=2, every=50)
+# Into an operation: a request was sent, and its answer didn't come.
+SECONDS_INTO = 0.002
 
 
-def checkpointer(uri: str, generation: int) -> Checkpointer:
+@dataclass(slots=True, kw_only=True)
+class Count:
+    """Points at which a writer was killed, and what came of it."""
+
+    points: int = 0
+    commits: int = 0
+    torn: int = 0
+    lost: int = 0
+    left_over: int = 0
+    wrongly_kept: int = 0
+    most_saves_redone: int = 0
+
+
+class KillPoint:
+    """Counts the operations on the store, and ends the process at, or a moment into, one of them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.operations = 0
+        self.kill_at: int | None = None
+        self.seconds_into = 0.0
+        self.armed = False
+        sys.addaudithook(self.hook)
+
+    def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.armed or event not in OPERATIONS:
+            return
+        if event == "open" and not str(args[0]).startswith(self.folder):
+            return
+        self.operations += 1
+        if self.operations == self.kill_at:
+            if self.seconds_into:
+                threading.Timer(self.seconds_into, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def checkpointer(storage: CheckpointStorage, generation: int) -> Checkpointer:
     return Checkpointer(
-        open_storage(uri, endpoint_url=os.environ.get("TEST_ENDPOINT")),
+        storage,
         generation=generation,
         attempt_id="kill",
         rank=0,
         world_size=1,
-        retention=Retention(last=2),
+        retention=KEEP,
     )
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((300_000,), float(step))}, "step": step}
+    return {"model": {"w": torch.full((SIZES[step % SAVES != 1],), float(step))}, "step": step}
 
 
 def resume(saver: Checkpointer) -> int:
     """The step of the newest commit, every value of which is right; 0 without one."""
-    newest: Commit | None = saver.latest(verify=True)
+    newest = saver.latest()
     if newest is None:
         return 0
-    assert newest == saver.latest(), "the newest commit is damaged"
-    into = state(0)
+    into = state(newest.step)
+    into["model"]["w"].zero_()
     saver.load(into, newest)
     assert into["step"] == newest.step
     assert torch.equal(into["model"]["w"], state(newest.step)["model"]["w"])
     return newest.step
 
 
-def write_until_killed(uri: str, generation: int, acknowledged: int) -> None:
-    saver = checkpointer(uri, generation)
+def write(storage: CheckpointStorage, generation: int, acknowledged: int) -> None:
+    """Resume, and save three times: in the background with a clean-up after it, and once at the end."""
+    saver = checkpointer(storage, generation)
     step = resume(saver)
-    os.write(acknowledged, b"r")
-    while True:
-        step += 1
-        handle = saver.save(state(step), step=step, asynchronous=step % 2 == 0, wait=True)
+    for number in range(1, SAVES + 1):
+        handle = saver.save(state(step + number), step=step + number, asynchronous=number < SAVES, wait=True)
         assert handle is not None
         handle.wait()
         os.write(acknowledged, b"c")
-        saver.cleanup(keep_last=2)
+    saver.cleanup(keep_last=KEEP.last, keep_every=KEEP.every)
 
 
-def one_round(uri: str, generation: int, commits_first: int, then_seconds: float) -> tuple[int, int]:
-    """Commits acknowledged before the kill, and the step that is there after it."""
+def run_writer(storage: CheckpointStorage, generation: int, point: KillPoint) -> tuple[int, int]:
+    """Fork a writer: how many commits it could still acknowledge, and how many operations it would have made."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        point.armed = True
         try:
-            write_until_killed(uri, generation, writer)
+            write(storage, generation, writer)
+            os.write(writer, point.operations.to_bytes(4))
         finally:
-            os._exit(1)
+            os._exit(0)
     os.close(writer)
-    first = os.read(reader, 1)
-    assert first == b"r", "the writer could not resume"
-    acknowledged = sum(len(os.read(reader, 1)) for _ in range(commits_first))
-    time.sleep(then_seconds)  # the random moment of the kill
-    os.kill(child, signal.SIGKILL)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
     os.waitpid(child, 0)
-    while data := os.read(reader, 4096):
-        acknowledged += len(data)
-    os.close(reader)
-    return acknowledged, resume(checkpointer(uri, generation + 1))
+    acknowledged = len(said) - len(said.lstrip(b"c"))
+    return acknowledged, int.from_bytes(said[acknowledged:])
+
+
+def left_over(storage: CheckpointStorage) -> int:
+    """Objects and unfinished uploads that belong to no kept commit."""
+    head = read_head(storage)
+    assert head is not None
+    kept = tuple(commit.attempt for commit in head.commits)
+    stray = [key for key, _ in storage.list(ATTEMPTS) if not key.startswith(kept)]
+    return len(stray) + storage.abandon_uploads(ATTEMPTS, lambda key: True)
+
+
+def wrongly_kept(storage: CheckpointStorage) -> int:
+    """Commits that HEAD names and retention doesn't, or the other way round: every step was committed once."""
+    head = read_head(storage)
+    assert head is not None
+    assert head.newest is not None
+    steps = range(1, head.newest.step + 1)
+    kept = {*steps[-KEEP.last :], *(step for step in steps if KEEP.every and step % KEEP.every == 0)}
+    return len(kept ^ {commit.step for commit in head.commits})
+
+
+def kill_points(operations: int, wanted: int) -> Iterator[tuple[int, float]]:
+    """At each operation and into each; or that many of these, evenly spread from a random one on."""
+    points = [(number, into) for number in range(1, operations + 1) for into in (0.0, SECONDS_INTO)]
+    stride = max(1, len(points) // wanted) if wanted else 1
+    yield from points[random.randrange(stride) :: stride]
 
 
 def main() -> None:
-    uri, rounds, longest = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    uri, wanted = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
-    moments = random.Random(7)
-    step = 0
-    for number in range(rounds):
-        acknowledged, found = one_round(uri, 2 * number + 1, moments.randint(0, 2), moments.uniform(0, longest))
-        # What was acknowledged is there; at most one more commit was made without having been.
-        assert found - step - acknowledged in (0, 1), (number, step, acknowledged, found)
+    endpoint = os.environ.get("TEST_ENDPOINT") or None
+    # Two clients: writers inherit one that has no connection open.
+    mine, theirs = (open_storage(uri, endpoint_url=endpoint) for _ in range(2))
+    point = KillPoint(uri.removeprefix("file://"))
+    step, operations = run_writer(theirs, 1, point)
+    assert step == SAVES
+    count = Count()
+    for generation, (point.kill_at, point.seconds_into) in enumerate(kill_points(operations, wanted), start=1):
+        acknowledged, _ = run_writer(theirs, 2 * generation, point)
+        survivor = checkpointer(mine, 2 * generation + 1)
+        count.points += 1
+        try:
+            found = resume(survivor)
+        except Exception as error:
+            print(f"torn at {point.kill_at} + {point.seconds_into} s: {error!r}")
+            count.torn += 1
+            return
+        # What was acknowledged is there; at most the commit after it was made without having been.
+        if found - step not in (acknowledged, acknowledged + 1):
+            print(f"lost at {point.kill_at} + {point.seconds_into} s: {step} + {acknowledged}, found {found}")
+            count.lost += 1
+        count.commits += found - step
+        count.most_saves_redone = max(count.most_saves_redone, step + acknowledged - found + 1)
         step = found
-    assert step >= rounds // 2
-    print(f"{rounds} kills, {step} commits")
+        survivor.cleanup(keep_last=KEEP.last, keep_every=KEEP.every)
+        count.left_over += left_over(mine)
+        count.wrongly_kept += wrongly_kept(mine)
+    print(json.dumps(asdict(count) | {"operations": operations}))
 
 
 if __name__ == "__main__":

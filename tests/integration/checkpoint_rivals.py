@@ -1,0 +1,44 @@
+"""One of several writers that save the same steps at the same time; test_checkpoint_rivals.py runs it.
+
+RIVAL comes from the test: the store, this writer's generation, where to meet the others, and where to leave what
+became of each round.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+RIVAL: dict[str, Any] = globals()["RIVAL"]
+os.environ.update(RIVAL["environment"])
+
+import torch  # noqa: E402
+
+from spottrain.checkpoint import Checkpointer, Fenced, StepBehind, open_storage, read_head  # noqa: E402
+
+torch.set_num_threads(1)
+meet = RIVAL["barrier"].wait
+storage = open_storage(RIVAL["uri"], endpoint_url=RIVAL["endpoint_url"])
+saver = Checkpointer(storage, generation=RIVAL["generation"], attempt_id=RIVAL["name"], rank=0, world_size=1)
+if RIVAL["generation"] == 1:
+    saver.latest()
+meet(60)
+if RIVAL["generation"] == 2:
+    saver.latest()  # from here on, generation 1 is fenced
+outcomes: list[tuple[str, str]] = []
+for step in range(1, RIVAL["rounds"] + 1):
+    meet(60)
+    try:
+        saver.save({"w": torch.full((5,), float(step))}, step=step, asynchronous=False)
+        outcome = "won"
+    except (StepBehind, Fenced) as error:
+        outcome = type(error).__name__
+    meet(60)
+    head = read_head(storage)
+    assert head is not None
+    assert head.newest is not None
+    assert head.newest.step == step
+    outcomes.append((outcome, head.newest.attempt))
+    if outcome == "won" and step % 20 == 0:
+        saver.cleanup(keep_last=2)
+Path(RIVAL["outcomes"]).write_text(json.dumps(outcomes))

@@ -1,0 +1,125 @@
+"""Every object of the newest commit damaged in every way, and real ranks that resume: all of it is noticed, and
+training goes on from the commit before. On each store; `make kill-points` does all of it on all of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from object_stores import JobStore
+from spottrain.audit import read_audit
+from spottrain.checkpoint import CheckpointStorage, Commit
+from spottrain_api.contract import FailureReason, OutcomeKind
+from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
+
+EVERYTHING = "SPOTTRAIN_KILL_POINTS" in os.environ
+WORLD_SIZE = 2
+Way = Callable[[bytes, bytes], bytes | None]
+
+
+def cut(whole: bytes, other: bytes) -> bytes | None:
+    return whole[:-1]
+
+
+def flip(whole: bytes, other: bytes) -> bytes | None:
+    middle = len(whole) // 2
+    return whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+
+
+def swap(whole: bytes, other: bytes) -> bytes | None:
+    """With the same object of the commit before, which is sound in itself and of the same size."""
+    return other
+
+
+def delete(whole: bytes, other: bytes) -> bytes | None:
+    return None
+
+
+WAYS: tuple[Way, ...] = (cut, flip, swap, delete)
+
+
+@pytest.fixture
+def run(job_store: JobStore, tmp_path: Path, fork: Any) -> Run:
+    """Two ranks of FSDP, each of which reads another part of a checkpoint, with nothing committed."""
+    return Run(
+        tmp_path,
+        fork,
+        strategy="fsdp",
+        interval="3steps",
+        uri=job_store.uri,
+        endpoint_url=job_store.endpoint_url,
+        environment=job_store.environment,
+    )
+
+
+def committed(run: Run) -> tuple[Commit, Commit]:
+    """The newest commit and the one before."""
+    head = run.head()
+    assert head is not None
+    newest, before, *_ = head.commits
+    return newest, before
+
+
+def shards(storage: CheckpointStorage, commit: Commit) -> list[str]:
+    """What a resume needs of a commit: each rank's data, and the manifest."""
+    found = [key for key, _ in storage.list(commit.attempt) if key.endswith((".data", "manifest.json"))]
+    assert len(found) == WORLD_SIZE + 1
+    return found
+
+
+def resumed_from(run: Run) -> int:
+    """Start a generation that drains at once: the step that it would have gone on from."""
+    run.generate(WORLD_SIZE, {0: {0: "drain"}})
+    step = run.progress().start_step
+    ended = [outcome and (outcome.kind, outcome.step) for outcome in run.outcomes]
+    assert ended == [(OutcomeKind.DRAINED, step)] * WORLD_SIZE
+    return step
+
+
+def damages(run: Run, newest: Commit, store: str) -> Iterator[tuple[str, Way]]:
+    """All of them, or a few on each store, in other ways each."""
+    keys = shards(run.storage(), newest)
+    if EVERYTHING:
+        yield from itertools.product(keys, WAYS)
+    elif store == "file":
+        yield from zip(keys, WAYS, strict=False)
+    else:
+        yield keys[1], flip if store == "s3" else swap
+
+
+def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_store: JobStore) -> None:
+    run.generate(WORLD_SIZE, {0: {5: "await", 7: "drain"}})
+    assert_drained(run)
+    newest, before = committed(run)
+    storage = run.storage()
+    cases = list(damages(run, newest, job_store.kind))
+    for key, how in cases:
+        whole = storage.get(key)[0]
+        damaged = how(whole, storage.get(key.replace(newest.attempt, before.attempt))[0])
+        storage.delete([key])
+        if damaged is not None:
+            storage.upload(key, damaged)
+        assert resumed_from(run) == before.step, (key, how.__name__)
+        said = run.progress()
+        assert f"The checkpoint at step {newest.step} is damaged, and training went on from" in (said.message or "")
+        assert said.checkpoint_failure is not None
+        assert said.checkpoint_failure.reason is FailureReason.CHECKPOINT_DAMAGED
+        assert key in said.checkpoint_failure.message
+        storage.upload(key, whole)
+    if EVERYTHING:
+        assert resumed_from(run) == newest.step
+        print(f"\n{job_store.kind}: {len(cases)} damages, all noticed")
+    storage.delete([shards(storage, newest)[0]])
+
+    run.generate(WORLD_SIZE)
+
+    assert_succeeded(run)
+    assert run.progress().start_step == before.step
+    assert run.progress().checkpoint_failure is None  # a commit was made since
+    assert newest not in committed(run)
+    assert read_audit(run.folder / "audit").problems(STEPS) == []

@@ -1,0 +1,68 @@
+"""Two writers of a generation, and one of a fenced generation, save the same steps: exactly one wins each round.
+
+Processes of their own, which meet before each round; 1,000 rounds with `make kill-points`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from object_stores import JobStore
+from spottrain.checkpoint import Checkpointer
+
+SCRIPT = Path(__file__).with_name("checkpoint_rivals.py")
+ROUNDS = 1000 if "SPOTTRAIN_KILL_POINTS" in os.environ else 20
+WRITERS = {"one": 2, "other": 2, "late": 1}
+
+
+@pytest.mark.timeout(900)
+def test_exactly_one_writer_wins_each_step(job_store: JobStore, tmp_path: Path, fork: Any) -> None:
+    barrier = fork.Barrier(len(WRITERS))
+    writers = []
+    for name, generation in WRITERS.items():
+        rival = {
+            "uri": job_store.uri,
+            "endpoint_url": job_store.endpoint_url,
+            "environment": job_store.environment,
+            "name": name,
+            "generation": generation,
+            "rounds": ROUNDS,
+            "barrier": barrier,
+            "outcomes": str(tmp_path / name),
+        }
+        kwargs = {"init_globals": {"RIVAL": rival}, "run_name": "__main__"}
+        writers.append(fork.Process(target=runpy.run_path, args=(str(SCRIPT),), kwargs=kwargs))
+    try:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(850)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * len(WRITERS)
+
+    outcomes = {name: json.loads((tmp_path / name).read_text()) for name in WRITERS}
+    wins = dict.fromkeys(WRITERS, 0)
+    for of_round in zip(*outcomes.values(), strict=True):
+        ((attempt, *_),) = {tuple(seen[1:]) for seen in of_round}  # all read the same HEAD
+        (winner,) = [name for name, (outcome, _) in zip(WRITERS, of_round, strict=True) if outcome == "won"]
+        assert f"-{winner}-" in attempt
+        assert of_round[2][0] == "Fenced"
+        wins[winner] += 1
+    print(f"\n{job_store.kind}: {ROUNDS} rounds, won by {wins}")
+    reader = Checkpointer(job_store.open(), generation=3, attempt_id="reader", rank=0, world_size=1)
+    newest = reader.latest(verify=True)
+    assert newest is not None
+    state: dict[str, Any] = {"w": torch.zeros(5)}
+    reader.load(state, newest)
+    assert newest.step == ROUNDS
+    assert torch.equal(state["w"], torch.full((5,), float(ROUNDS)))
