@@ -50,7 +50,7 @@ kill-points: $(STAMP) ## SIGKILL at every operation on a store, every object dam
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
-bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save and DCP: stall, throughput, resume.
+bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save, DCP and DeepSpeed: stall, throughput, resume.
 	$(BIN)/python -m benchmarks.bench_checkpoint
 
 bench-notice: binaries ## From the cloud's notice to the flag that ranks read.

@@ -1,9 +1,9 @@
 """Ways to save a checkpoint, side by side in one run: what training waits for, and what the store does.
 
 `make bench-checkpoint` saves one sharded state again and again by torch.save from rank 0, DCP's save and async_save,
-and spottrain, to files and to S3 (a local SeaweedFS), beside a bare copy of the same bytes and plain parallel writers
-and readers; then another number of ranks loads the newest. It prints tables and writes them, with a plot, to
-bench-out/. Where there are GPUs the state lies on them, a rank each.
+DeepSpeed's save_checkpoint, and spottrain, to files and to S3 (a local SeaweedFS), beside a bare copy of the same
+bytes and plain parallel writers and readers; then another number of ranks loads the newest. It prints tables and
+writes them, with a plot, to bench-out/. Where there are GPUs the state lies on them, a rank each.
 """
 
 from __future__ import annotations

@@ -85,15 +85,14 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     state = sharded_state(int(mib), device, fill=phase == "save")
-    ways = ways_for(uri, generation=1 if phase == "save" else 2)
-    if phase == "save":
+    saves = phase == "save"
+    ways = ways_for(uri, 1 if saves else 2, mib=int(mib), device=device, saves=saves)
+    if saves:
         numbers = save_all(ways, state, uri, int(rounds))
         for way, found in load_all(ways, state, 2, int(rounds)).items():
             numbers[way] |= found
     else:
-        # A plain reader knows only the world that wrote.
-        able = [way for way in ways if not way.name.startswith(("plain", "bare"))]
-        numbers = load_all(able, state, 2, int(rounds))
+        numbers = load_all(ways, state, 2, int(rounds))
     total = torch.tensor([local_bytes(state)])
     dist.all_reduce(total)
     if dist.get_rank() == 0:

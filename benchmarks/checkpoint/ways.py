@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from spottrain.checkpoint import Checkpointer, Commit, Retention, open_storage
 
+from .deepspeed_way import DeepSpeedSave, sync
 from .state import local_tensors
 
 State = dict[str, dict[str, DTensor]]
@@ -43,12 +44,6 @@ class Way(Protocol):
     def load(self, state: State, number: int) -> None:
         """Fill `state` from the save of that number, at any world size if the way can."""
         ...
-
-
-def durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 @dataclass
@@ -148,7 +143,7 @@ class TorchSave:
                 whole[name] = full.cpu()
         if dist.get_rank() == 0:
             torch.save(whole, self._path(number))
-            durable(self._path(number))
+            sync(self._path(number))
 
     def finish(self) -> None:
         dist.barrier()
@@ -225,16 +220,18 @@ class Spottrain:
         self._checkpointer.load(dict(state), newest)
 
 
-def ways_for(uri: str, generation: int) -> list[Way]:
-    """Those that can write to this store: torch's own know files alone."""
+def ways_for(uri: str, generation: int, *, mib: int, device: torch.device, saves: bool) -> list[Way]:
+    """Those that can write to this store: torch's and DeepSpeed's own know files alone. Not all can be read by
+    another world than the one that `saves`."""
     parts = urlsplit(uri)
     if parts.scheme != "file":
-        return [PlainS3(uri), Spottrain(f"{uri}/spottrain", generation)]
+        plain: list[Way] = [PlainS3(uri)] if saves else []
+        return [*plain, Spottrain(f"{uri}/spottrain", generation)]
     root = Path(parts.path)
     root.mkdir(parents=True, exist_ok=True)
+    of_one_world: list[Way] = [BareCopy(), PlainFile(root), DeepSpeedSave(root, mib, device)] if saves else []
     return [
-        BareCopy(),
-        PlainFile(root),
+        *of_one_world,
         TorchSave(root),
         Dcp(root, "DCP save", asynchronous=False),
         Dcp(root, "DCP async_save", asynchronous=True),

@@ -38,7 +38,8 @@ def run_ranks(
     result.unlink(missing_ok=True)
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "benchmarks.checkpoint.ranks", phase, uri, str(mib), str(rounds), str(result)]
-    world = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = str(world_size)
+    world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as stack:
         ranks = []
         for rank in range(world_size):

@@ -21,7 +21,8 @@ Deliver = Callable[[int, int, memoryview], None]
 """Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
 
 READ_BYTES = 8 << 20
-_READERS = min(8, 2 * (os.cpu_count() or 1))
+# As many as a rank has processors, where torchrun says how many ranks share them.
+_READERS = max(2, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 @dataclass(slots=True)
