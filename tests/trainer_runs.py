@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import runpy
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,7 @@ from spottrain_api.contract import (
     DrainRequest,
     Outcome,
     OutcomeKind,
+    PeerMemory,
     Progress,
     TrainerConfig,
 )
@@ -65,6 +66,7 @@ class Run:
     num_samples: int = 46
     width: int = 8
     resume: CommitRef | None = None
+    memory: Callable[[int], PeerMemory | None] = lambda rank: None
     leave_after: int | None = None
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
@@ -148,6 +150,7 @@ class Run:
                 on_notice=self.on_notice,
             ),
             resume=self.resume,
+            memory=self.memory(rank),
         ).write(run_dir / "run.json")
         settings = {
             "environment": {

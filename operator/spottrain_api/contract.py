@@ -370,6 +370,46 @@ class DeepSpeedConfig(Message):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
+class MemoryStep(Message):
+    """One replicated step, as far as one member's memory holds it: all that the `ranks` of a world of `world_size`
+    had staged after `step`. `sequence` counts the generation's replicated steps."""
+
+    generation: int
+    sequence: int
+    step: int
+    world_size: int
+    ranks: tuple[int, ...]
+
+
+class MemoryHolder(Message):
+    """A member whose memory holds the shards of these ranks; "address:port"."""
+
+    address: str
+    ranks: tuple[int, ...]
+
+
+class MemoryCheckpoint(Message):
+    """A replicated step of which every rank's shard is in the memory of a member that is still there."""
+
+    generation: int
+    sequence: int
+    step: int
+    world_size: int
+    holders: tuple[MemoryHolder, ...]
+
+
+class PeerMemory(Message):
+    """Where a member's ranks replicate their shards: into its own memory and its peer's. `peer` None: there is no
+    other member. `interval` None: as often as costs little. `resume` is what to begin with, if the store has nothing
+    newer. The token opens the memory of all members of the generation, and of no other."""
+
+    token: str
+    own: str
+    peer: str | None = None
+    interval: int | None = None
+    resume: MemoryCheckpoint | None = None
+
+
 class TrainerConfig(Message):
     """What the ranks of a generation need to know (run.json)."""
 
@@ -389,6 +429,7 @@ class TrainerConfig(Message):
     checkpoint: CheckpointConfig = CheckpointConfig()
     # The newest commit that the operator knows of. Ranks read HEAD itself; an older HEAD than this is an error.
     resume: CommitRef | None = None
+    memory: PeerMemory | None = None
 
 
 class Entrypoint(Message):
@@ -409,6 +450,7 @@ class Member(Message):
     node: str
     node_rank: int
     capacity_type: CapacityType
+    memory_port: int | None = None
 
 
 class GenerationAssignment(Message):
@@ -468,7 +510,8 @@ class AgentReport(Message):
     `generation` 0 means that none was run yet. `rendezvous_port` is free at the pod's address and kept for
     the next generation whose store this agent may host. `step_age_seconds` is the time since the newest
     step (or since the start of the generation), measured by the agent's monotonic clock. `warm` says that the
-    interpreter is ready, with torch imported, to start a generation at once.
+    interpreter is ready, with torch imported, to start a generation at once. At `memory_port` this member and its
+    peers keep replicated shards; `held` is what is there, oldest first.
     """
 
     pod: str
@@ -482,4 +525,6 @@ class AgentReport(Message):
     commit: CommitRef | None = None
     failure: Failure | None = None
     notices: tuple[Notice, ...] = ()
+    memory_port: int | None = None
+    held: tuple[MemoryStep, ...] = ()
     sent_at: datetime

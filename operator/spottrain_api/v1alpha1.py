@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from .contract import CapacityType, CommitRef, Member, StrategyChoice
+from .contract import CapacityType, CommitRef, Member, MemoryCheckpoint, StrategyChoice
 
 INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
 MAX_MEMBERS = 512
@@ -304,6 +304,19 @@ class Checkpoint(Resource):
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     keep_every: Annotated[int | None, Field(ge=1, description="Steps: commits at its multiples are kept.")] = None
     on_notice: OnNotice = OnNotice.IMMEDIATE
+    peer_replicas: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1,
+            description="1: each member's newest shard is in another member's memory too, so that a node lost "
+            "without notice costs a step or two. Needs memory for about five times a node's shard.",
+        ),
+    ] = 0
+    peer_interval: Annotated[
+        int | None,
+        Field(ge=1, description="Steps from one replica to the next; default: as few as cost a step at most 2%."),
+    ] = None
     endpoint_url: Annotated[str | None, Field(alias="endpointURL", max_length=1024)] = None
 
 
@@ -416,6 +429,7 @@ class GenerationStatus(StatusResource):
     world_size: int
     members: tuple[Member, ...] = ()
     resume: CommitRef | None = None
+    memory: MemoryCheckpoint | None = None  # what it begins with instead, where members' memory holds a later step
     template_hash: str = ""
     started_at: datetime
     first_step_at: datetime | None = None

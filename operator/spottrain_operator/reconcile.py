@@ -8,6 +8,7 @@ afresh and comes to the same end.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -65,6 +66,7 @@ class Reconciler:
         self._control_url = control_url
         self._now = now
         self._started_at = now()
+        self._key = secrets.token_bytes(32)
         self._known_pods: dict[JobKey, frozenset[str]] = {}
         self._refusals: dict[JobKey, Refusal] = {}
 
@@ -81,7 +83,7 @@ class Reconciler:
             decided = self._plan(observed, self._now())
             job = await self._write_status(job, decided.status)
             written = job_view(job)
-            self._board.publish(key, {pod.uid: assignment_for(written, pod.uid) for pod in observed.pods})
+            self._board.publish(key, self._assignments(written, observed))
             await self._apply(key, job, written, decided.actions)
         except InvalidJobError as error:
             return await self._reject(key, job, pods, str(error))
@@ -90,6 +92,9 @@ class Reconciler:
         self._metrics.passed(key, view, decided.status, observed.reports)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)
+
+    def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
+        return {pod.uid: assignment_for(job, pod.uid, self._key) for pod in observed.pods}
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]

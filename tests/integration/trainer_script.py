@@ -100,6 +100,8 @@ def strike(step: int) -> None:
         case ["kill"]:
             await_commit()
             os.kill(os.getpid(), signal.SIGKILL)
+        case ["vanish"]:
+            os.kill(os.getpid(), signal.SIGKILL)
         case ["raise"]:
             await_commit()
             raise ValueError("the loss is purple")

@@ -20,6 +20,7 @@ class Ballot:
 
     drain: bool = False
     commit: bool = False
+    replicate: bool = False
     loss: float = 0.0  # this rank's share of the mean loss of the step before, if `has_loss`
     has_loss: bool = False
     save_seconds: float = 0.0  # rank 0's forecast of a save, if it has one; only rank 0 sees the whole of a save
@@ -27,11 +28,12 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks know of one boundary: whether any rank asked for a drain or a commit, the mean loss, and
-    how long a save is expected to take."""
+    """What all ranks know of one boundary: whether any rank asked for a drain, a commit or a replica in peers'
+    memory, the mean loss, and how long a save is expected to take."""
 
     drain: bool = False
     commit: bool = False
+    replicate: bool = False
     loss: float | None = None
     save_seconds: float | None = None
 
@@ -45,7 +47,7 @@ class Agreement:
 
     def start(self, ballot: Ballot) -> None:
         """Cast this rank's ballot; every rank does, once a boundary."""
-        said = [ballot.drain, ballot.commit, ballot.loss, ballot.has_loss, ballot.save_seconds]
+        said = [ballot.drain, ballot.commit, ballot.replicate, ballot.loss, ballot.has_loss, ballot.save_seconds]
         votes = torch.tensor(said, dtype=torch.float64, device="cpu")
         work = None
         if self._group is not None:
@@ -60,10 +62,11 @@ class Agreement:
         self._pending = None
         if work is not None:
             work.wait()
-        drain, commit, loss, has_loss, save_seconds = votes.tolist()
+        drain, commit, replicate, loss, has_loss, save_seconds = votes.tolist()
         return Decision(
             drain=drain > 0,
             commit=commit > 0,
+            replicate=replicate > 0,
             loss=loss if has_loss else None,
             save_seconds=save_seconds or None,
         )

@@ -23,6 +23,7 @@ from spottrain.checkpoint import (
     CorruptCheckpoint,
     Fenced,
     Loaded,
+    Replicas,
     Retention,
     SaveHandle,
     StepBehind,
@@ -124,6 +125,7 @@ class CheckpointSchedule:
     interval: CommitInterval
     retention: Retention
     reporter: ProgressReporter
+    replicas: Replicas | None = None  # in peers' memory
     waits_for_last_safe_moment: bool = False  # checkpoint.onNotice: lastSafe
     pauses: tuple[float, ...] = PAUSES
     committed_step: int = 0
@@ -140,7 +142,11 @@ class CheckpointSchedule:
         CheckpointError where a commit exists and none can be loaded: to start again from 0 would be worse.
         """
         self.reporter.update(checkpoint_interval=self.interval.explain(None) if self.checkpointer else None)
-        if self.checkpointer is None or self.newest is None:
+        if self.checkpointer is None:
+            return 0
+        if (step := self._resume_from_memory(state, seed=seed, rank=rank)) is not None:
+            return step
+        if self.newest is None:
             return 0
         tensors = state.tensors()
         try:
@@ -156,14 +162,60 @@ class CheckpointSchedule:
                 f"step {loaded.step}. {error}"
             )
             self.failed(error)
+        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self.committed_step = loaded.step
+        self.reporter.committed(reference(self.newest))
+        return loaded.step
+
+    def _resume_from_memory(self, state: TrainingState, *, seed: int, rank: int) -> int | None:
+        """Load the step that the operator found in members' memory, and begin to commit it; None where there is
+        none, or nothing newer than HEAD, or it is not whole, so that the store is to be read."""
+        found = self.replicas.resume if self.replicas is not None else None
+        if self.checkpointer is None or self.replicas is None or found is None:
+            return None
+        newest = self.newest
+        if newest is not None and (found.step <= newest.step or found.generation < newest.generation):
+            return None
+        tensors = state.tensors()
+        try:
+            loaded = self.checkpointer.load_replica(tensors, self.replicas, found)
+        except CheckpointError as error:
+            if newest is None:  # some tensors may be filled already, and nothing else is there to fill them
+                raise
+            self._say(
+                f"Step {found.step} could not be read from members' memory; training goes on from {newest.step}, "
+                f"which is committed. {error}"
+            )
+            return None
+        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self.save(state, loaded.step)
+        return loaded.step
+
+    def _restore(
+        self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
+    ) -> None:
         state.check(loaded.extra, loaded.step)
         state.restore(tensors, loaded, seed=seed, rank=rank)
-        self.committed_step = loaded.step
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self._cost = CheckpointCost(**cost)
         self.reporter.update(checkpoint_interval=self.interval.explain(self._cost))
-        self.reporter.committed(reference(self.newest))
-        return loaded.step
+
+    def is_replica_due(self, step: int) -> bool:
+        """Whether to replicate into peers' memory after this step, as this rank sees it."""
+        return self.replicas is not None and self.replicas.is_due(step, self.reporter.progress.step_seconds)
+
+    def replicate(self, state: TrainingState, step: int) -> None:
+        """Begin to replicate into peers' memory in the background."""
+        if self.replicas is None:
+            return
+        started = time.monotonic()
+        self.replicas.replicate(
+            state.tensors(),
+            step=step,
+            extra=self._extra(state),
+            rank_state=random_state.capture(),
+            started=started,
+        )
 
     def is_due(self) -> bool:
         """Whether a commit is due by this rank's clock."""

@@ -24,6 +24,7 @@ from spottrain.checkpoint import (
     CheckpointError,
     CheckpointMismatch,
     Commit,
+    Replicas,
     Retention,
     open_storage,
     read_head,
@@ -240,6 +241,7 @@ class Session:
                 interval=self._interval,
                 retention=_retention(self.config),
                 reporter=self._reporter,
+                replicas=self._replicas(),
                 waits_for_last_safe_moment=self.config.checkpoint.on_notice == LAST_SAFE,
             ),
             drain=self._drain,
@@ -288,6 +290,19 @@ class Session:
         except CheckpointError as error:
             raise start_error(error, resumes=self.config.resume is not None) from error
         return checkpointer, newest
+
+    def _replicas(self) -> Replicas | None:
+        """Peers' memory, where the job asks for it."""
+        if self._checkpointer is None or self.config.memory is None:
+            return None
+        return Replicas(
+            self.config.memory,
+            generation=self.config.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+            ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            group=self._groups.checkpoint,
+        )
 
     def _choose_strategy(
         self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None

@@ -179,6 +179,8 @@ class Training:
             self._drain()
         if decision.commit or self._checkpoints.interval.due_at_step(self.step):
             self._checkpoints.save(self._state, self.step)
+        if decision.replicate:
+            self._checkpoints.replicate(self._state, self.step)
 
     def _ballot(self) -> Ballot:
         """What this rank says at a boundary."""
@@ -190,6 +192,7 @@ class Training:
         return Ballot(
             drain=drain,
             commit=self._rank == 0 and self._checkpoints.is_due(),
+            replicate=self._rank == 0 and self._checkpoints.is_replica_due(self.step),
             loss=loss or 0.0,
             has_loss=loss is not None,
             save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,

@@ -1,4 +1,4 @@
-"""A port kept free for the store of a generation that this pod may host."""
+"""Ports of this pod that are kept free for who will listen on them: a generation's store, and peers' memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ class ReservedPort:
     def __init__(self) -> None:
         self._socket = _bind_any()
         self.number: int = self._socket.getsockname()[1]
+
+    @property
+    def descriptor(self) -> int:
+        """Of the bound socket, for a child that is to listen on it."""
+        return self._socket.fileno()
 
     def release(self) -> None:
         self._socket.close()

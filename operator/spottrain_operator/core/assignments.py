@@ -22,14 +22,16 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus
 
 from .causes import PREEMPTIONS
+from .memory import peer_memory
 from .model import JobView
 from .timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
 
 
-def assignment_for(job: JobView, pod_uid: str) -> Assignment:
-    """The assignment of the pod `pod_uid`; `job.status` must be what the API server has.
+def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
+    """The assignment of the pod `pod_uid`; `job.status` must be what the API server has. `key` is the operator's
+    secret, from which the tokens of peers' memory are made.
 
     Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
     """
@@ -42,7 +44,7 @@ def assignment_for(job: JobView, pod_uid: str) -> Assignment:
     node_rank = next((m.node_rank for m in generation.members if m.pod_uid == pod_uid), None)
     if node_rank is None:
         return Assignment(action=AssignmentAction.WAIT)
-    told = _as_told(job, generation, node_rank)
+    told = _as_told(job, generation, node_rank, key)
     if generation.state is GenerationState.ACTIVE:
         return Assignment(action=AssignmentAction.RUN, generation=told)
     if generation.state is GenerationState.DRAINING:
@@ -74,7 +76,7 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     )
 
 
-def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> GenerationAssignment:
+def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> GenerationAssignment:
     spec = job.spec
     return GenerationAssignment(
         number=generation.number,
@@ -117,5 +119,6 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int) -> Gene
                 endpoint_url=spec.checkpoint.endpoint_url,
             ),
             resume=generation.resume,
+            memory=peer_memory(job, node_rank, key),
         ),
     )

@@ -14,6 +14,7 @@ from .ending import finish, request_end
 from .failure_policy import charge_failure, failure_message, hang_message, made_progress
 from .growth import coming
 from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
+from .memory import newest_in_memory
 from .progress import newest_progress, record_progress
 from .situation import PodFacts, Situation
 from .timing import (
@@ -141,9 +142,10 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         transitions=transitions,
         start_time=draft.status.start_time or situation.now,
     )
-    step = generation.resume.step if generation.resume is not None else 0
+    begin = generation.memory or generation.resume
+    step = f"step {begin.step if begin is not None else 0}{', in memory,' if generation.memory is not None else ''}"
     members = ", ".join(m.pod for m in generation.members)
-    return draft.tell("GenerationStarted", f"Generation {number} starts from step {step} with {members}")
+    return draft.tell("GenerationStarted", f"Generation {number} starts from {step} with {members}")
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:
@@ -167,6 +169,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
             node=facts.pod.node or "",
             node_rank=node_rank,
             capacity_type=facts.pod.capacity_type,
+            memory_port=facts.report.memory_port if facts.report is not None else None,
         )
         for node_rank, facts in enumerate(chosen)
     )
@@ -180,6 +183,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
         world_size=len(members) * situation.spec.processes_per_node,
         members=members,
         resume=draft.status.commit,
+        memory=newest_in_memory(situation, draft.status.commit),
         template_hash=situation.run_hash,
         started_at=situation.now,
     )

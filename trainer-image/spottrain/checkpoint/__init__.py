@@ -10,6 +10,7 @@ What lies in the store:
 
 A save goes: stage (staging.py), upload and receipt on every rank, then on rank 0 the manifest and the
 compare-and-swap of HEAD (persist.py). Only what HEAD names exists. Nothing in it is a pickle (codec.py).
+Newer steps may be in the memory of members (replicas.py), for a loss without notice.
 """
 
 from spottrain.checkpoint.checkpointer import Checkpointer, Loaded
@@ -31,6 +32,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.head import Commit, Head, read_head
 from spottrain.checkpoint.persist import SaveHandle
+from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import Retention
 from spottrain.checkpoint.storage import CheckpointStorage
 from spottrain.checkpoint.stores import open_storage
@@ -47,6 +49,7 @@ __all__ = [
     "Loaded",
     "ObjectNotFound",
     "PreconditionFailed",
+    "Replicas",
     "Retention",
     "SaveFailed",
     "SaveHandle",

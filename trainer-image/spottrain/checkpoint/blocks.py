@@ -12,7 +12,7 @@ from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.manifest import DataFile, Manifest, data_key
-from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain.checkpoint.storage import ObjectReader
 
 Span = tuple[int, int, int]
 """Rank, and begin and end in bytes of that rank's data file."""
@@ -43,7 +43,7 @@ class PartReader:
     """Reads spans of bytes of one checkpoint; only verified bytes leave it."""
 
     def __init__(
-        self, storage: CheckpointStorage, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
+        self, storage: ObjectReader, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
     ) -> None:
         """`read_bytes` is how much is read at once, in whole blocks and one at least."""
         self._storage = storage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +21,11 @@ from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, S
 from spottrain.checkpoint.head import Commit, fence, read_head
 from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
+from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import Retention, clean_up
 from spottrain.checkpoint.staging import StagingBuffer
 from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain_api.contract import MemoryCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +111,19 @@ class Checkpointer:
         (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
         `state` as it was.
         """
-        manifest = self._agreement.together(lambda: self._load(state, commit))
+
+        def read() -> tuple[Manifest, PartReader]:
+            manifest = read_manifest(self._storage, commit)
+            return manifest, PartReader(self._storage, commit.attempt, manifest)
+
+        loaded = self._load(state, read)
         self._resumed_from_step = commit.step
-        same_world = manifest.world_size == self._world_size
-        return Loaded(
-            step=commit.step,
-            extra=codec.join(manifest.extra, {}),
-            rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
-        )
+        return loaded
+
+    def load_replica(self, state: dict[str, Any], replicas: Replicas, checkpoint: MemoryCheckpoint) -> Loaded:
+        """As `load`, from members' memory. HEAD doesn't know this step yet: save it first of all."""
+        found = replicas.read(checkpoint)
+        return self._load(state, lambda: found)
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Plan, allocate and connect ahead for states of this structure, so that the first save is not slow."""
@@ -222,18 +230,14 @@ class Checkpointer:
             self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         return self._plan[0]
 
-    def _load(self, state: dict[str, Any], commit: Commit) -> Manifest:
-        manifest = read_manifest(self._storage, commit)
-        tensors, _ = codec.split(state)
-        unknown = [key for key in state if key not in manifest.tree]
-        if unknown:
-            raise CheckpointMismatch(
-                f"The checkpoint at step {commit.step} has no {unknown[0]!r}; it was made with another strategy "
-                "or an older script. Use that one, or another checkpoint.uri."
-            )
-        load_tensors(tensors, manifest, PartReader(self._storage, commit.attempt, manifest))
-        state.update(codec.join(manifest.tree, tensors))
-        return manifest
+    def _load(self, state: dict[str, Any], read: Callable[[], tuple[Manifest, PartReader]]) -> Loaded:
+        manifest = self._agreement.together(lambda: _fill(state, *read()))
+        same_world = manifest.world_size == self._world_size
+        return Loaded(
+            step=manifest.step,
+            extra=codec.join(manifest.extra, {}),
+            rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
+        )
 
     def _newest_extra(self) -> dict[str, Any]:
         head = read_head(self._storage)
@@ -252,3 +256,16 @@ class Checkpointer:
         parts = PartReader(self._storage, commit.attempt, manifest)
         for rank in range(self._rank, manifest.world_size, self._world_size):
             parts.verify(rank)
+
+
+def _fill(state: dict[str, Any], manifest: Manifest, parts: PartReader) -> Manifest:
+    tensors, _ = codec.split(state)
+    unknown = [key for key in state if key not in manifest.tree]
+    if unknown:
+        raise CheckpointMismatch(
+            f"The checkpoint at step {manifest.step} has no {unknown[0]!r}; it was made with another strategy "
+            "or an older script. Use that one, or another checkpoint.uri."
+        )
+    load_tensors(tensors, manifest, parts)
+    state.update(codec.join(manifest.tree, tensors))
+    return manifest

@@ -13,7 +13,20 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 
-class CheckpointStorage(Protocol):
+class ObjectReader(Protocol):
+    """What loading needs of a store: a checkpoint may lie elsewhere, too (replicas.py)."""
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """The object and its etag. Raises ObjectNotFound."""
+        ...
+
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        """Fill `memory` with the object's bytes from `offset`, and return how many there were: fewer than asked
+        for where the object ends first. Raises ObjectNotFound."""
+        ...
+
+
+class CheckpointStorage(ObjectReader, Protocol):
     """A flat key-value store; keys are relative to the URI it was opened with, parted by '/'.
 
     All methods may be called from several threads at once. They raise StorageUnavailable when trying
@@ -30,15 +43,6 @@ class CheckpointStorage(Protocol):
 
     def upload(self, key: str, data: Buffer) -> None:
         """Write a large object, unconditionally, in parallel parts where the store has them."""
-        ...
-
-    def get(self, key: str) -> tuple[bytes, str]:
-        """The object and its etag. Raises ObjectNotFound."""
-        ...
-
-    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """Fill `memory` with the object's bytes from `offset`, and return how many there were: fewer than asked
-        for where the object ends first. Raises ObjectNotFound."""
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
