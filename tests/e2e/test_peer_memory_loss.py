@@ -1,0 +1,34 @@
+"""Nodes that go without notice, where the members' memory holds what the store has not: a step or two is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from e2e.rehearsal import rehearsal
+from spottrain_local.cluster import Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cluster, tmp_path: Path) -> None:
+    checkpoint = {
+        "uri": "s3://checkpoints/memory",
+        "interval": "10000steps",
+        "peerReplicas": 1,
+        "peerInterval": 1,
+    }
+    with rehearsal(operator_cluster, "memory", tmp_path, nodes=1, checkpoint=checkpoint) as run:
+        run.wait_for_spot(2, ready=4)
+        for what in ("a spot node is killed, nothing was ever committed", "another one"):
+            with run.incident(what):
+                run.cluster.kill(run.spot_nodes()[:1])
+            assert run.evidence[-1].redone <= 2, run.evidence[-1].row()
+            memory = run.generation().memory
+            assert memory is not None, run.describe()
+            commit = run.wait("the step is committed to the store", lambda: run.status().commit)
+            assert commit.step >= memory.step
+        status = run.finish()
+    assert status.failures == 0
+    assert status.preemptions_without_notice == 2
