@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from e2e.rehearsal import rehearsal
+from e2e.rehearsal import Rehearsal, rehearsal
 from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def committed_step(run: Rehearsal) -> int:
+    commit = run.status().commit
+    return commit.step if commit is not None else -1
 
 
 def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cluster, tmp_path: Path) -> None:
@@ -27,8 +32,7 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
             assert run.evidence[-1].redone <= 2, run.evidence[-1].row()
             memory = run.generation().memory
             assert memory is not None, run.describe()
-            commit = run.wait("the step is committed to the store", lambda: run.status().commit)
-            assert commit.step >= memory.step
+            run.wait("the step is committed to the store", lambda step=memory.step: committed_step(run) >= step)
         status = run.finish()
     assert status.failures == 0
     assert status.preemptions_without_notice == 2
