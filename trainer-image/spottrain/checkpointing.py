@@ -28,6 +28,7 @@ from spottrain.checkpoint import (
     SaveHandle,
     StepBehind,
     StorageDenied,
+    StorageUnavailable,
     UnsupportedState,
 )
 from spottrain.engines import Engine
@@ -181,7 +182,9 @@ class CheckpointSchedule:
             loaded = self.checkpointer.load_replica(tensors, self.replicas, found)
         except CheckpointError as error:
             if newest is None:  # some tensors may be filled already, and nothing else is there to fill them
-                raise
+                raise StorageUnavailable(
+                    f"Step {found.step} could not be read from members' memory, and none is committed. {error}"
+                ) from error
             self._say(
                 f"Step {found.step} could not be read from members' memory; training goes on from {newest.step}, "
                 f"which is committed. {error}"
