@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -83,6 +84,31 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     for port in ports:
         for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             left.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def moto_store() -> Iterator[ObjectStore]:
+    """moto, which plays AWS's S3 in Python: other code than SeaweedFS's, with AWS's error codes."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=KEYS["writer"][0],
+            aws_secret_access_key=KEYS["writer"][1],
+        )
+        yield ObjectStore(
+            endpoint_url=endpoint, client=client, create_bucket=lambda name: client.create_bucket(Bucket=name)
+        )
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from object_stores import ObjectStore
 from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.file_storage import FileStorage
 from spottrain.checkpoint.memory_storage import MemoryStorage
@@ -20,7 +21,7 @@ ROUNDS = 20
 WRITERS = 8
 
 
-@pytest.fixture(params=["memory", "file", "s3", "gs"])
+@pytest.fixture(params=["memory", "file", "s3", "moto", "gs"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the same, at first empty, store again and again, as several processes would."""
     if request.param == "memory":
@@ -28,10 +29,10 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         return lambda: memory
     if request.param == "file":
         return lambda: open_storage(f"file://{tmp_path}/store")
-    if request.param == "s3":
+    if request.param != "gs":
         request.getfixturevalue("s3_credentials")
     store = request.getfixturevalue(f"{request.param}_store")
-    uri = f"{request.param}://{store.new_bucket()}/some/prefix"
+    uri = f"{'gs' if request.param == 'gs' else 's3'}://{store.new_bucket()}/some/prefix"
     return lambda: open_storage(uri, endpoint_url=store.endpoint_url)
 
 
@@ -164,13 +165,15 @@ def test_there_is_nothing_to_abandon_after_whole_uploads(storage: CheckpointStor
 
 
 @pytest.mark.usefixtures("s3_credentials")
-def test_s3_abandons_only_the_uploads_that_are_over(s3_store) -> None:  # type: ignore[no-untyped-def]
-    bucket = s3_store.new_bucket()
-    storage = open_storage(f"s3://{bucket}/p", endpoint_url=s3_store.endpoint_url)
+@pytest.mark.parametrize("server", ["s3_store", "moto_store"])
+def test_s3_abandons_only_the_uploads_that_are_over(server: str, request: pytest.FixtureRequest) -> None:
+    store: ObjectStore = request.getfixturevalue(server)
+    bucket = store.new_bucket()
+    storage = open_storage(f"s3://{bucket}/p", endpoint_url=store.endpoint_url)
     for key in ("p/attempts/old", "p/attempts/new"):
-        s3_store.client.create_multipart_upload(Bucket=bucket, Key=key)
+        store.client.create_multipart_upload(Bucket=bucket, Key=key)
     assert storage.abandon_uploads("attempts/", lambda key: key == "attempts/old") == 1
-    left = s3_store.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    left = store.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
     assert [upload["Key"] for upload in left] == ["p/attempts/new"]
 
 

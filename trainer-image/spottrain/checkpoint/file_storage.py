@@ -77,12 +77,13 @@ class FileStorage:
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         left = []
-        for path in (self._root / _UNFINISHED).iterdir():
-            key = path.stem.replace("%", "/")
-            if key.startswith(prefix) and is_over(key):
-                left.append(path)
-        for path in left:
-            path.unlink(missing_ok=True)
+        with self._sentences(f"clean up {prefix}"):
+            for path in (self._root / _UNFINISHED).iterdir():
+                key = path.stem.replace("%", "/")
+                if key.startswith(prefix) and is_over(key):
+                    left.append(path)
+            for path in left:
+                path.unlink(missing_ok=True)
         return len(left)
 
     def _write(self, key: str, data: Buffer) -> None:

@@ -55,12 +55,16 @@ class S3Storage:
     """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
 
     def __init__(
-        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, max_attempts: int = 6
+        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, max_attempts: int | None = None
     ) -> None:
-        """Credentials and region are found where boto3 looks for them (workload identity, environment)."""
+        """Credentials and region are found where boto3 looks for them (workload identity, environment).
+
+        A request is sent up to `max_attempts` times (default: AWS_MAX_ATTEMPTS, or 6), with growing pauses.
+        """
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
         self._client: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=self._endpoint,
@@ -68,7 +72,7 @@ class S3Storage:
             config=Config(
                 connect_timeout=5,
                 read_timeout=60,
-                retries={"mode": "standard", "total_max_attempts": max_attempts},
+                retries={"mode": "standard", "total_max_attempts": attempts},
                 max_pool_connections=4 * _PARALLEL_PARTS,
                 # Servers other than AWS rarely have a host name for each bucket.
                 s3={"addressing_style": "path" if self._endpoint else "auto"},
@@ -84,6 +88,9 @@ class S3Storage:
             except _Conflict:
                 # Another conditional write was under way, and S3 asks to send this one again.
                 continue
+            except ObjectNotFound as error:
+                # AWS says so, instead of 412, for a condition on an object that is gone.
+                raise PreconditionFailed(key) from error
         raise StorageUnavailable(f"{self._where(key)}: other writers changed the object all the time.")
 
     def upload(self, key: str, data: Buffer) -> None:
@@ -130,7 +137,9 @@ class S3Storage:
             with self._sentences("objects"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
             if errors := answer.get("Errors"):
-                raise StorageDenied(f"{self._where(errors[0]['Key'])} could not be deleted: {errors[0]['Message']}")
+                first = errors[0]
+                kind = StorageDenied if first.get("Code") in _DENIED else StorageUnavailable
+                raise kind(f"{self._where(first['Key'])} could not be deleted: {first.get('Message')}")
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         abandoned = 0
