@@ -65,6 +65,7 @@ class Run:
     upload_seconds: float = 0.0
     num_samples: int = 46
     width: int = 8
+    kill_at: dict[int, int] = field(default_factory=dict)  # rank -> number of an operation on the store
     resume: CommitRef | None = None
     memory: Callable[[int], PeerMemory | None] = lambda rank: None
     leave_after: int | None = None
@@ -101,10 +102,10 @@ class Run:
         self.exit_codes = [process.exitcode for process in ranks]
         self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
 
-    def drain(self, rank: int = 0) -> None:
+    def drain(self, rank: int = 0, *, seconds: float = 30.0) -> None:
         """Ask a rank of the running generation to drain."""
         now = datetime.now(UTC)
-        request = DrainRequest(reason="test", deadline=now + timedelta(seconds=30), requested_at=now)
+        request = DrainRequest(reason="test", deadline=now + timedelta(seconds=seconds), requested_at=now)
         request.write(self.run_dir(rank) / "drain.json")
 
     def run_dir(self, rank: int) -> Path:
@@ -172,6 +173,7 @@ class Run:
             "num_samples": self.num_samples,
             "width": self.width,
             "errno": f"{self.folder}/errno",
+            "kill_at": self.kill_at.get(rank),
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,
             "result": str(self.folder / "result.pt"),

@@ -10,28 +10,21 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from kill_point import SECONDS_INTO, KillPoint
 from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, open_storage, read_head
 from spottrain.checkpoint.attempt import ATTEMPTS
 
-# What Python tells an audit hook of, before it does it (docs.python.org, "Audit events table"): all that changes a
-# folder, and each piece of a request, its head and its body apart.
-OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "fcntl.flock"}
-OPERATIONS |= {"http.client.connect", "http.client.send"}
 # Large enough for several parts on object stores, and small.
 SIZES = (2_300_000, 1_000)
 SAVES = 3
 KEEP = Retention(last=2, every=50)
-# Into an operation: a request was sent, and its answer didn't come.
-SECONDS_INTO = 0.002
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,30 +38,6 @@ class Count:
     left_over: int = 0
     wrongly_kept: int = 0
     most_saves_redone: int = 0
-
-
-class KillPoint:
-    """Counts the operations on the store, and ends the process at, or a moment into, one of them."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.operations = 0
-        self.kill_at: int | None = None
-        self.seconds_into = 0.0
-        self.armed = False
-        sys.addaudithook(self.hook)
-
-    def hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.armed or event not in OPERATIONS:
-            return
-        if event == "open" and not str(args[0]).startswith(self.folder):
-            return
-        self.operations += 1
-        if self.operations == self.kill_at:
-            if self.seconds_into:
-                threading.Timer(self.seconds_into, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def checkpointer(storage: CheckpointStorage, generation: int) -> Checkpointer:
@@ -162,7 +131,7 @@ def main() -> None:
     endpoint = os.environ.get("TEST_ENDPOINT") or None
     # Two clients: writers inherit one that has no connection open.
     mine, theirs = (open_storage(uri, endpoint_url=endpoint) for _ in range(2))
-    point = KillPoint(uri.removeprefix("file://"))
+    point = KillPoint(uri)
     step, operations = run_writer(theirs, 1, point)
     assert step == SAVES
     count = Count()

@@ -36,6 +36,7 @@ def proxy(request: pytest.FixtureRequest, run: Run) -> Iterator[FaultyProxy]:
     if request.param == "s3":
         request.getfixturevalue("s3_credentials")
         run.environment = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True))
+        run.environment["AWS_MAX_ATTEMPTS"] = "2"
     with faulty_proxy(store.endpoint_url) as proxy:
         run.uri, run.endpoint_url = f"{request.param}://{store.new_bucket()}/job", proxy.url
         yield proxy
@@ -153,7 +154,7 @@ def test_a_drain_without_a_store_leaves_the_newest_commit(run: Run) -> None:
         (run.folder / "errno").write_text(str(errno.ENOSPC))
         await_failure(run)
         stands = newest_commit(run)
-        run.drain()
+        run.drain(seconds=3)
     assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.DRAINED] * WORLD_SIZE
     assert run.progress().checkpoint_failure is not None
     assert newest_commit(run) == stands
@@ -162,6 +163,18 @@ def test_a_drain_without_a_store_leaves_the_newest_commit(run: Run) -> None:
     assert stands is not None
     with training(run, redone=run.progress().step - stands.step):
         assert run.progress().start_step == stands.step
+
+
+def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run) -> None:
+    with run.running(WORLD_SIZE, steps=MANY_STEPS):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        await_commit(run)
+        (run.folder / "errno").write_text(str(errno.ENOSPC))
+        await_failure(run)
+        run.drain()
+        wait_for(lambda: run.progress().phase == "saving", "the last commit is tried", 60)
+        (run.folder / "errno").unlink()
+    assert_drained(run)
 
 
 def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:

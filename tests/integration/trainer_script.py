@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import spottrain  # noqa: E402
+from kill_point import KillPoint  # noqa: E402
 from spottrain.checkpoint import open_storage, read_head  # noqa: E402
 from spottrain.checkpoint.file_storage import FileStorage  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
@@ -118,6 +119,9 @@ obey_the_disk(Path(RANK_SETTINGS["errno"]))
 if 0 in RANK_SETTINGS["faults"]:
     strike(0)
 
+kill_point = KillPoint(RANK_SETTINGS["uri"])
+kill_point.kill_at = RANK_SETTINGS["kill_at"]
+kill_point.armed = True
 with spottrain.session() as session:
     training = session.prepare(
         Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"]),

@@ -251,7 +251,6 @@ class CheckpointSchedule:
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
-        log.warning("%s", error)
         self.reporter.update(checkpoint_failure=save_failure(error))
 
     def commit_last(self, state: TrainingState, step: int) -> None:
@@ -260,9 +259,9 @@ class CheckpointSchedule:
         for pause in self.pauses:
             try:
                 return self.commit(state, step)
-            except (Fenced, StepBehind, StorageDenied, UnsupportedState):
-                raise
             except CheckpointError as error:
+                if not may_pass(error):
+                    raise
                 self.failed(error)
             time.sleep(pause)
         return self.commit(state, step)
@@ -352,6 +351,11 @@ class CheckpointSchedule:
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
+
+
+def may_pass(error: CheckpointError) -> bool:
+    """Whether the same save may succeed a little later."""
+    return not isinstance(error, Fenced | StepBehind | StorageDenied | UnsupportedState)
 
 
 def model_config(model: nn.Module) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from spottrain.agreement import Agreement, Ballot, Decision
 from spottrain.audit import AuditRecord, AuditWriter
 from spottrain.batch import BatchPlan
 from spottrain.checkpoint import CheckpointError, Fenced
-from spottrain.checkpointing import CheckpointSchedule, TrainingState
+from spottrain.checkpointing import CheckpointSchedule, TrainingState, may_pass
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import Engine
@@ -27,6 +27,9 @@ from spottrain.step import LossMeter, Step
 from spottrain_api.contract import TrainerPhase
 
 log = logging.getLogger(__name__)
+
+# Before the last step of a drain is tried to be committed again, in seconds, as far as the deadline allows.
+DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
 
 class Training:
@@ -207,13 +210,29 @@ class Training:
         self._reporter.update(step=self.step)
         # A notice reaches the ranks of one node first: the others may know of another deadline, or of none.
         seconds_left = self._agreement.least(self._drain_flag.seconds_left())
+        error = self._commit_in_time(seconds_left)
+        for pause in DRAIN_PAUSES:
+            if error is None:
+                break
+            # Ranks may know of different errors; they try again together, or not at all.
+            after = self._drain_flag.seconds_left() - pause if may_pass(error) else 0.0
+            seconds_left = self._agreement.least(after)
+            if seconds_left <= 0.0:
+                break
+            time.sleep(pause)
+            error = self._commit_in_time(seconds_left)
+        if error is not None:
+            # The newest commit stands, and the outcome names it: the next generation goes on from there.
+            log.warning("Step %d could not be committed before the end of this generation.", self.step)
+        raise Drained
+
+    def _commit_in_time(self, seconds_left: float) -> CheckpointError | None:
         try:
             if self._checkpoints.fits(self.step, seconds_left):
                 self._checkpoints.commit(self._state, self.step, seconds_left=seconds_left)
         except Fenced:
             raise
         except CheckpointError as error:
-            # The newest commit stands, and the outcome names it: the next generation goes on from there.
-            log.warning("Step %d could not be committed before the end of this generation.", self.step)
             self._checkpoints.failed(error)
-        raise Drained
+            return error
+        return None
