@@ -128,7 +128,7 @@ def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
     from spottrain.checkpoint import open_storage, read_head
 
     parts = urlsplit(uri)
-    if parts.scheme == "file" and not Path(parts.path).is_dir():
+    if parts.scheme == "file" and not parts.netloc and not Path(parts.path).is_dir():
         raise click.ClickException(f"There is no folder {parts.path}.")  # to open it would make it
     storage = open_storage(uri, endpoint_url=endpoint_url)
     head = read_head(storage)

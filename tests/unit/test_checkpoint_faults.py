@@ -14,7 +14,13 @@ import torch
 from click.testing import CliRunner
 
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageUnavailable
+from spottrain.checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    CorruptCheckpoint,
+    Fenced,
+    StorageUnavailable,
+)
 from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.storage import Buffer
@@ -182,6 +188,23 @@ def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
     storage.put("attempts/of another form/x", b"not ours")
     assert checkpointer(storage, 2).cleanup(keep_last=1) == 1
     assert not [key for key, _ in storage.list("attempts/g000001")]
+    assert resumed_step(storage, 2) == 10
+
+
+def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10)
+    resumed = checkpointer(storage, 2)
+    newest = resumed.latest()
+    assert newest is not None
+    zero: dict[str, Any] = {"zero": {"w": torch.ones(3, 2)}}
+    with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero'; it was made with another strategy"):
+        resumed.load(zero, newest)
+    doubled: dict[str, Any] = {"model": {"w": torch.ones(3, 2, dtype=torch.float64)}, "step": 0}
+    with pytest.raises(CheckpointMismatch, match=r"'model\.w' is float32 \[3, 2\] in the checkpoint and float64"):
+        resumed.load(doubled, newest)
+    assert torch.equal(zero["zero"]["w"], torch.ones(3, 2))
+    assert torch.equal(doubled["model"]["w"], torch.ones(3, 2, dtype=torch.float64))
     assert resumed_step(storage, 2) == 10
 
 
