@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
 
-.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-notice bench-agreement bench-plan clean
+.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-plan clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -52,6 +52,9 @@ kill-points: $(STAMP) ## SIGKILL at every operation on a store, every object dam
 
 bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save, DCP and DeepSpeed: stall, throughput, resume.
 	$(BIN)/python -m benchmarks.bench_checkpoint
+
+bench-peer-memory: $(STAMP) ## What replicas in members' memory cost a step, and how soon a state is back from there.
+	$(BIN)/python -m benchmarks.bench_peer_memory
 
 bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice

@@ -183,7 +183,8 @@ class Replicas:
 
         with ThreadPoolExecutor(len(self._members)) as pool:
             sending = sum(pool.map(put, self._members))
-        cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
+        # What this node sends it also receives, its own and a peer's: a process there is as busy with it.
+        cost = stall_seconds + (time.thread_time() - started + 2 * sending) * self._processor_share
         known = self.cost_seconds
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
