@@ -49,6 +49,8 @@ LONG_POLL_SECONDS = 25.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"
+# With which a member's memory says what an object cost it.
+PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
 # Environment of a trainer pod, read by the agent.
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"

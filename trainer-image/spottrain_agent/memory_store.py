@@ -4,7 +4,7 @@
 token to CONTROL, a line each time it changes, and is answered, then and whenever something changes, with a line that
 says what is held. Ranks speak HTTP to LISTEN, with the token as bearer:
 
-    PUT  /<generation>/<sequence>/<name>    an object of a replicated step
+    PUT  /<generation>/<sequence>/<name>    an object of a replicated step; the answer says what taking it cost
     POST /held                              a MemoryStep: all objects of these ranks are there
     GET  /<generation>/<sequence>/<name>    the object, or a `Range` of it
 
@@ -13,13 +13,15 @@ It outlives generations, imports no torch, and is the first to go when the pod's
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +29,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from spottrain_agent.processes import die_with_parent
-from spottrain_api.contract import MemoryStep
+from spottrain_api.contract import PROCESSOR_SECONDS, MemoryStep
 
 # While a step is replicated the one before must be whole.
 NUM_KEPT = 2
@@ -110,6 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: MemoryServer
 
     def do_PUT(self) -> None:
+        started = time.thread_time()
         data = self._body()
         match = _PATH.fullmatch(self.path)
         if data is None:
@@ -118,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND)
             return
         self.server.shelf.put((int(match[1]), int(match[2])), match[3], data)
-        self._answer(HTTPStatus.NO_CONTENT)
+        self._answer(HTTPStatus.NO_CONTENT, headers={PROCESSOR_SECONDS: f"{time.thread_time() - started:.6f}"})
 
     def do_POST(self) -> None:
         data = self._body()
@@ -176,8 +179,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._answer(status)
 
-    def _answer(self, status: HTTPStatus, body: memoryview | bytes = b"") -> None:
+    def _answer(
+        self, status: HTTPStatus, body: memoryview | bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if body:
@@ -195,9 +202,10 @@ def serve(control: socket.socket, listen: socket.socket) -> None:
     shelf = Shelf(tell)
     server = MemoryServer(listen, shelf)
     threading.Thread(target=server.serve_forever, name="memory", daemon=True).start()
-    for line in control.makefile("r"):
-        server.token = line.strip()
-        shelf.tell()
+    with contextlib.suppress(ConnectionError):
+        for line in control.makefile("r"):
+            server.token = line.strip()
+            shelf.tell()
 
 
 def main() -> None:

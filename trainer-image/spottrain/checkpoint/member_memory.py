@@ -10,7 +10,7 @@ from http import HTTPStatus
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.manifest import data_key, receipt_key
 from spottrain.checkpoint.storage import Buffer
-from spottrain_api.contract import MemoryCheckpoint, MemoryStep
+from spottrain_api.contract import PROCESSOR_SECONDS, MemoryCheckpoint, MemoryStep
 
 TIMEOUT_SECONDS = 10.0
 
@@ -32,12 +32,17 @@ class MemberMemory:
         self.address = address
         self._headers = {"Authorization": f"Bearer {token}"}
 
-    def put(self, objects: dict[str, Buffer], step: MemoryStep) -> None:
-        """Leave these objects, and then say that the step is whole for its ranks."""
+    def put(self, objects: dict[str, Buffer], step: MemoryStep) -> float:
+        """Leave these objects, and then say that the step is whole for its ranks. Returns the processor time, in
+        seconds, that it took there."""
+        seconds = 0.0
         with self._connected() as connection:
             for key, data in objects.items():
-                self._ask(connection, "PUT", f"/{key}", data).read()
+                answer = self._ask(connection, "PUT", f"/{key}", data)
+                answer.read()
+                seconds += float(answer.headers.get(PROCESSOR_SECONDS, "0"))
             self._ask(connection, "POST", "/held", step.to_json().encode()).read()
+        return seconds
 
     def get(self, key: str) -> bytes:
         """Raises ObjectNotFound."""

@@ -170,21 +170,22 @@ class Replicas:
         objects[receipt_key(attempt, self._rank)] = serialise(receipt.model_copy(update={"file": file}))[0]
 
         def put(member: MemberMemory) -> float:
-            begun = time.thread_time()
+            """Processor time here and there."""
+            begun, there = time.thread_time(), 0.0
             try:
-                member.put(objects, place)
+                there = member.put(objects, place)
                 self._complained = False
             except CheckpointError as error:
                 # Training needs no replica to go on, and the next one may succeed: one sentence is enough.
                 if not self._complained:
                     log.warning("Step %d is not in peers' memory. %s", place.step, error)
                 self._complained = True
-            return time.thread_time() - begun
+            return time.thread_time() - begun + there
 
         with ThreadPoolExecutor(len(self._members)) as pool:
             sending = sum(pool.map(put, self._members))
-        # What this node sends it also receives, its own and a peer's: a process there is as busy with it.
-        cost = stall_seconds + (time.thread_time() - started + 2 * sending) * self._processor_share
+        # What this node sends it also takes in: its own shards, and as much from another member.
+        cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
         known = self.cost_seconds
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
