@@ -92,6 +92,7 @@ class MemoryServer(ThreadingHTTPServer):
     """Serves a shelf to whoever has the token."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, listen: socket.socket, shelf: Shelf) -> None:
         super().__init__(listen.getsockname(), _Handler, bind_and_activate=False)
