@@ -35,6 +35,8 @@ class Killed(BaseException):
 class FaultyStorage:
     """Passes everything on to another store, but for one call, which fails before or after its effect."""
 
+    parallel_reads = 2
+
     def __init__(self, inner: MemoryStorage, at: int, error: type[BaseException], after: bool) -> None:
         self._inner = inner
         self._calls_left = at

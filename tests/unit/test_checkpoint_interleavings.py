@@ -90,6 +90,8 @@ class GatedStorage:
 
     writer: Writer
 
+    parallel_reads = 2
+
     @property
     def inner(self) -> MemoryStorage:
         self.writer.gate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,6 @@ Deliver = Callable[[int, int, memoryview], None]
 """Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
 
 READ_BYTES = 8 << 20
-# As many as a rank has processors, where torchrun says how many ranks share them.
-_READERS = max(2, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 @dataclass(slots=True)
@@ -59,7 +56,7 @@ class PartReader:
         """
         runs = self._runs(spans)
         scratch = threading.local()
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(self._storage.parallel_reads) as pool:
             for _ in pool.map(lambda run: self._read_run(run, deliver, scratch), runs):
                 pass  # the first error ends it
 

@@ -35,6 +35,9 @@ class FileStorage:
     Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed.
     """
 
+    # Copies from the page cache keep a processor busy; torchrun says how many ranks share them.
+    parallel_reads = max(1, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
         with self._sentences("create the folder"):

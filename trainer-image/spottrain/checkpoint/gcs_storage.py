@@ -45,6 +45,8 @@ class GcsStorage:
     Large objects are sent as up to four parts at once and composed in the bucket.
     """
 
+    parallel_reads = 8
+
     def __init__(
         self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, retry_seconds: float = 60.0
     ) -> None:

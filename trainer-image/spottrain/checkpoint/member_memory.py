@@ -94,6 +94,8 @@ class MemberMemory:
 class MemoryReader:
     """Implements ObjectReader for a step in memory: each rank's objects come from the member that holds them."""
 
+    parallel_reads = 4
+
     def __init__(self, checkpoint: MemoryCheckpoint, token: str) -> None:
         self.prefix = prefix(checkpoint.generation, checkpoint.sequence)
         self._members: dict[str, MemberMemory] = {}

@@ -12,6 +12,8 @@ from spottrain.checkpoint.storage import Buffer
 class MemoryStorage:
     """Implements CheckpointStorage in a dict."""
 
+    parallel_reads = 2
+
     def __init__(self) -> None:
         self._objects: dict[str, tuple[bytes, str]] = {}
         self._writes = 0

@@ -54,6 +54,8 @@ _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 class S3Storage:
     """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
 
+    parallel_reads = 8
+
     def __init__(
         self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, max_attempts: int | None = None
     ) -> None:

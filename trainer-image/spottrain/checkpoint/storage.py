@@ -16,6 +16,9 @@ Buffer = bytes | bytearray | memoryview
 class ObjectReader(Protocol):
     """What loading needs of a store: a checkpoint may lie elsewhere, too (replicas.py)."""
 
+    parallel_reads: int
+    """How many reads at once serve one rank best."""
+
     def get(self, key: str) -> tuple[bytes, str]:
         """The object and its etag. Raises ObjectNotFound."""
         ...
