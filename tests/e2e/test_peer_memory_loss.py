@@ -26,6 +26,7 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
     }
     with rehearsal(operator_cluster, "memory", tmp_path, nodes=1, checkpoint=checkpoint) as run:
         run.wait_for_spot(2, ready=4)
+        run.wait("ten steps", lambda: max((record.step for record in run.records()), default=0) >= 10)
         for what in ("a spot node is killed, nothing was ever committed", "another one"):
             with run.incident(what):
                 run.cluster.kill(run.spot_nodes()[:1])
