@@ -6,17 +6,14 @@ A request that can't be carried out is answered with 400 and `{"error": sentence
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from spottrain_local.cloud import Action, InterruptionKind
+from spottrain_local.cloud import Action, Cloud, InterruptionKind
 from spottrain_local.layout import LocalClusterError
-
-if TYPE_CHECKING:
-    from spottrain_local.supervisor import Supervisor
 
 
 class NodesRequest(BaseModel):
@@ -31,34 +28,38 @@ class NodesRequest(BaseModel):
 
 
 @contextlib.asynccontextmanager
-async def serve_control_api(supervisor: "Supervisor") -> AsyncIterator[None]:
-    """Serve the control API of a supervisor."""
+async def serve_control_api(
+    socket: Path, cloud: Cloud, describe: Callable[[], dict[str, object]], end: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Serve the control API in the working directory, under the name of `socket`.
+
+    `describe` gives the cluster as `spottrain local status` shows it, `end` asks for the end of the supervisor.
+    """
     app = web.Application(middlewares=[_sentences])
-    cloud = supervisor.cloud
 
     async def status(request: web.Request) -> web.Response:
-        return web.json_response(describe(supervisor))
+        return web.json_response(describe())
 
     async def stop(request: web.Request) -> web.Response:
-        supervisor.stop()
+        end()
         return web.json_response({})
 
     async def preempt(request: web.Request) -> web.Response:
         wanted = await _parse(request)
         cloud.preempt(wanted.nodes, wanted.notice_seconds, wanted.kind, wanted.action)
-        return web.json_response(describe(supervisor))
+        return web.json_response(describe())
 
     async def cancel(request: web.Request) -> web.Response:
         cloud.cancel((await _parse(request)).nodes)
-        return web.json_response(describe(supervisor))
+        return web.json_response(describe())
 
     async def kill(request: web.Request) -> web.Response:
         await cloud.kill((await _parse(request)).nodes)
-        return web.json_response(describe(supervisor))
+        return web.json_response(describe())
 
     async def restore(request: web.Request) -> web.Response:
         await cloud.restore((await _parse(request)).nodes)
-        return web.json_response(describe(supervisor))
+        return web.json_response(describe())
 
     app.router.add_get("/v1/status", status)
     app.router.add_post("/v1/stop", stop)
@@ -67,36 +68,12 @@ async def serve_control_api(supervisor: "Supervisor") -> AsyncIterator[None]:
     runner = web.AppRunner(app)
     await runner.setup()
     # A socket of a supervisor that was killed is in the way; the lock says that it is dead.
-    supervisor.layout.socket.unlink(missing_ok=True)
-    await web.UnixSite(runner, supervisor.layout.socket.name).start()
+    socket.unlink(missing_ok=True)
+    await web.UnixSite(runner, socket.name).start()
     try:
         yield
     finally:
         await runner.cleanup()
-
-
-def describe(supervisor: "Supervisor") -> dict[str, Any]:
-    """The cluster as `spottrain local status` shows it."""
-    children = [*supervisor.parts, supervisor.store_process]
-    return {
-        "name": supervisor.layout.name,
-        "ready": not supervisor.waiting_for,
-        "waitingFor": supervisor.waiting_for,
-        "server": supervisor.control_plane.server,
-        "kubeconfig": str(supervisor.layout.kubeconfig),
-        "store": supervisor.store.environment(),
-        "parts": [{"name": p.spec.name, "pid": p.pid, "restarts": p.restarts} for p in children],
-        "nodes": [
-            instance.model_dump(mode="json", by_alias=True)
-            | {
-                "state": instance.state,
-                "pid": supervisor.nodes.pid(instance.node),
-                "capacityType": supervisor.pools[instance.node].capacity_type,
-                "provider": supervisor.pools[instance.node].provider,
-            }
-            for instance in supervisor.cloud.instances()
-        ],
-    }
 
 
 async def _parse(request: web.Request) -> NodesRequest:

@@ -79,11 +79,34 @@ class Supervisor:
         """Ask for the end of `run`."""
         self._stop.set()
 
+    def describe(self) -> dict[str, Any]:
+        """The cluster as `spottrain local status` shows it."""
+        children = [*self.parts, self.store_process]
+        return {
+            "name": self.layout.name,
+            "ready": not self.waiting_for,
+            "waitingFor": self.waiting_for,
+            "server": self.control_plane.server,
+            "kubeconfig": str(self.layout.kubeconfig),
+            "store": self.store.environment(),
+            "parts": [{"name": p.spec.name, "pid": p.pid, "restarts": p.restarts} for p in children],
+            "nodes": [
+                instance.model_dump(mode="json", by_alias=True)
+                | {
+                    "state": instance.state,
+                    "pid": self.nodes.pid(instance.node),
+                    "capacityType": self.pools[instance.node].capacity_type,
+                    "provider": self.pools[instance.node].provider,
+                }
+                for instance in self.cloud.instances()
+            ],
+        }
+
     async def run(self) -> None:
         """Start the cluster, keep it running until it is stopped, and stop it."""
         write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
         self.control_plane.write_kubeconfigs()
-        async with self.client, serve_control_api(self):
+        async with self.client, serve_control_api(self.layout.socket, self.cloud, self.describe, self.stop):
             # Ends only with an error: two of them go on for as long as the cluster runs.
             work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names(), self._keep_state())
             stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
