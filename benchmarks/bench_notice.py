@@ -1,13 +1,15 @@
 """From a cloud's notice to the flag that the ranks see, with the operator running and with it stopped.
 
-`make bench-notice` preempts the spot nodes of a job on a local cluster over and over, takes the notice back as soon
-as it is acted on, and compares two times of this machine's clock: when the metadata server began to show the notice,
-and the rank's own `drainSeenAt`, which it writes at the step boundary where it finds the flag.
+`make bench-notice` preempts a spot node of a job on a local cluster over and over, takes the notice back as soon as
+it is acted on, and compares two times of this machine's clock: when the metadata server began to show the notice,
+and the `drainSeenAt` of the first rank that found a flag, which it writes at that step boundary. One rank's flag
+stops all of them, so each notice is one sample.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from spottrain_api.contract import CapacityType, Progress
@@ -42,33 +45,29 @@ def wait(what: str, condition: Callable[[], object]) -> None:
 
 
 class NoticeBench:
-    """A job whose spot nodes are announced to go, and stay."""
+    """A job of whose spot nodes one after the other is announced to go, and stays."""
 
     def __init__(self, job: ManagedJob) -> None:
         self._job = job
 
-    def round(self, *, with_operator: bool) -> list[float]:
-        """Announce all spot nodes at once; a sample for each rank that saw its own flag before the world stopped."""
+    def sample(self, *, with_operator: bool) -> float:
+        """Announce that a spot node goes; seconds until the first rank saw a flag."""
         wait("a generation trains on a spot node", self._trains)
         generation = self._generation()
         assert generation is not None
-        spot = [m.node for m in generation.members if m.capacity_type is CapacityType.SPOT]
+        node = random.choice([m.node for m in generation.members if m.capacity_type is CapacityType.SPOT])
         if not with_operator:
             self._scale_operator(0)
-        self._job.cluster.preempt(spot, notice_seconds=NOTICE_SECONDS)
-        status = self._job.cluster.running_status()
-        noticed_at = {
-            node["node"]: datetime.fromisoformat(node["interruption"]["noticeAt"])
-            for node in status["nodes"]
-            if node["node"] in spot
-        }
+        self._job.cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
+        nodes = self._job.cluster.running_status()["nodes"]
+        shown = next(each["interruption"]["noticeAt"] for each in nodes if each["node"] == node)
         wait("the ranks have left", lambda: self._have_left(generation))
-        self._job.cluster.cancel(spot)
-        seen = {node: self._seen_at(node, generation.number) for node in spot}
+        self._job.cluster.cancel([node])
+        seen = [p.drain_seen_at for p in self._progress(generation) if p.drain_seen_at is not None]
         if not with_operator:
             self._scale_operator(1)
         wait("the next generation", lambda: (now := self._generation()) and now.number > generation.number)
-        return [(at - noticed_at[node]).total_seconds() for node, at in seen.items() if at is not None]
+        return (min(seen) - datetime.fromisoformat(shown)).total_seconds()
 
     def _generation(self) -> GenerationStatus | None:
         return self._job.status().generation
@@ -79,18 +78,19 @@ class NoticeBench:
             return False
         return any(m.capacity_type is CapacityType.SPOT for m in generation.members)
 
-    def _progress(self, node: str, number: int) -> list[Progress]:
-        folder = self._job.cluster.layout.root / "nodes" / node / "pods"
-        found = (Progress.read(path) for path in folder.glob(f"*/v/*/g{number}/progress-0.json"))
-        return [progress for progress in found if progress is not None]
-
-    def _seen_at(self, node: str, number: int) -> datetime | None:
-        times = [p.drain_seen_at for p in self._progress(node, number) if p.drain_seen_at is not None]
-        return min(times, default=None)
+    def _progress(self, generation: GenerationStatus) -> list[Progress]:
+        """What the first rank of each member said last."""
+        root = self._job.cluster.layout.root
+        files = (
+            path
+            for member in generation.members
+            for path in root.glob(f"nodes/{member.node}/pods/*/v/*/g{generation.number}/progress-0.json")
+        )
+        return [progress for path in files if (progress := Progress.read(path)) is not None]
 
     def _have_left(self, generation: GenerationStatus) -> bool:
-        found = [p for m in generation.members for p in self._progress(m.node, generation.number)]
-        return bool(found) and all(progress.phase.value == "done" for progress in found)
+        found = self._progress(generation)
+        return len(found) == len(generation.members) and all(progress.phase.value == "done" for progress in found)
 
     def _scale_operator(self, replicas: int) -> None:
         self._job.kubectl("--namespace=spottrain-system", "scale", OPERATOR, f"--replicas={replicas}")
@@ -116,8 +116,8 @@ def percentile(samples: list[float], share: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help="preemptions with the operator running")
-    parser.add_argument("--rounds-stopped", type=int, default=8, help="preemptions with the operator stopped")
+    parser.add_argument("--rounds", type=int, default=100, help="notices with the operator running")
+    parser.add_argument("--rounds-stopped", type=int, default=30, help="notices with the operator stopped")
     args = parser.parse_args()
     table = Table("Operator", "Samples", "p50", "p99", "Longest", title="Seconds from the notice to the ranks' flag")
     passed = True
@@ -126,7 +126,8 @@ def main() -> int:
         try:
             bench = NoticeBench(job)
             for name, rounds, runs in (("running", args.rounds, True), ("stopped", args.rounds_stopped, False)):
-                samples = [each for _ in range(rounds) for each in bench.round(with_operator=runs)]
+                title = f"Notices, operator {name}"
+                samples = [bench.sample(with_operator=runs) for _ in track(range(rounds), title)]
                 numbers = (statistics.median(samples), percentile(samples, 0.99), max(samples))
                 table.add_row(name, str(len(samples)), *(f"{number:.3f}" for number in numbers))
                 passed = passed and numbers[1] < TARGET_SECONDS
