@@ -507,6 +507,15 @@ def test_three_generations_without_a_step_end_the_job() -> None:
     assert {c.type: c.reason for c in status.conditions}["Failed"] == "NoProgress"
 
 
+def test_whether_a_script_without_the_library_made_progress_is_left_open() -> None:
+    """It ran for a minute: only the failure budget ends it."""
+    silent = failed(starting_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR)
+    scene = replace(silent.all_say(progress=None), now=at(90)).decided()
+    status = scene.later(6).plan().status
+    assert status.phase is not Phase.FAILED
+    assert (status.failures, status.generations_without_progress) == (1, 2)
+
+
 SUCCESSES: list[Any] = [
     pytest.param(lambda s: s, True, id="all"),
     pytest.param(lambda s: s.says(4, phase=AgentPhase.RUNNING), False, id="one-still-runs"),

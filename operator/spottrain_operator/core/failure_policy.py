@@ -8,7 +8,17 @@ from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from .causes import Cause
 from .draft import Draft
 from .ending import finish, request_end
-from .members import STILL_IN, MemberFacts, MemberState, culprits, ended_sentence, killed, members_of, says_nothing
+from .members import (
+    STILL_IN,
+    MemberFacts,
+    MemberState,
+    culprits,
+    ended_sentence,
+    killed,
+    members_of,
+    says_nothing,
+    worked_unseen,
+)
 from .progress import newest_progress
 from .situation import PodFacts, Situation
 from .timing import (
@@ -110,7 +120,11 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     if _meets_an_earlier_job(situation, draft, generation):
         return draft
     failures = status.failures + 1
-    stuck = 0 if made_progress(newest_progress(situation, generation)) else status.generations_without_progress + 1
+    stuck = status.generations_without_progress
+    if made_progress(newest_progress(situation, generation)):
+        stuck = 0
+    elif not worked_unseen(situation, generation):
+        stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         text = f"{_clause(message)}; {stuck} generations in a row failed like this, without making a step"

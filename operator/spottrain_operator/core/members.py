@@ -253,6 +253,15 @@ def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
     )
 
 
+def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
+    """It ran for a while a script that doesn't use the library: nobody can know whether it made steps."""
+    return (
+        _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
+        and generation.first_step_at is None
+        and all(m.progress is None for m in members_of(situation, generation))
+    )
+
+
 def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> list[MemberFacts]:
     """Members that are gone, or about to go: why others failed.
 
