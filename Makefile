@@ -34,7 +34,7 @@ lint: $(STAMP) ## Style, types and import contracts.
 	$(BIN)/lint-imports
 
 test: lint binaries ## Check style and types, then run all tests.
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
+	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
 
 crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
 	$(BIN)/python -m spottrain_api.crd

@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,13 +18,17 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
 
-# Before xdist's own, which makes a test's group a part of its name.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests may run at once, with `--dist=loadgroup`: files, but of the end-to-end tests one at a time.
+class FilesAtOnce(LoadScopeScheduling):
+    """Which tests may run at once: files, but of the end-to-end tests one at a time.
 
     Two clusters that train at once are more than two cores can carry; one leaves them half idle.
     """
-    for item in items:
-        group = "e2e" if item.path.parent.name == "e2e" else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "end to end" if path.startswith("tests/e2e/") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAtOnce:
+    """With `--numprocesses`."""
+    return FilesAtOnce(config, log)
