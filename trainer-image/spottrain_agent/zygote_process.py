@@ -18,7 +18,8 @@ from spottrain_agent.processes import Reaper, send_signal
 logger = logging.getLogger(__name__)
 
 RESTART_DELAY_SECONDS = 0.5
-LAUNCH_ATTEMPTS = 3
+# A zygote that dies over a request takes two: one for the lost answer, one for its end.
+LAUNCH_ATTEMPTS = 5
 
 
 class LaunchFailed(Exception):
@@ -78,8 +79,13 @@ class ZygoteProcess:
         if self._streams is None:
             self._ready.clear()
             return None
-        self._exchange = asyncio.create_task(_ask(*self._streams, request))
-        return await asyncio.shield(self._exchange)
+        streams = self._streams
+        self._exchange = asyncio.create_task(_ask(*streams, request))
+        pid = await asyncio.shield(self._exchange)
+        if pid is None and self._streams is streams:
+            # It is dead, though its end isn't known yet: don't ask it again.
+            self._ready.clear()
+        return pid
 
     async def _live_once(self) -> None:
         process, ours = _spawn()
