@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import runpy
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from spottrain.checkpoint import CheckpointStorage, Head, open_storage, read_head
+from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES
 from spottrain_api.contract import (
     CheckpointConfig,
     CommitRef,
@@ -36,10 +38,17 @@ Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
 
 @pytest.fixture(scope="session")
 def fork() -> Any:
-    """Ranks are forked from a process that has torch imported, as the agent's are."""
+    """Ranks are forked from a process that has imported what takes long, as the agent's are."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "spottrain", "torch.distributed.tensor", "boto3", "google.cloud.storage"]
+        [
+            *REQUIRED_MODULES,
+            *PRELOADED_MODULES,
+            "google.cloud.storage",
+            "deepspeed",
+            "spottrain.adapters.transformers",
+        ]
     )
     return context
 

@@ -1,7 +1,4 @@
-"""What one gloo rank does in the tests of checkpoints; test_checkpoint_ranks.py starts it.
-
-Arguments: scenario, storage URI, folder for expectations, rank, world size, generation.
-"""
+"""What one gloo rank does in the tests of checkpoints; test_checkpoint_ranks.py starts it."""
 
 from __future__ import annotations
 
@@ -225,19 +222,31 @@ def agreement(me: Rank) -> None:
 SCENARIOS = {scenario.__name__: scenario for scenario in (save, load, agreement)}
 
 
-def main() -> None:
-    scenario, uri, folder, rank, world_size, generation = sys.argv[1:]
+def main(
+    scenario: str,
+    uri: str,
+    folder: Path,
+    rank: int,
+    world_size: int,
+    generation: int,
+    log: Path,
+    environment: dict[str, str],
+) -> None:
+    """`folder` is for what the scenarios expect of each other, `log` for what this rank prints."""
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous-{generation}", rank=int(rank), world_size=int(world_size)
-    )
+    rendezvous = f"file://{folder}/rendezvous-{generation}"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
     SCENARIOS[scenario.removesuffix("_ddp")](
         Rank(
             uri=uri,
-            folder=Path(folder),
-            rank=int(rank),
-            world_size=int(world_size),
-            generation=int(generation),
+            folder=folder,
+            rank=rank,
+            world_size=world_size,
+            generation=generation,
             ddp=scenario.endswith("_ddp"),
         )
     )
@@ -246,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*RANK_ARGUMENTS)  # type: ignore[name-defined]  # noqa: F821

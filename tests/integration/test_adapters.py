@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,6 @@ SCRIPT = Path(__file__).with_name("adapter_script.py")
 LOOPS = ["transformers", "transformers-counting"]
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def fork() -> Any:
-    """Ranks are forked from a process that has imported what takes long."""
-    os.environ["DS_ACCELERATOR"] = "cpu"  # Accelerate imports DeepSpeed where that is installed
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "spottrain", "spottrain.adapters.transformers"])
-    return context
 
 
 def run_of(loop: str, folder: Path, fork: Any, *, dropout: float = 0.0) -> Run:
