@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 # Of a step's time, where the job doesn't say how often to replicate.
 COST_SHARE = 0.02
-_SMOOTHING = 0.2
+_SMOOTHING = 0.5
 
 
 class Replicas:
@@ -186,6 +186,8 @@ class Replicas:
             sending = sum(pool.map(put, self._members))
         # What this node sends it also takes in: its own shards, and as much from another member.
         cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
+        if place.sequence == 1:
+            return  # it was planned, and memory was made for it
         known = self.cost_seconds
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
