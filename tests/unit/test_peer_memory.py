@@ -161,20 +161,21 @@ def test_a_peer_that_is_gone_costs_only_its_replica(
 
 
 @pytest.mark.parametrize(
-    ("asked", "cost_seconds", "step_seconds", "expected"),
+    ("asked", "cost_seconds", "step_seconds", "expected", "explained"),
     [
-        pytest.param(7, 10.0, 0.1, 7, id="as-the-job-says"),
-        pytest.param(None, None, 0.1, 1, id="nothing-measured"),
-        pytest.param(None, 0.001, 0.1, 1, id="cheap"),
-        pytest.param(None, 0.05, 0.1, 25, id="two-percent"),
+        pytest.param(7, 10.0, 0.1, 7, "every 7 steps, as the job says", id="as-the-job-says"),
+        pytest.param(None, None, 0.1, 1, "every step at first, to measure what that costs", id="nothing-measured"),
+        pytest.param(None, 0.001, 0.1, 1, "every step, as that costs 1 ms of training", id="cheap"),
+        pytest.param(None, 0.05, 0.1, 25, "every 25 steps, as that costs 50 ms of training", id="two-percent"),
     ],
 )
 def test_the_interval_keeps_the_cost_below_two_percent(
-    asked: int | None, cost_seconds: float | None, step_seconds: float, expected: int
+    asked: int | None, cost_seconds: float | None, step_seconds: float, expected: int, explained: str
 ) -> None:
     mine = replicas(PeerMemory(token=TOKEN, own="127.0.0.1:1", interval=asked))
     mine.cost_seconds = cost_seconds
     assert mine.interval(step_seconds) == expected
+    assert mine.explain(step_seconds) == f"in peers' memory {explained}"
 
 
 # --- the operator ----------------------------------------------------------------------------------------

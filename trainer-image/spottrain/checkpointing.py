@@ -142,7 +142,7 @@ class CheckpointSchedule:
         A commit that turns out to be damaged is passed over for the kept one before it. Raises
         CheckpointError where a commit exists and none can be loaded: to start again from 0 would be worse.
         """
-        self.reporter.update(checkpoint_interval=self.interval.explain(None) if self.checkpointer else None)
+        self.reporter.update(checkpoint_interval=self._explain() if self.checkpointer else None)
         if self.checkpointer is None:
             return 0
         if (step := self._resume_from_memory(state, seed=seed, rank=rank)) is not None:
@@ -201,7 +201,7 @@ class CheckpointSchedule:
         state.restore(tensors, loaded, seed=seed, rank=rank)
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self._cost = CheckpointCost(**cost)
-        self.reporter.update(checkpoint_interval=self.interval.explain(self._cost))
+        self.reporter.update(checkpoint_interval=self._explain())
 
     def is_replica_due(self, step: int) -> bool:
         """Whether to replicate into peers' memory after this step, as this rank sees it."""
@@ -219,6 +219,8 @@ class CheckpointSchedule:
             rank_state=random_state.capture(),
             started=started,
         )
+        if (explained := self._explain()) != self.reporter.progress.checkpoint_interval:
+            self.reporter.update(checkpoint_interval=explained)
 
     def is_due(self) -> bool:
         """Whether a commit is due by this rank's clock."""
@@ -333,6 +335,13 @@ class CheckpointSchedule:
         """With the cost, so that the next generation has a forecast before its first save."""
         return {**state.extra(), "checkpoint_cost": asdict(self._cost) if self._cost is not None else None}
 
+    def _explain(self) -> str:
+        """How often is saved where, and why so, for the status."""
+        commits = self.interval.explain(self._cost)
+        if self.replicas is None:
+            return commits
+        return f"{commits}; {self.replicas.explain(self.reporter.progress.step_seconds)}"
+
     def _say(self, message: str) -> None:
         log.warning("%s", message)
         self.reporter.update(message=message)
@@ -347,7 +356,7 @@ class CheckpointSchedule:
         )
         newest = CheckpointCost(stall_seconds=handle.staging_seconds, total_seconds=timings.total_seconds)
         self._cost = newest if self._cost is None else self._cost.updated(newest)
-        interval = self.interval.explain(self._cost)
+        interval = self._explain()
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))

@@ -97,6 +97,16 @@ class Replicas:
             return 1
         return max(1, math.ceil(self.cost_seconds / (COST_SHARE * step_seconds)))
 
+    def explain(self, step_seconds: float | None) -> str:
+        """The interval and why it is that, for the status."""
+        steps = self.interval(step_seconds)
+        every = "every step" if steps == 1 else f"every {steps} steps"
+        if self._memory.interval is not None:
+            return f"in peers' memory {every}, as the job says"
+        if self.cost_seconds is None:
+            return f"in peers' memory {every} at first, to measure what that costs"
+        return f"in peers' memory {every}, as that costs {1e3 * self.cost_seconds:.2g} ms of training"
+
     def replicate(
         self,
         state: dict[str, Any],
