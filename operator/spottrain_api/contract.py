@@ -424,6 +424,9 @@ class TrainerConfig(Message):
     precision: str = "fp32"
     # The smallest world size that the job may have; None: this generation's.
     min_world_size: int | None = None
+    # Of the model's blocks, under any strategy.
+    activation_checkpointing: bool = False
+    compile: bool = False
     fsdp: FsdpConfig = FsdpConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     global_batch: int = 1

@@ -66,7 +66,8 @@ class ModelFacts:
 class Workload:
     """What is trained, and how. `world_size` is the smallest that the job may run with, as the strategy has to fit
     there. `sequence_length` (tokens a sample) None: activations are not estimated. `optimizer_slots` is the number
-    of fp32 values that the optimizer keeps for each parameter: 2 for Adam."""
+    of fp32 values that the optimizer keeps for each parameter: 2 for Adam. `fsdp_ranks` is over how many ranks FSDP2
+    shards; None: all."""
 
     model: ModelFacts
     micro_batch: int
@@ -75,6 +76,7 @@ class Workload:
     sequence_length: int | None = None
     activation_checkpointing: bool = False
     optimizer_slots: int = 2
+    fsdp_ranks: int | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in _COMPUTE_BYTES:
@@ -243,11 +245,12 @@ def _ddp(workload: Workload) -> Estimate:
 
 def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     compute = workload.compute_bytes
-    shard, trained = _shards(workload)
+    num_shards = workload.fsdp_ranks or workload.world_size
+    shard, trained = _shards(workload, num_shards)
     _, layers = workload.model.proportions()
     block = workload.model.num_parameters // layers
     # Two blocks are gathered, as the next is fetched meanwhile, and one block's gradients in fp32 and as computed.
-    gathered = block * (2 * compute + compute + _FP32) if workload.world_size > 1 else block * compute
+    gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
     kept = (_FP32 * shard, _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
     parameters, gradients, optimizer = (0, 0, 0) if offload else kept
     return Estimate(
@@ -268,7 +271,7 @@ def _zero(
     workload: Workload, stage: int, *, offload_optimizer: bool = False, offload_parameters: bool = False
 ) -> Estimate:
     num, compute = workload.model.num_parameters, workload.compute_bytes
-    shard, trained = _shards(workload)
+    shard, trained = _shards(workload, workload.world_size)
     parameters = compute * (shard if stage == 3 else num)
     gradients = _FP32 * (workload.model.trained if stage == 1 else trained)
     optimizer = _FP32 * (1 + workload.optimizer_slots) * trained  # master weights and the optimizer's own
@@ -296,9 +299,9 @@ def _zero(
     )
 
 
-def _shards(workload: Workload) -> tuple[int, int]:
+def _shards(workload: Workload, number: int) -> tuple[int, int]:
     """A rank's part of the parameters, and of those that are trained."""
-    return -(-workload.model.num_parameters // workload.world_size), -(-workload.model.trained // workload.world_size)
+    return -(-workload.model.num_parameters // number), -(-workload.model.trained // number)
 
 
 def _activations(workload: Workload) -> int:

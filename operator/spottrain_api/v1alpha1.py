@@ -228,10 +228,20 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
-class Fsdp(Resource):
-    """Settings of FSDP2. `reshardAfterForward: false` keeps parameters gathered between forward and backward."""
+class Sharding(StrEnum):
+    """FULL: each rank has a part of everything. HYBRID: each node has everything, shared out over its ranks."""
 
+    FULL = "full"
+    HYBRID = "hybrid"
+
+
+class Fsdp(Resource):
+    """Settings of FSDP2. `reshardAfterForward: false` keeps parameters gathered between forward and backward;
+    `offload` keeps parameters, gradients and optimizer state in the node's memory."""
+
+    sharding: Sharding = Sharding.FULL
     reshard_after_forward: bool = True
+    offload: bool = False
 
 
 class DeepSpeed(Resource):
@@ -352,6 +362,10 @@ class TrainingJobSpec(Resource):
             "would have no sample; raise batch.global or lower nodes.max",
         ),
         (
+            "!has(self.fsdp.sharding) || self.fsdp.sharding != 'hybrid' || self.processesPerNode > 1",
+            "fsdp.sharding hybrid shards over the ranks of a node, and processesPerNode is 1; raise it, or use full",
+        ),
+        (
             "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",
             "strategy, precision and seed can't change while a job exists: the run would be another; make a new job",
         ),
@@ -368,6 +382,12 @@ class TrainingJobSpec(Resource):
     precision: Precision = Precision.FP32
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
+    activation_checkpointing: Annotated[
+        bool, Field(description="Compute the activations of the model's blocks again in backward, to save memory.")
+    ] = False
+    compile: Annotated[
+        bool, Field(description="Run the model's blocks through torch.compile, in every generation anew.")
+    ] = False
     batch: Batch
     seed: Annotated[int, Field(ge=0)] = 0
     checkpoint: Checkpoint

@@ -27,7 +27,7 @@ from spottrain_api.memory_estimate import (
     in_gib,
     usable_bytes,
 )
-from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
+from spottrain_api.v1alpha1 import Sharding, Strategy, TrainingJobSpec
 
 from .job_view import UserError
 from .model_facts import count, read_config, size
@@ -122,6 +122,8 @@ def make_plan(
         world_size=spec.nodes.min * spec.processes_per_node,
         precision=spec.precision.value,
         sequence_length=sequence_length,
+        activation_checkpointing=spec.activation_checkpointing,
+        fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
     )
     largest = replace(smallest, world_size=spec.nodes.max * spec.processes_per_node)
     wanted = spec.deepspeed.zero_stage

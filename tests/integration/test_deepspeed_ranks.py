@@ -44,6 +44,7 @@ class Job:
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_config: dict[str, Any] | str | None = None
     precision: str = "fp32"
+    activation_checkpointing: bool = False
     optimizer: str = "adamw"
     dropout: float = 0.0
     clip_grad_norm: float | None = 1.0
@@ -98,6 +99,7 @@ class Job:
             seed=5,
             strategy=self.strategy,
             precision=self.precision,
+            activation_checkpointing=self.activation_checkpointing,
             deepspeed=self.deepspeed,
             global_batch=self.global_batch,
             micro_batch=3,
@@ -200,21 +202,24 @@ def test_a_checkpoint_is_loaded_bit_for_bit_at_any_world_size(
 
 
 @pytest.mark.parametrize(
-    ("settings", "optimizer"),
+    ("settings", "optimizer", "recomputed"),
     [
-        pytest.param(stage(1), "adamw", id="stage1"),
-        pytest.param(stage(2), "sgd", id="stage2-sgd"),
-        pytest.param(stage(3, offload_parameters=True, offload_optimizer=True), "adamw", id="stage3-offload"),
+        pytest.param(stage(1), "adamw", False, id="stage1"),
+        pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed"),
+        pytest.param(
+            stage(3, offload_parameters=True, offload_optimizer=True), "adamw", True, id="stage3-offload-recomputed"
+        ),
     ],
 )
 def test_it_trains_as_ddp_does_also_when_resized_and_where_ranks_have_no_samples(
-    settings: DeepSpeedConfig, optimizer: str, tmp_path: Path, fork: Any
+    settings: DeepSpeedConfig, optimizer: str, recomputed: bool, tmp_path: Path, fork: Any
 ) -> None:
     ddp = Job(tmp_path / "ddp", fork, strategy="ddp", optimizer=optimizer, global_batch=7)
     ddp.train(3)
     assert_succeeded(ddp)
 
     zero = replace(ddp, folder=tmp_path / "zero", generation=0, strategy="deepspeed", deepspeed=settings)
+    zero.activation_checkpointing = recomputed
     zero.train(3, drain_at=1)  # micro-batches of 2, 2 and 3
     zero.train(2, drain_at=4)  # 3, and 3 and 1
     zero.train(5)  # 1, 1, 2, 1, 2

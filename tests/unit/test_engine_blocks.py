@@ -75,6 +75,12 @@ def unet() -> nn.Module:
     return Model(downs=downs, out=nn.Linear(16, 1))
 
 
+def levels() -> nn.Module:
+    """Lists in a list, none of which repeats anything itself."""
+    pairs = nn.ModuleList(nn.ModuleList([Block(), nn.Linear(16, 16)]) for _ in range(2))
+    return Model(levels=pairs, out=nn.Linear(16, 1))
+
+
 def swin() -> nn.Module:
     """Stages in a list, each with a list of blocks."""
     stages = nn.ModuleList(Model(blocks=blocks(number), down=nn.Linear(16, 16)) for number in (2, 3))
@@ -111,6 +117,7 @@ def blocks_that_share_a_weight() -> nn.Module:
         pytest.param(
             unet(), [f"downs.{level}.{item}" for level in range(2) for item in range(3)], id="lists in lists"
         ),
+        pytest.param(levels(), ["levels.0.0", "levels.0.1", "levels.1.0", "levels.1.1"], id="pairs in a list"),
         pytest.param(
             swin(),
             ["stages.0.blocks.0", "stages.0.blocks.1", *(f"stages.1.blocks.{index}" for index in range(3))],

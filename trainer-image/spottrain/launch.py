@@ -29,6 +29,7 @@ class Launch:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     device: torch.device
     run_dir: Path | None
 
@@ -41,6 +42,7 @@ class Launch:
             rank=int(os.environ.get("RANK", "0")),
             local_rank=local_rank,
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             device=torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu"),
             run_dir=Path(run_dir) if run_dir else None,
         )

@@ -34,6 +34,7 @@ from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
+from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.failures import Drained, UserError, failure_of, start_error
 from spottrain.interval import CommitInterval
 from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
@@ -61,6 +62,8 @@ def session(
     seed: int = 0,
     strategy: str = "auto",
     precision: str = "fp32",
+    activation_checkpointing: bool = False,
+    compile: bool = False,
     checkpoint_uri: str | None = None,
     checkpoint_interval: str = "auto",
 ) -> Iterator[Session]:
@@ -80,6 +83,8 @@ def session(
             seed=seed,
             strategy=strategy,
             precision=precision,
+            activation_checkpointing=activation_checkpointing,
+            compile=compile,
             global_batch=global_batch,
             micro_batch=micro_batch,
             checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
@@ -102,6 +107,7 @@ class Session:
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
+        self.local_world_size = launch.local_world_size
         self.device = launch.device
         self.config = config
         self._reporter = reporter
@@ -135,7 +141,8 @@ class Session:
         """Spread `model` over the ranks, and put everything together that a step needs.
 
         `optimizer` is called with the spread model, `scheduler` with the optimizer; the scheduler steps once
-        an optimizer step. `wrap` names the classes of blocks that FSDP gathers as one. `dataset` has a length
+        an optimizer step. `wrap` names the classes of the model's blocks, which are gathered, compiled and computed
+        again as one. `dataset` has a length
         and items; `collate` makes a batch of a list of items (default: torch's). `clip_grad_norm` is the
         largest norm of the whole gradient. `num_workers` processes fetch samples ahead (default: none).
         `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
@@ -146,6 +153,7 @@ class Session:
             engine_config = EngineConfig(
                 device=self.device,
                 plan=self.batch_plan,
+                local_world_size=self.local_world_size,
                 precision=_PRECISIONS[self.config.precision],
                 clip_grad_norm=clip_grad_norm,
                 wrap=wrap,
@@ -157,6 +165,12 @@ class Session:
             if choice is not None:
                 engine_config = applied(choice, engine_config)
             engine = choose_engine(choice.strategy if choice is not None else self.config.strategy, engine_config)
+            prepare_blocks(
+                model,
+                find_blocks(model, wrap),
+                compiled=self.config.compile,
+                checkpointed=self.config.activation_checkpointing,
+            )
         spread, made_optimizer = engine.wrap(model, optimizer)
         return self._assemble(
             engine,
@@ -184,7 +198,8 @@ class Session:
         """Take in a model that another framework has spread (as DDP or FSDP2, or not at all) and trains in a loop
         of its own: drive its steps by a `ForeignLoop`, as the adapters do.
 
-        What the job says of precision and DeepSpeed is the framework's business then. `stateful` are parts of
+        What the job says of precision, activation checkpointing, compiling and DeepSpeed is the framework's
+        business then. `stateful` are parts of
         the framework that are saved and resumed together with the model; their states are plain values.
         """
         from spottrain.engines.adopted import AdoptedEngine  # with FSDP, which takes its time
@@ -318,9 +333,10 @@ class Session:
             choice = choose_automatically(
                 model,
                 config,
-                least_of_all(Machine.of(self.device), self._groups.agreement),
+                least_of_all(Machine.of(self.device, self.local_world_size), self._groups.agreement),
                 min_world_size=self.config.min_world_size or self.world_size,
                 tokens_per_sample=tokens_per_sample,
+                activation_checkpointing=self.config.activation_checkpointing,
             )
         self._reporter.update(strategy=choice)
         return choice

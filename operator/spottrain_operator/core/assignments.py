@@ -100,7 +100,13 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: by
             strategy=spec.strategy.value,
             precision=spec.precision.value,
             min_world_size=spec.nodes.min * spec.processes_per_node,
-            fsdp=FsdpConfig(reshard_after_forward=spec.fsdp.reshard_after_forward),
+            activation_checkpointing=spec.activation_checkpointing,
+            compile=spec.compile,
+            fsdp=FsdpConfig(
+                sharding=spec.fsdp.sharding.value,
+                reshard_after_forward=spec.fsdp.reshard_after_forward,
+                offload=spec.fsdp.offload,
+            ),
             deepspeed=DeepSpeedConfig(
                 zero_stage=spec.deepspeed.zero_stage,
                 offload_optimizer=spec.deepspeed.offload_optimizer,

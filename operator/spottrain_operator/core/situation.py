@@ -160,5 +160,6 @@ class Situation:
 
 _TOLD_TO_RANKS = {
     *("entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "deepspeed"),
+    *("activation_checkpointing", "compile"),
     *("batch", "seed", "checkpoint"),
 }

@@ -14,7 +14,7 @@ from torch import nn
 
 from spottrain.engines.blocks import find_blocks
 from spottrain.engines.deepspeed_config import named_stage
-from spottrain.engines.engine import EngineConfig
+from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
 from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, Memory, ModelFacts, Workload, choose_strategy
 
@@ -32,11 +32,11 @@ class Machine:
     has_deepspeed: bool
 
     @classmethod
-    def of(cls, device: torch.device) -> Machine:
+    def of(cls, device: torch.device, local_world_size: int) -> Machine:
         on_cuda = device.type == "cuda"
         return cls(
             accelerator_bytes=torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
-            host_bytes=_host_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            host_bytes=_host_bytes() // local_world_size,
             has_deepspeed=importlib.util.find_spec("deepspeed") is not None,
         )
 
@@ -62,6 +62,7 @@ def choose_automatically(
     *,
     min_world_size: int,
     tokens_per_sample: int | None,
+    activation_checkpointing: bool = False,
 ) -> StrategyChoice:
     """A pure function of its arguments, so that ranks that agree on them choose the same."""
     workload = Workload(
@@ -70,6 +71,8 @@ def choose_automatically(
         world_size=min_world_size,
         precision=_PRECISIONS[config.precision],
         sequence_length=tokens_per_sample,
+        activation_checkpointing=activation_checkpointing,
+        fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
     )
     memory = Memory(
         accelerator_bytes=machine.accelerator_bytes or machine.host_bytes,

@@ -8,9 +8,12 @@ kept with the model as a whole, which always works and only costs memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 # An item of a list with more than this part of the model's parameters is a stage, with a list of its own in it.
 STAGE_SHARE = 1 / 8
@@ -36,6 +39,21 @@ def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = 
     return [module for module in found if _num_parameters(module) and _is_self_contained(module, users)]
 
 
+def prepare_blocks(model: nn.Module, blocks: Iterable[nn.Module], *, compiled: bool, checkpointed: bool) -> None:
+    """From now on the blocks run compiled, and their activations are computed again in backward. A model without
+    blocks is taken as one.
+
+    Only `forward` is replaced: hooks, such as those that gather parameters, stay outside, and names stay as they are.
+    """
+    chosen = set(blocks) or {model}
+    inner = {module for block in chosen for module in block.modules() if module is not block}
+    for block in chosen - inner:
+        if compiled:
+            block.forward = torch.compile(block.forward)
+        if checkpointed:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
 def _of_classes(model: nn.Module, classes: Collection[type[nn.Module]]) -> list[nn.Module]:
     found = [module for module in model.modules() if isinstance(module, tuple(classes)) and module is not model]
     if classes and not found:
@@ -48,10 +66,21 @@ def _items(module: nn.Module, total: int) -> Iterator[nn.Module]:
     """The items of the outermost lists, of lists in lists, and of the lists of stages."""
     if _repeats(module):
         for item in module.children():
-            yield from (_items(item, total) if _is_stage(item, total) else [item])
+            yield from _units(item, total)
         return
     for child in _children(module):
         yield from _items(child, total)
+
+
+def _units(item: nn.Module, total: int) -> Iterator[nn.Module]:
+    """What an item of a list stands for: itself, or what it is there for."""
+    if isinstance(item, _LISTS) and not _is_called(item):
+        for inner in item.children():
+            yield from _units(inner, total)
+    elif _is_stage(item, total):
+        yield from _items(item, total)
+    else:
+        yield item
 
 
 def _is_stage(item: nn.Module, total: int) -> bool:

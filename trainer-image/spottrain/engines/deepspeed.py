@@ -17,6 +17,7 @@ from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import autocast_forward, cast_around
+from spottrain.engines.statistics import RunningStatistics
 
 
 class DeepSpeedEngine:
@@ -48,6 +49,7 @@ class DeepSpeedEngine:
                 model=model, optimizer=optimizer(model), config=self._settings, dist_init_required=False
             )
         base: Optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        self._statistics = RunningStatistics(model)
         self._state = state_of(self._engine, base, names)
         wrapped: nn.Module = self._engine
         return wrapped, base
@@ -61,6 +63,7 @@ class DeepSpeedEngine:
     def update(self) -> None:
         """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
         self._engine.step()
+        self._statistics.share()
 
     def state(self) -> dict[str, Any]:
         return self._state.tensors()

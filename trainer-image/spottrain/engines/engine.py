@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 from spottrain.batch import BatchPlan
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
 
+# Values of FsdpConfig.sharding.
+FULL, HYBRID = "full", "hybrid"
+
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 
 
@@ -23,11 +26,12 @@ class EngineConfig:
 
     `wrap`: classes of modules that are gathered as one, None to choose. `clip_grad_norm`: the largest norm of the
     whole gradient, None not to clip. `fsdp` and `deepspeed` are what the job says about these, `deepspeed_config` is
-    the script's own JSON or its path.
+    the script's own JSON or its path. `local_world_size` is the number of ranks on each node.
     """
 
     device: torch.device
     plan: BatchPlan
+    local_world_size: int = 1
     precision: torch.dtype = torch.float32
     clip_grad_norm: float | None = None
     wrap: Collection[type[nn.Module]] | None = None
