@@ -15,7 +15,7 @@ from dataclasses import dataclass
 GIB = 1 << 30
 DDP, FSDP, DEEPSPEED = "ddp", "fsdp", "deepspeed"
 _FP32 = 4
-_COMPUTE_BYTES = {"fp32": 4, "bf16": 2}
+_COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Hidden units for each layer: 64 (GPT-2) to 128 (7B models).
 _HIDDEN_PER_LAYER = 100
 # For each token, layer and hidden unit, in values of the precision that is computed in.
@@ -202,7 +202,7 @@ def _reason(
     workload: Workload, chosen: Estimate, candidates: Iterable[Estimate], memory: Memory, *, fits: bool
 ) -> str:
     ranks = f"{workload.world_size} ranks" if workload.world_size > 1 else "1 rank"
-    model = f"{_billions(workload.model.num_parameters)} parameters on {ranks}"
+    model = f"{_in_words(workload.model.num_parameters)} parameters on {ranks}"
     room = usable_bytes(workload, memory)
     place = "an accelerator's" if memory.offloads else "a rank's share of the node's"
     limit = f"{in_gib(room)} of {place} {in_gib(memory.accelerator_bytes)}"
@@ -225,8 +225,9 @@ def _remedy(workload: Workload, estimate: Estimate) -> str:
     return f"Most of it are activations: lower batch.micro{checkpointing}"
 
 
-def _billions(num: int) -> str:
-    return f"{num / 1e9:.3g} billion" if num >= 1e9 else f"{num / 1e6:.3g} million"
+def _in_words(num: int) -> str:
+    units = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"))
+    return next((f"{num / unit:.3g} {word}" for unit, word in units if num >= unit), str(num))
 
 
 def _ddp(workload: Workload) -> Estimate:

@@ -226,6 +226,7 @@ class Strategy(StrEnum):
 class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class Sharding(StrEnum):
@@ -360,6 +361,10 @@ class TrainingJobSpec(Resource):
             "self.batch.global >= self.nodes.max * self.processesPerNode",
             "batch.global is below the largest world size (nodes.max times processesPerNode), so that some rank "
             "would have no sample; raise batch.global or lower nodes.max",
+        ),
+        (
+            "self.precision != 'fp16' || self.strategy == 'deepspeed'",
+            "precision fp16 needs the strategy deepspeed, which scales the loss; use bf16, or that strategy",
         ),
         (
             "!has(self.fsdp.sharding) || self.fsdp.sharding != 'hybrid' || self.processesPerNode > 1",

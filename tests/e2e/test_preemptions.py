@@ -42,10 +42,23 @@ def test_no_step_is_redone_after_preemptions_with_notice(
     assert status.steps_redone == 0
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+def test_shards_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path, strategy: str) -> None:
+    capacity = {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 2}}
+    name = f"shards-{strategy}"
+    with rehearsal(operator_cluster, name, tmp_path, nodes=2, strategy=strategy, capacity=capacity) as run:
+        run.wait_for_spot(1, ready=3)
+        with run.incident(f"{strategy}: one node, 30 s of notice"):
+            run.preempt(run.spot_nodes()[:1], 30)
+        status = run.finish()
+    assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
+    assert run.evidence[-1].redone == 0
+
+
 def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Rank 0 and the rendezvous store are on a spot node, and go: with notice, then without."""
     capacity = {"onDemand": {"min": 0, "max": 0}}
-    with rehearsal(operator_cluster, "spot", tmp_path, nodes=1, capacity=capacity) as run:
+    with rehearsal(operator_cluster, "spot", tmp_path, nodes=1, capacity=capacity, strategy="auto") as run:
         run.wait_for_spot(2, ready=4)
         with run.incident("the host of the store, 30 s of notice"):
             run.preempt([run.members()[0].node], 30)
@@ -56,6 +69,9 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
         status = run.finish()
     assert status.failures == 0
     assert (status.preemptions, status.preemptions_without_notice) == (2, 1)
+    assert status.strategy is not None
+    assert status.strategy.reason.startswith("74.5 thousand parameters on 1 rank need about ")
+    assert [reason for _, reason, _ in run.events()].count("StrategyChosen") == 1
 
 
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:

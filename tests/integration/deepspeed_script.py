@@ -15,6 +15,11 @@ import spottrain  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
+if RANK_SETTINGS["forced_fp16"]:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    # It asks for instructions that make fp16 fast; torch computes in it on any CPU.
+    CPU_Accelerator.is_fp16_supported = lambda self: True
 
 
 class Model(nn.Module):

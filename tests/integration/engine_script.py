@@ -203,11 +203,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "losses": steady.losses,
         "plain": plain.losses,
         "resumed": begun.losses + resumed.losses,
-        "is_same": all(
-            torch.equal(local(found[part][name]), local(value))
-            for part in wanted
-            for name, value in tensors(wanted[part])
-        ),
+        "is_same": all(torch.equal(local(found[name]), local(value)) for name, value in wanted.items()),
         "share": sum(local(parameter).numel() for parameter in steady.model.parameters()) / steady.num_parameters,
         "num_parameters": steady.num_parameters,
         "num_blocks": steady.num_blocks,

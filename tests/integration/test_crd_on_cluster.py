@@ -135,6 +135,8 @@ REFUSED = [
     ("micro-above-global", {"batch": {"micro": 9}}, "batch.micro is larger than batch.global"),
     ("unknown-strategy", {"strategy": "magic"}, 'supported values: "auto", "ddp", "fsdp"'),
     ("unknown-precision", {"precision": "fp7"}, 'supported values: "fp32", "bf16"'),
+    ("fp16-without-deepspeed", {"precision": "fp16"}, "precision fp16 needs the strategy deepspeed"),
+    ("hybrid-of-one", {"fsdp": {"sharding": "hybrid"}}, "processesPerNode is 1; raise it, or use full"),
     ("script-and-module", {"entrypoint": {"module": "train"}}, "entrypoint: give exactly one of script"),
     ("neither-script-nor-module", {"entrypoint": {"script": None}}, "entrypoint: give exactly one of script"),
     ("operators-variable", {"env": [{"name": "SPOTTRAIN_JOB", "value": "x"}]}, "choose another name"),

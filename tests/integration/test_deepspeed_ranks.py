@@ -44,6 +44,7 @@ class Job:
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_config: dict[str, Any] | str | None = None
     precision: str = "fp32"
+    forced_fp16: bool = False
     activation_checkpointing: bool = False
     optimizer: str = "adamw"
     dropout: float = 0.0
@@ -121,6 +122,7 @@ class Job:
             "optimizer": self.optimizer,
             "clip_grad_norm": self.clip_grad_norm,
             "deepspeed_config": self.deepspeed_config,
+            "forced_fp16": self.forced_fp16,
         }
         process: ForkServerProcess = self.fork.Process(
             target=runpy.run_path,
@@ -250,6 +252,34 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -
     ddp = Job(tmp_path / "ddp", fork, strategy="ddp")
     ddp.train(2)
     assert_same(job, ddp, exactly=False)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_loss_scaler_of_fp16_is_resumed(number: int, tmp_path: Path, fork: Any) -> None:
+    """It starts so high that the first steps overflow, and are skipped."""
+    scaler = {"fp16": {"initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}}
+    steady = Job(tmp_path / "steady", fork, deepspeed=stage(number, config=scaler), precision="fp16")
+    steady.forced_fp16 = True
+    steady.train(2)
+    assert_succeeded(steady)
+    drained = replace(steady, folder=tmp_path / "drained", generation=0)
+    drained.train(2, drain_at=2)
+    drained.train(2)
+    assert_succeeded(drained)
+    assert_same(drained, steady)
+    tree = steady.committed()[2]
+    assert 1 < tree["loss_scaler"]["cur_scale"] < 2**20
+    assert tree["loss_scaler"]["cur_iter"] == STEPS
+
+
+def test_fp16_on_a_cpu_that_has_none_is_refused_with_a_sentence(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path, fork, precision="fp16")
+    job.train(1)
+    (outcome,) = job.outcomes
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert outcome.failure.message.startswith("precision fp16 needs GPUs: DeepSpeed can't compute in it on this CPU")
 
 
 def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:

@@ -81,13 +81,22 @@ def test_at_stage_0_bf16_is_autocast_and_not_deepspeeds() -> None:
     assert "bf16" not in merged_config(config({"bf16": {"enabled": True}}, precision=torch.bfloat16, zero_stage=0))
 
 
+def test_fp16_keeps_the_users_settings_of_the_loss_scaler() -> None:
+    scaler = {"initial_scale_power": 8, "hysteresis": 1}
+    merged = merged_config(config({"fp16": scaler, "bf16": {"enabled": False}}, precision=torch.float16))
+    assert merged["fp16"] == {**scaler, "enabled": True}
+    assert "bf16" not in merged
+    assert "fp16" not in merged_config(config({"fp16": scaler}, precision=torch.bfloat16))
+
+
 REFUSED: dict[str, tuple[EngineConfig, str]] = {
     "train batch": (config({"train_batch_size": 64}), "train_batch_size than the job's batch.global 32"),
     "micro batch": (config({"train_micro_batch_size_per_gpu": 1}), "than the job's batch.micro 4"),
     "accumulation": (config({"gradient_accumulation_steps": 4}), "which follows from batch.global, batch.micro and"),
     "bf16": (config({"bf16": {"enabled": True}}), "bf16.enabled true, and the job's precision is fp32"),
     "not bf16": (config({"bf16": {"enabled": False}}, precision=torch.bfloat16), "enabled false.* is bf16"),
-    "fp16": (config({"fp16": {"enabled": True}}), "has 'fp16': fp16 is not supported"),
+    "fp16": (config({"fp16": {"enabled": True}}), "fp16.enabled true, and the job's precision is fp32"),
+    "fp16 at 0": (config(precision=torch.float16, zero_stage=0), "fp16 needs ZeRO stage 1, 2 or 3"),
     "optimizer": (config({"optimizer": {"type": "Adam"}}), "has 'optimizer': the script makes the optimizer"),
     "scheduler": (config({"scheduler": {"type": "WarmupLR"}}), "has 'scheduler'"),
     "stage": (

@@ -75,7 +75,7 @@ def test_a_zero_stage_that_the_job_names_is_kept_to() -> None:
 
 def test_a_world_of_one_is_its_own_least() -> None:
     assert least_of_all(GPU, None) == GPU
-    own = Machine.of(CPU)
+    own = Machine.of(CPU, 1)
     assert own.accelerator_bytes is None
     assert own.host_bytes > 0
 

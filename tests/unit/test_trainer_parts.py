@@ -6,6 +6,7 @@ import math
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ from spottrain.interval import (
 )
 from spottrain.progress import ProgressReporter
 from spottrain.step import LossMeter, Step
-from spottrain_api.contract import DrainRequest, FailureReason, Interruptions, Outcome, OutcomeKind, Progress
+from spottrain_api.contract import (
+    DrainRequest,
+    FailureReason,
+    FsdpConfig,
+    Interruptions,
+    Outcome,
+    OutcomeKind,
+    Progress,
+)
 
 CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
 
@@ -246,6 +255,13 @@ def test_an_outage_is_final_only_for_a_job_that_never_committed() -> None:
 def test_strategies_are_chosen_by_name() -> None:
     assert isinstance(choose_engine("ddp", CPU), DdpEngine)
     assert type(choose_engine("fsdp", CPU)).__name__ == "FsdpEngine"
+    with pytest.raises(ValueError, match=r"fsdp.sharding 'half' is unknown; use full or hybrid"):
+        choose_engine("fsdp", replace(CPU, fsdp=FsdpConfig(sharding="half")))
+    with pytest.raises(ValueError, match="1 ranks are not a multiple of 2"):
+        choose_engine("fsdp", replace(CPU, fsdp=FsdpConfig(sharding="hybrid"), local_world_size=2))
+    for strategy in ("ddp", "fsdp"):
+        with pytest.raises(ValueError, match="precision fp16 needs the strategy deepspeed"):
+            choose_engine(strategy, replace(CPU, precision=torch.float16))
     with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"):
         choose_engine("zero", CPU)
 

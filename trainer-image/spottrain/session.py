@@ -51,7 +51,7 @@ from spottrain_api.contract import (
 )
 
 IMMEDIATE, LAST_SAFE = "immediate", "lastSafe"
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
 from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, Memory, ModelFacts, Workload, choose_strategy
 
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 

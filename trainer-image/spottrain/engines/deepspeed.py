@@ -19,6 +19,12 @@ from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import autocast_forward, cast_around
 from spottrain.engines.statistics import RunningStatistics
 
+LOSS_SCALER = "loss_scaler"
+# Of DeepSpeed's DynamicLossScaler: what changes while it is used.
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+# Elements. DeepSpeed makes its bucket as large as this, its default, whatever the model.
+_LARGEST_BUCKET = 500_000_000
+
 
 class DeepSpeedEngine:
     """Implements Engine. DeepSpeed's own checkpoints and loops are not used."""
@@ -31,6 +37,11 @@ class DeepSpeedEngine:
         self._config = config
         self._settings = merged_config(config)
         self._library = _import_library(config.device)
+        if config.precision is torch.float16 and not self._library.get_accelerator().is_fp16_supported():
+            raise ValueError(
+                f"precision fp16 needs GPUs: DeepSpeed can't compute in it on this {config.device.type.upper()}; use "
+                "bf16 or fp32"
+            )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
@@ -43,6 +54,9 @@ class DeepSpeedEngine:
         if "activation_checkpointing" in self._settings:
             # For models that call deepspeed.checkpointing.checkpoint; torch.utils.checkpoint needs nothing.
             self._library.checkpointing.configure(None, deepspeed_config=self._settings)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        bucket = min(num_parameters, _LARGEST_BUCKET)
+        self._settings["zero_optimization"].setdefault("reduce_bucket_size", bucket)
         names = {parameter: name for name, parameter in model.named_parameters()}
         with contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
             self._engine, *_ = self._library.initialize(
@@ -66,10 +80,16 @@ class DeepSpeedEngine:
         self._statistics.share()
 
     def state(self) -> dict[str, Any]:
-        return self._state.tensors()
+        state = self._state.tensors()
+        if self._config.precision is torch.float16:
+            scaler = self._engine.optimizer.loss_scaler
+            state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE}
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._state.load(state)
+        for name, value in state.get(LOSS_SCALER, {}).items():
+            setattr(self._engine.optimizer.loss_scaler, name, value)
 
 
 def _import_library(device: torch.device) -> Any:

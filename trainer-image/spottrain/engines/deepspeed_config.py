@@ -17,11 +17,11 @@ from spottrain.engines.engine import EngineConfig
 
 AUTO = "auto"
 DEFAULT_ZERO_STAGE = 2
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Parts of DeepSpeed whose state the checkpoints don't know, or that would decide what the job decides.
 _REFUSED = {
     "optimizer": "the script makes the optimizer; pass it to session.prepare(optimizer=...)",
     "scheduler": "the script makes the schedule; pass it to session.prepare(scheduler=...)",
-    "fp16": "fp16 is not supported; use precision bf16 or fp32",
     "amp": "apex is not supported; use precision bf16",
     "elasticity": "spottrain changes the world size itself",
     "pipeline": "models are spread by ZeRO alone",
@@ -44,7 +44,7 @@ def merged_config(config: EngineConfig) -> dict[str, Any]:
     _check_batch(user, config)
     _check_precision(user, config)
     merged = _merge(_of_job(config, user), user, "the DeepSpeed JSON")
-    _check_zero(merged["zero_optimization"])
+    _check_zero(merged["zero_optimization"], config)
     return _with_batch(merged, config)
 
 
@@ -94,11 +94,12 @@ def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
     merged["gradient_accumulation_steps"] = plan.num_micro_batches
     merged["train_batch_size"] = plan.micro_batch * plan.num_micro_batches * plan.world_size
     # At stage 0 parameters stay in fp32, as under DDP, and autocast chooses what is computed in bf16.
-    if config.precision is torch.bfloat16 and merged["zero_optimization"]["stage"] > 0:
-        merged["bf16"] = {**merged.get("bf16", {}), "enabled": True}
+    name = _PRECISIONS[config.precision] if merged["zero_optimization"]["stage"] > 0 else "fp32"
+    for section in {"bf16", "fp16"} - {name}:
+        merged.pop(section, None)
+    if name != "fp32":
+        merged[name] = {**merged.get(name, {}), "enabled": True}
         merged.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
-    else:
-        merged.pop("bf16", None)
     return merged
 
 
@@ -170,17 +171,20 @@ def _check_batch(user: dict[str, Any], config: EngineConfig) -> None:
 
 
 def _check_precision(user: dict[str, Any], config: EngineConfig) -> None:
-    name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[config.precision]
-    enabled = user.get("bf16", {}).get("enabled", name == "bf16")
-    if enabled != (name == "bf16"):
-        says = "true" if enabled else "false"
-        raise ValueError(f"the DeepSpeed JSON has bf16.enabled {says}, and the job's precision is {name}; change one")
+    name = _PRECISIONS[config.precision]
+    for section in ("bf16", "fp16"):
+        enabled = user.get(section, {}).get("enabled", name == section)
+        if enabled != (name == section):
+            says = f"{section}.enabled {'true' if enabled else 'false'}"
+            raise ValueError(f"the DeepSpeed JSON has {says}, and the job's precision is {name}; change one")
 
 
-def _check_zero(zero: dict[str, Any]) -> None:
+def _check_zero(zero: dict[str, Any], config: EngineConfig) -> None:
     stage = zero["stage"]
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"deepspeed.zeroStage is {stage!r}; use 0, 1, 2 or 3")
+    if stage == 0 and config.precision is torch.float16:
+        raise ValueError("precision fp16 needs ZeRO stage 1, 2 or 3, not 0; raise zeroStage, or use bf16")
     least = {"offload_optimizer": 1, "offload_param": 3}
     for key, lowest in least.items():
         section = zero.get(key) or {}

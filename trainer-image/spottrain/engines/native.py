@@ -42,6 +42,9 @@ class NativeEngine(ABC):
     _optimizer: Optimizer
 
     def __init__(self, config: EngineConfig) -> None:
+        """Raises ValueError, with a sentence, for a precision that needs a loss scaler."""
+        if config.precision is torch.float16:
+            raise ValueError("precision fp16 needs the strategy deepspeed, which scales the loss; use bf16 or fp32")
         self._config = config
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
