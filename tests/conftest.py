@@ -18,6 +18,14 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where there is no GPU, the tests that need one are left out."""
+    if not Path("/dev/nvidiactl").exists():
+        without = [item for item in items if item.get_closest_marker("gpu") is not None]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
+
+
 class FilesAtOnce(LoadScopeScheduling):
     """Which tests may run at once: files, but of the end-to-end tests one at a time.
 

@@ -1,0 +1,75 @@
+"""The estimate of memory beside the measured peak, for a table of models and strategies.
+
+Run: python -m benchmarks.bench_memory [--ranks 2]
+
+Each case is trained for a few steps by real ranks on gloo, each in a fresh process. What is counted are the storages
+that live at the same time on rank 0; what the runtime needs for itself (on a GPU: CUDA's context, NCCL's buffers) is
+in neither figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+from multiprocessing.queues import Queue
+
+import torch
+
+from benchmarks.memory.cases import CASES, Case
+from benchmarks.memory.rank import estimated_bytes, join, measured_bytes
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    print("| layers x width, micro-batch x context of vocabulary | strategy | estimated | measured | ratio |")
+    print("|---|---|---|---|---|")
+    for case in CASES:
+        print(row(case, measure(case, args.ranks), estimated_bytes(case, args.ranks)), flush=True)
+
+
+def row(case: Case, measured: int, estimated: int) -> str:
+    strategy = f"ZeRO {case.strategy}" if case.strategy.isdigit() else case.strategy
+    how = ", recomputed" if case.checkpointed else ""
+    sizes = f"{estimated / MIB:.0f} MiB | {measured / MIB:.0f} MiB | {estimated / measured:.2f}"
+    return f"| {case.shape.name} | {strategy} {case.precision}{how} | {sizes} |"
+
+
+def measure(case: Case, num_ranks: int) -> int:
+    """Peak of rank 0, in bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.tensor", "deepspeed", "benchmarks.memory.rank"])
+    found: Queue[int] = context.Queue()
+    ranks = [context.Process(target=run_rank, args=(case, rank, num_ranks, port, found)) for rank in range(num_ranks)]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(300)
+        if any(process.exitcode != 0 for process in ranks):
+            raise SystemExit(f"{case} failed; see above")
+        return found.get(timeout=10)
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def run_rank(case: Case, rank: int, num_ranks: int, port: int, found: Queue[int]) -> None:
+    join(rank, num_ranks, port)
+    peak = measured_bytes(case, torch.device("cpu"))
+    if rank == 0:
+        found.put(peak)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""One rank that trains a case for a few steps and measures its peak.
+
+On the CPU every storage that a step makes is counted by torch's MemTracker; on a GPU it is the allocator's own peak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
+
+from benchmarks.memory.cases import Case, Gpt
+from spottrain.batch import BatchPlan
+from spottrain.engines import Engine, EngineConfig, choose_engine
+from spottrain.engines.auto import facts_of
+from spottrain.engines.blocks import find_blocks, prepare_blocks
+from spottrain_api.contract import DeepSpeedConfig
+from spottrain_api.memory_estimate import RUNTIME_BYTES, Estimate, Workload, estimates
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def estimated_bytes(case: Case, world_size: int) -> int:
+    """Without the runtime, which no allocator knows of."""
+    with torch.device("meta"):
+        facts = facts_of(Gpt(case.shape))
+    workload = Workload(
+        model=facts,
+        micro_batch=case.shape.micro_batch,
+        world_size=world_size,
+        precision=case.precision,
+        sequence_length=case.shape.context,
+        activation_checkpointing=case.checkpointed,
+    )
+    return next(e for e in estimates(workload) if _is_of(e, case)).total - RUNTIME_BYTES
+
+
+def _is_of(estimate: Estimate, case: Case) -> bool:
+    if estimate.offload_optimizer:
+        return False
+    return case.strategy in (estimate.strategy, str(estimate.zero_stage))
+
+
+def measured_bytes(case: Case, device: torch.device) -> int:
+    """Peak of this rank in its second step. A collective of the default process group."""
+    torch.manual_seed(0)
+    tracker = MemTracker()
+    with _counting(tracker, device):
+        model = Gpt(case.shape).to(device)
+        prepare_blocks(model, find_blocks(model), compiled=False, checkpointed=case.checkpointed)
+        engine = _engine(case, device)
+        spread, _ = engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, foreach=True))
+    for _ in range(2):  # the optimizer makes its state in the first step
+        with _counting(tracker, device):  # from what is there now
+            _step(engine, spread, case, device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return int(tracker.get_tracker_snapshot("peak")[device]["Total"])
+
+
+@contextlib.contextmanager
+def _counting(tracker: MemTracker, device: torch.device) -> Iterator[None]:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield
+    else:
+        tracker.reset_mod_stats()
+        with tracker:
+            yield
+
+
+def _engine(case: Case, device: torch.device) -> Engine:
+    shape = case.shape
+    world_size = dist.get_world_size()
+    plan = BatchPlan(
+        global_batch=shape.micro_batch * world_size, micro_batch=shape.micro_batch, world_size=world_size
+    )
+    stage = int(case.strategy) if case.strategy.isdigit() else None
+    config = EngineConfig(
+        device=device, plan=plan, precision=_DTYPES[case.precision], deepspeed=DeepSpeedConfig(zero_stage=stage)
+    )
+    return choose_engine("deepspeed" if stage is not None else case.strategy, config)
+
+
+def _step(engine: Engine, model: Any, case: Case, device: torch.device) -> None:
+    shape = case.shape
+    ids = torch.randint(0, shape.vocabulary, (shape.micro_batch, shape.context), device=device)
+    engine.begin_micro_batch(is_last=True)
+    loss = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    engine.backward(loss)
+    del loss
+    engine.update()
+
+
+def join(rank: int, world_size: int, port: int) -> None:
+    """Make the default process group."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")

@@ -1,0 +1,97 @@
+"""What test_gpu_engines.py and test_memory_measured.py run, each in a process and a world of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.memory.cases import Case
+from benchmarks.memory.rank import estimated_bytes, measured_bytes
+
+from spottrain.batch import BatchPlan
+from spottrain.checkpoint import open_storage
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.engines import Engine, EngineConfig, choose_engine
+from spottrain_api.contract import DeepSpeedConfig
+
+
+def in_a_world_of_one(device: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` returns there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    found: Queue[Any] = context.Queue()
+    process = context.Process(target=_join, args=(device, port, found, work, arguments))
+    process.start()
+    try:
+        process.join(300)
+        assert process.exitcode == 0
+        return found.get(timeout=10)
+    finally:
+        process.kill()
+
+
+def _join(device: str, port: int, found: Queue[Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["DS_ACCELERATOR"] = device
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    found.put(work(*arguments))
+    dist.destroy_process_group()
+
+
+def peak_and_estimate(device: str, case: Case) -> tuple[int, int]:
+    """Bytes."""
+    index = 0 if device == "cuda" else None
+    return measured_bytes(case, torch.device(device, index)), estimated_bytes(case, 1)
+
+
+def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:
+    """Losses of six steps, those of three and three with a commit between, and the scale at the end."""
+
+    device = torch.device("cuda", 0)
+
+    def engine() -> tuple[Engine, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
+        config = EngineConfig(
+            device=device,
+            plan=BatchPlan(global_batch=8, micro_batch=8, world_size=1),
+            precision=torch.float16,
+            deepspeed=DeepSpeedConfig(zero_stage=2, config={"fp16": {"initial_scale_power": 24, "hysteresis": 1}}),
+        )
+        made = choose_engine("deepspeed", config)
+        return made, made.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))[0]
+
+    def train(made: Engine, model: Any, first: int, last: int) -> list[float]:
+        losses = []
+        for step in range(first, last):
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(step)).to(device)
+            made.begin_micro_batch(is_last=True)
+            loss = (model(inputs).squeeze(1) - inputs.sum(dim=1)).square().mean()
+            made.backward(loss)
+            made.update()
+            losses.append(float(loss))
+        return losses
+
+    steady, model = engine()
+    whole = train(steady, model, 0, 6)
+    begun, model = engine()
+    parts = train(begun, model, 0, 3)
+    checkpointer = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+    checkpointer.latest()
+    checkpointer.save(begun.state(), step=3, asynchronous=False)
+    resumed, model = engine()
+    state, newest = resumed.state(), checkpointer.latest()
+    assert newest is not None
+    checkpointer.load(state, newest)
+    resumed.load_state(state)
+    parts += train(resumed, model, 3, 6)
+    return whole, parts, resumed.state()["loss_scaler"]["cur_scale"]
