@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
 
-.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-plan clean
+.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -61,6 +61,9 @@ bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
 
 bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
 	$(BIN)/python -m benchmarks.bench_agreement
+
+bench-memory: $(STAMP) ## The estimate of memory beside the measured peak, by model and strategy.
+	$(BIN)/python -W ignore -m benchmarks.bench_memory
 
 bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
 	$(BIN)/python -m benchmarks.bench_plan
