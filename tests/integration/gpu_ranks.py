@@ -47,10 +47,10 @@ def _join(device: str, port: int, found: Queue[Any], work: Callable[..., Any], a
     dist.destroy_process_group()
 
 
-def peak_and_estimate(device: str, case: Case) -> tuple[int, int]:
-    """Bytes."""
-    index = 0 if device == "cuda" else None
-    return measured_bytes(case, torch.device(device, index)), estimated_bytes(case, 1)
+def peaks_and_estimates(device: str, cases: list[Case]) -> list[tuple[int, int]]:
+    """Bytes, of each case."""
+    own = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
+    return [(measured_bytes(case, own), estimated_bytes(case, 1)) for case in cases]
 
 
 def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:
