@@ -4,7 +4,8 @@ Run: torchrun --nproc-per-node 4 benchmarks/bench_agreement.py
 
 Every rank runs steps that take 50 ms each and end with a small all-reduce, as gradients do. At each boundary
 it does what the step loop does: read the agreement, stat drain.json, cast its ballot, report progress. The time
-spent there is measured directly: the difference of whole steps would drown in the noise of the machine.
+spent there is measured directly: the difference of whole steps would drown in the noise of the machine. `judge` is
+what `stability` adds before the update: the losses of all ranks, at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch.distributed as dist
 from spottrain.agreement import Agreement, Ballot
 from spottrain.drain import DrainFlag
 from spottrain.progress import ProgressReporter
+
+JUDGE = "judge"
 
 
 def main() -> None:
@@ -41,12 +44,14 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
     agreement, flag = Agreement(group), DrainFlag(run_dir)
     reporter = ProgressReporter(run_dir, local_rank=0, generation=1)
     gradient = torch.ones(1024)
-    spent: dict[str, list[float]] = {"read": [], "flag": [], "start": [], "report": []}
+    spent: dict[str, list[float]] = {JUDGE: [], "read": [], "flag": [], "start": [], "report": []}
     agreement.settle(Ballot())
     for step in range(1, num_steps + 1):
         time.sleep(step_seconds)
         dist.all_reduce(gradient)
         marks = [time.perf_counter()]
+        agreement.total([1.0, 0.0])
+        marks.append(time.perf_counter())
         agreement.read()
         marks.append(time.perf_counter())
         drain = flag.is_set()
@@ -63,13 +68,14 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
 
 def report(spent: dict[str, list[float]], step_seconds: float) -> None:
     """Print rank 0's table; the share of a step is that of the slowest rank."""
-    total = [sum(parts) for parts in zip(*spent.values(), strict=True)]
+    always = [seconds for name, seconds in spent.items() if name != JUDGE]
+    total = [sum(parts) for parts in zip(*always, strict=True)]
     shares = torch.tensor([statistics.median(total), statistics.mean(total)], dtype=torch.float64) / step_seconds
     dist.all_reduce(shares, op=dist.ReduceOp.MAX)
     if dist.get_rank() != 0:
         return
     print(f"{'part':<10}{'median µs':>12}{'mean µs':>12}{'p99 µs':>12}")
-    for name, seconds in {**spent, "all": total}.items():
+    for name, seconds in {**spent, "all others": total}.items():
         p99 = statistics.quantiles(seconds, n=100)[98]
         columns = (statistics.median(seconds), statistics.mean(seconds), p99)
         print(f"{name:<10}" + "".join(f"{value * 1e6:>12.0f}" for value in columns))

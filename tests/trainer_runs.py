@@ -28,6 +28,7 @@ from spottrain_api.contract import (
     OutcomeKind,
     PeerMemory,
     Progress,
+    StabilityConfig,
     TrainerConfig,
 )
 
@@ -48,6 +49,8 @@ def fork() -> Any:
             "google.cloud.storage",
             "deepspeed",
             "spottrain.adapters.transformers",
+            "spottrain.adapters.lightning",
+            "spottrain.adapters.accelerate",
         ]
     )
     return context
@@ -75,6 +78,7 @@ class Run:
     num_samples: int = 46
     width: int = 8
     kill_at: dict[int, int] = field(default_factory=dict)  # rank -> number of an operation on the store
+    stability: StabilityConfig | None = None
     resume: CommitRef | None = None
     memory: Callable[[int], PeerMemory | None] = lambda rank: None
     leave_after: int | None = None
@@ -159,6 +163,7 @@ class Run:
                 interval=self.interval,
                 on_notice=self.on_notice,
             ),
+            stability=self.stability,
             resume=self.resume,
             memory=self.memory(rank),
         ).write(run_dir / "run.json")

@@ -210,6 +210,7 @@ class FailureReason(StrEnum):
     CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
     CHECKPOINT_SAVE_FAILED = "CheckpointSaveFailed"
+    TRAINING_UNSTABLE = "TrainingUnstable"
 
 
 FATAL_REASONS = frozenset(
@@ -222,6 +223,7 @@ FATAL_REASONS = frozenset(
         FailureReason.CHECKPOINT_ACCESS_DENIED,
         FailureReason.CHECKPOINT_INCOMPATIBLE,
         FailureReason.CHECKPOINT_DAMAGED,
+        FailureReason.TRAINING_UNSTABLE,
     }
 )
 
@@ -309,6 +311,9 @@ class Progress(Message):
     # What keeps commits from being made or read, while training goes on; None again once one is made.
     checkpoint_failure: Failure | None = None
     drain_seen_at: datetime | None = None
+    # Steps of the run that left no trace in the model, and how often it was rolled back, for stability's sake.
+    skipped_steps: int = 0
+    rollbacks: int = 0
     # How often it commits and why so, and what went other than planned; sentences for the status.
     checkpoint_interval: str | None = None
     message: str | None = None
@@ -412,6 +417,32 @@ class PeerMemory(Message):
     resume: MemoryCheckpoint | None = None
 
 
+class StabilityAction(StrEnum):
+    """What to do about a step that would spoil the model. FAIL: end the job. SKIP: make no update. ROLLBACK: undo
+    everything since the newest commit, and go on with the next samples."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+
+
+class LossSpikeConfig(Message):
+    """A step whose loss is more than `factor` times the median of the `window` good steps before it."""
+
+    factor: float
+    window: int = 50
+    action: StabilityAction = StabilityAction.ROLLBACK
+
+
+class StabilityConfig(Message):
+    """What to do where a loss or gradient is not finite, and where the loss jumps (None: nothing). A run that has
+    to be rolled back to the same commit more than `max_rollbacks` times fails."""
+
+    non_finite: StabilityAction = StabilityAction.FAIL
+    loss_spike: LossSpikeConfig | None = None
+    max_rollbacks: int = 3
+
+
 class TrainerConfig(Message):
     """What the ranks of a generation need to know (run.json)."""
 
@@ -432,6 +463,7 @@ class TrainerConfig(Message):
     global_batch: int = 1
     micro_batch: int = 1
     checkpoint: CheckpointConfig = CheckpointConfig()
+    stability: StabilityConfig | None = None
     # The newest commit that the operator knows of. Ranks read HEAD itself; an older HEAD than this is an error.
     resume: CommitRef | None = None
     memory: PeerMemory | None = None

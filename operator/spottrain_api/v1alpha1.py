@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from .contract import CapacityType, CommitRef, Member, MemoryCheckpoint, StrategyChoice
+from .contract import CapacityType, CommitRef, Member, MemoryCheckpoint, StabilityAction, StrategyChoice
 
 INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
 MAX_MEMBERS = 512
@@ -331,6 +331,27 @@ class Checkpoint(Resource):
     endpoint_url: Annotated[str | None, Field(alias="endpointURL", max_length=1024)] = None
 
 
+class LossSpike(Resource):
+    """A step whose loss is more than `factor` times the median of the `window` good steps before it."""
+
+    factor: Annotated[float, Field(ge=1)]
+    window: Annotated[int, Field(ge=1, le=10_000)] = 50
+    action: StabilityAction = StabilityAction.ROLLBACK
+
+
+class Stability(Resource):
+    """What to do about a step that would spoil the model: `fail` ends the job, `skip` makes no update, `rollback`
+    undoes everything since the newest commit. Training goes on with the next samples.
+
+    `nonFinite` is for losses and gradients that are not finite. A run that has to be rolled back to the same commit
+    more than `maxRollbacks` times fails. Without `stability` steps are not judged.
+    """
+
+    non_finite: StabilityAction = StabilityAction.FAIL
+    loss_spike: LossSpike | None = None
+    max_rollbacks: Annotated[int, Field(ge=1, le=1000)] = 3
+
+
 class RunPolicy(Resource):
     """When to pause, give up and clean up. Preemptions never count against `failureBudget`."""
 
@@ -396,6 +417,7 @@ class TrainingJobSpec(Resource):
     batch: Batch
     seed: Annotated[int, Field(ge=0)] = 0
     checkpoint: Checkpoint
+    stability: Stability | None = None
     run_policy: RunPolicy = RunPolicy()
 
 
@@ -467,7 +489,8 @@ class GenerationStatus(StatusResource):
 
 class ProgressStatus(StatusResource):
     """How far the training is. `display` is for the printer column; `checkpoint_interval` says how often it is
-    committed, and why so; `message` is the ranks' newest word on what went other than planned."""
+    committed, and why so; `skipped_steps` are those that would have spoilt the model and left no trace in it;
+    `message` is the ranks' newest word on what went other than planned."""
 
     step: int = 0
     total_steps: int | None = None
@@ -477,6 +500,8 @@ class ProgressStatus(StatusResource):
     eta_seconds: float | None = None
     last_step_at: datetime | None = None
     checkpoint_interval: str | None = None
+    skipped_steps: int = 0
+    rollbacks: int = 0
     message: str | None = None
 
 

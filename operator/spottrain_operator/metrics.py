@@ -59,6 +59,8 @@ GAUGES: tuple[tuple[str, str, Read], ...] = (
 )
 COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_steps_redone", "Steps that had to be made again.", lambda s: s.steps_redone),
+    ("spottrain_job_skipped_steps", "Steps left out for stability's sake.", lambda s: s.progress.skipped_steps),
+    ("spottrain_job_rollbacks", "Rollbacks for stability's sake.", lambda s: s.progress.rollbacks),
     ("spottrain_job_failures", "Failures that count against the budget.", lambda s: s.failures),
     ("spottrain_job_cost", "Money spent, in the currency of the prices.", lambda s: s.cost.total if s.cost else None),
 )

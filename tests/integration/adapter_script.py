@@ -3,6 +3,7 @@
 RANK_SETTINGS comes from the test.
 """
 
+import math
 import os
 import signal
 import warnings
@@ -23,6 +24,7 @@ from spottrain_api.contract import DrainRequest  # noqa: E402
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
+spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
 
 class Model(nn.Module):
@@ -32,8 +34,9 @@ class Model(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), self.dropout, nn.Linear(8, 1))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The mean loss, as most models return it."""
-        return {"loss": (self.layers(x).squeeze(1) - labels).square().mean()}
+        """The mean loss, as most models return it; spoilt in the first micro-batch after a step with that fault."""
+        loss = (self.layers(x).squeeze(1) - labels).square().mean()
+        return {"loss": loss * (math.nan if spoil.pop(True, False) else 1.0)}
 
 
 class ModelThatCounts(Model):
@@ -66,6 +69,8 @@ def strike(step: int) -> None:
         case "drain":
             request = DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now)
             request.write(Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json")
+        case "nan":
+            spoil[True] = True
         case "sigterm":
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -111,10 +116,69 @@ def train_with_transformers(session: spottrain.Session, model: nn.Module) -> nn.
     return model
 
 
+def train_with_lightning(session: spottrain.Session) -> nn.Module:
+    import lightning.pytorch as lightning
+
+    from spottrain.adapters.lightning import SpottrainCallback, SpottrainStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> dict[str, Any]:
+            optimizer = make_optimizer(self.model)
+            schedule = {"scheduler": make_scheduler(optimizer), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    module = Module()
+    strategy = SpottrainStrategy(session, dataset)
+    trainer = lightning.Trainer(
+        max_steps=STEPS,
+        gradient_clip_val=5.0,
+        strategy=strategy,
+        callbacks=[SpottrainCallback(strategy)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **strategy.placement,
+    )
+    trainer.fit(module, strategy.batches)
+    assert trainer.global_step == STEPS
+    return module.model
+
+
+def train_with_accelerate(session: spottrain.Session) -> nn.Module:
+    from accelerate import Accelerator
+
+    from spottrain.adapters.accelerate import AcceleratedLoop
+
+    accelerator = Accelerator(cpu=True)
+    plain = Model()
+    optimizer = make_optimizer(plain)
+    model, optimizer, scheduler = accelerator.prepare(plain, optimizer, make_scheduler(optimizer))
+    loop = AcceleratedLoop(session, accelerator, model, optimizer, dataset, scheduler=scheduler, total=STEPS)
+    for batch in loop.batches():
+        with accelerator.accumulate(model):
+            accelerator.backward(loop.weigh(model(**batch)["loss"]))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return plain
+
+
 LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
     "none": train_alone,
     "transformers": lambda session: train_with_transformers(session, Model()),
     "transformers-counting": lambda session: train_with_transformers(session, ModelThatCounts()),
+    "lightning": train_with_lightning,
+    "accelerate": train_with_accelerate,
 }
 
 generator = torch.Generator().manual_seed(1)

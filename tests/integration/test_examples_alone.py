@@ -71,8 +71,9 @@ def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(tmp_path: Path)
     assert float(loss) < 5.2  # from ln 256 = 5.5
 
 
-def test_the_digits_are_recognised(tmp_path: Path) -> None:
-    output = run(1, "digits/train.py", "--steps", "150", "--checkpoints", f"file://{tmp_path}")
+@pytest.mark.parametrize("example", ["digits", "lightning", "accelerate"])
+def test_the_digits_are_recognised(example: str, tmp_path: Path) -> None:
+    output = run(1, f"{example}/train.py", "--steps", "150", "--checkpoints", f"file://{tmp_path}")
     (accuracy,) = re.findall(r"not trained on: ([0-9.]+)%", output)
     assert float(accuracy) > 85
     assert newest_step(tmp_path) == 150

@@ -110,6 +110,16 @@ def strike(step: int) -> None:
             raise SystemExit(7)
 
 
+def spoilt(loss: torch.Tensor, step: int) -> torch.Tensor:
+    """The loss as the test wants it on this rank in this step."""
+    match RANK_SETTINGS["faults"].get(step, "").split():
+        case ["nan"]:
+            return loss * math.nan
+        case ["spike"]:
+            return loss * 1000
+    return loss
+
+
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(RANK_SETTINGS["num_samples"], RANK_SETTINGS["width"], generator=generator)
 targets = inputs.sum(dim=1)
@@ -135,7 +145,7 @@ with spottrain.session() as session:
         for x, y in step.micro_batches():
             loss = (training.model(x) - y).square().mean()
             strike(step.number)
-            step.backward(loss)
+            step.backward(spoilt(loss, step.number))
         step.update()
         if RANK_SETTINGS["leave_after"] == step.number:
             break

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.stores import open_storage
-from spottrain.checkpointing import model_config
+from spottrain.training_state import model_config
 from spottrain_cli.main import main
 
 WEIGHT = torch.arange(12, dtype=torch.bfloat16).view(3, 4)

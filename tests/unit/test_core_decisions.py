@@ -19,10 +19,13 @@ from spottrain_api.contract import (
     Failure,
     FailureReason,
     Interruptions,
+    LossSpikeConfig,
     MemoryEstimate,
     Notice,
     NoticeKind,
     Progress,
+    StabilityAction,
+    StabilityConfig,
     StrategyChoice,
     TrainerPhase,
 )
@@ -687,3 +690,29 @@ def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
     told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
     assert told is not None
     assert told.trainer.min_world_size == job.spec.nodes.min * 2
+
+
+def test_steps_that_were_left_out_are_told_once() -> None:
+    message = "The loss of step 52 is nan. The step was skipped."
+    told = training(60).model_copy(update={"skipped_steps": 1, "message": message})
+    first = training_job().status(accounted_at=None).all_say(progress=told).plan()
+    assert first.status.progress.skipped_steps == 1
+    assert [(event.type, event.reason, event.message) for event in first.events] == [
+        ("Warning", "StepSkipped", message)
+    ]
+    scene = training_job().status(accounted_at=None, progress=first.status.progress)
+    assert scene.all_say(progress=told).plan().events == ()
+    rolled_back = told.model_copy(update={"skipped_steps": 9, "rollbacks": 1})
+    assert [event.reason for event in scene.all_say(progress=rolled_back).plan().events] == ["RolledBack"]
+
+
+def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
+    spike = {"factor": 3, "window": 20}
+    job = training_job(stability={"nonFinite": "skip", "lossSpike": spike}).observed.job
+    assert job.status.generation is not None
+    told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
+    assert told is not None
+    assert told.trainer.stability == StabilityConfig(
+        non_finite=StabilityAction.SKIP,
+        loss_spike=LossSpikeConfig(factor=3, window=20, action=StabilityAction.ROLLBACK),
+    )

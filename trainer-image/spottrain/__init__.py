@@ -13,5 +13,6 @@ with spottrain.session() as session:
 from spottrain.session import Session, session
 from spottrain.step import Step
 from spottrain.training import Training
+from spottrain_api.contract import LossSpikeConfig, StabilityAction, StabilityConfig
 
-__all__ = ["Session", "Step", "Training", "session"]
+__all__ = ["LossSpikeConfig", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]

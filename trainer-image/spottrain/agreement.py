@@ -78,6 +78,13 @@ class Agreement:
         self.start(ballot)
         return self.read()
 
+    def total(self, values: list[float]) -> list[float]:
+        """The sums of all ranks' values, the same on all; every rank waits for the others."""
+        sums = torch.tensor(values, dtype=torch.float64, device="cpu")
+        if self._group is not None:
+            dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=self._group)
+        return sums.tolist()
+
     def least(self, value: float) -> float:
         """The smallest of all ranks' values; every rank waits for the others."""
         smallest = torch.tensor([value], dtype=torch.float64, device="cpu")

@@ -1,24 +1,18 @@
-"""The state of a run, and when and how the loop saves and restores it."""
+"""When and how the loop saves and restores the state of a run."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
-
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from typing import Any
 
 from spottrain import random_state
 from spottrain.checkpoint import (
     Checkpointer,
     CheckpointError,
-    CheckpointMismatch,
     Commit,
     CorruptCheckpoint,
     Fenced,
@@ -31,11 +25,11 @@ from spottrain.checkpoint import (
     StorageUnavailable,
     UnsupportedState,
 )
-from spottrain.engines import Engine
 from spottrain.failures import save_failure
 from spottrain.interval import CheckpointCost, CommitInterval
 from spottrain.progress import ProgressReporter
-from spottrain_api.contract import CheckpointTimings, CommitRef, StrategyChoice, TrainerPhase
+from spottrain.training_state import TrainingState
+from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
 
 log = logging.getLogger(__name__)
 
@@ -46,72 +40,6 @@ SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
 # Between tries to commit the last step, in seconds: five minutes in all.
 PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
-
-# Where commits have what `strategy: auto` came to.
-STRATEGY = "strategy"
-
-
-class Stateful(Protocol):
-    """A part of a run with a state of plain values: numbers, strings, lists and dicts."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingState:
-    """Everything that makes a resumed run the same run.
-
-    `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
-    and the number of samples. `stateful` are further parts, the same on all ranks; those that the checkpoint
-    doesn't know begin anew.
-    """
-
-    engine: Engine
-    scheduler: LRScheduler | None
-    identity: dict[str, Any]
-    model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
-    strategy: StrategyChoice | None = None  # of `strategy: auto`
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
-
-    def tensors(self) -> dict[str, Any]:
-        """Model and optimizer as DCP wants them, sharded as they are."""
-        return self.engine.state()
-
-    def extra(self) -> dict[str, Any]:
-        scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
-        extra = {
-            "identity": self.identity,
-            "scheduler": scheduler,
-            "model_config": self.model_config,
-            "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
-        }
-        if self.strategy is not None:
-            extra[STRATEGY] = self.strategy.model_dump()
-        return extra
-
-    def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
-        self.engine.load_state(tensors)
-        if self.scheduler is not None and loaded.extra["scheduler"] is not None:
-            self.scheduler.load_state_dict(loaded.extra["scheduler"])
-        for name, saved in loaded.extra.get("stateful", {}).items():
-            if name in self.stateful:
-                self.stateful[name].load_state_dict(saved)
-        if loaded.rank_state is not None:
-            random_state.restore(loaded.rank_state)
-        else:
-            random_state.seed_everything(seed, step=loaded.step, rank=rank)
-
-    def check(self, extra: dict[str, Any], step: int) -> None:
-        """Raises CheckpointMismatch where the saved run had another identity."""
-        for name, now in self.identity.items():
-            before = extra["identity"].get(name)
-            if before != now:
-                raise CheckpointMismatch(
-                    f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
-                    "set it back, or use another checkpoint.uri to start afresh."
-                )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,20 +77,7 @@ class CheckpointSchedule:
             return step
         if self.newest is None:
             return 0
-        tensors = state.tensors()
-        try:
-            loaded = self.checkpointer.load(tensors, self.newest)
-        except CorruptCheckpoint as error:
-            log.warning("%s Looking for an older commit that is whole.", error)
-            damaged, self.newest = self.newest, self.checkpointer.latest(verify=True)
-            if self.newest is None:
-                raise
-            loaded = self.checkpointer.load(tensors, self.newest)
-            self._say(
-                f"The checkpoint at step {damaged.step} is damaged, and training went on from the one before it, "
-                f"step {loaded.step}. {error}"
-            )
-            self.failed(error)
+        tensors, loaded = self._load(self.checkpointer, self.newest, state)
         self._restore(state, tensors, loaded, seed=seed, rank=rank)
         self.committed_step = loaded.step
         self.reporter.committed(reference(self.newest))
@@ -221,6 +136,21 @@ class CheckpointSchedule:
         )
         if (explained := self._explain()) != self.reporter.progress.checkpoint_interval:
             self.reporter.update(checkpoint_interval=explained)
+
+    def roll_back(self, state: TrainingState) -> Loaded | None:
+        """Undo what model and optimizer have learnt since the newest commit; None, with nothing done, where there is
+        none. Learning rates and random numbers go on. A collective; raises CheckpointError."""
+        if self.checkpointer is None:
+            return None
+        self.checkpointer.close()  # the save under way may become the newest commit
+        self.newest = self.checkpointer.latest()
+        if self.newest is None:
+            return None
+        rates = state.learning_rates()
+        tensors, loaded = self._load(self.checkpointer, self.newest, state)
+        state.engine.load_state(tensors)
+        state.set_learning_rates(rates)
+        return loaded
 
     def is_due(self) -> bool:
         """Whether a commit is due by this rank's clock."""
@@ -331,6 +261,26 @@ class CheckpointSchedule:
         except CheckpointError as error:
             log.warning("Old checkpoints could not be deleted: %s", error)
 
+    def _load(
+        self, checkpointer: Checkpointer, newest: Commit, state: TrainingState
+    ) -> tuple[dict[str, Any], Loaded]:
+        """The tensors of the newest commit that is whole; `newest` is set to it."""
+        tensors = state.tensors()
+        try:
+            return tensors, checkpointer.load(tensors, newest)
+        except CorruptCheckpoint as error:
+            log.warning("%s Looking for an older commit that is whole.", error)
+            self.newest = checkpointer.latest(verify=True)
+            if self.newest is None:
+                raise
+            loaded = checkpointer.load(tensors, self.newest)
+            self._say(
+                f"The checkpoint at step {newest.step} is damaged, and training went on from the one before it, "
+                f"step {loaded.step}. {error}"
+            )
+            self.failed(error)
+            return tensors, loaded
+
     def _extra(self, state: TrainingState) -> dict[str, Any]:
         """With the cost, so that the next generation has a forecast before its first save."""
         return {**state.extra(), "checkpoint_cost": asdict(self._cost) if self._cost is not None else None}
@@ -365,15 +315,6 @@ class CheckpointSchedule:
 def may_pass(error: CheckpointError) -> bool:
     """Whether the same save may succeed a little later."""
     return not isinstance(error, Fenced | StepBehind | StorageDenied | UnsupportedState)
-
-
-def model_config(model: nn.Module) -> dict[str, Any] | None:
-    """What a Hugging Face model says of itself (`model.config`), as in its config.json; None for others."""
-    as_json = getattr(getattr(model, "config", None), "to_json_string", None)
-    if as_json is None:
-        return None
-    config: dict[str, Any] = json.loads(as_json())
-    return config
 
 
 def reference(commit: Commit) -> CommitRef:

@@ -20,8 +20,8 @@ from spottrain.training import Training
 class ForeignLoop:
     """Drives a `Training` up to `total` steps; making one is a collective that resumes from the newest commit.
 
-    Take the data from `micro_batches`, and put the loss of each micro-batch through `weigh`. A step is complete when
-    `complete_step` says so, or when the data of the next is asked for.
+    Take the data from `micro_batches`, put the loss of each micro-batch through `weigh`, and call `before_update`. A
+    step is complete when `complete_step` says so, or when the data of the next is asked for.
     """
 
     def __init__(self, training: Training, total: int) -> None:
@@ -63,6 +63,12 @@ class ForeignLoop:
         micro-batch by the size of the whole global batch, and multiplied it by the number of ranks."""
         self._fetched.popleft()
         self._observe(loss)
+
+    def before_update(self, *_: Any) -> None:
+        """All gradients of the step are there, and not used yet: where the job wants steps judged (`stability`), a
+        bad one loses its gradients here, so that the framework's update changes nothing. Also a hook for
+        `optimizer.register_step_pre_hook`, if the framework steps the optimizer without a closure."""
+        self.training.may_update()
 
     def complete_step(self) -> None:
         """The framework has done its optimizer step. Commits where that is due; raises Drained (which ends the

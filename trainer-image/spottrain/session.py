@@ -29,7 +29,7 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
-from spottrain.checkpointing import STRATEGY, CheckpointSchedule, Stateful, TrainingState, model_config
+from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
@@ -40,12 +40,15 @@ from spottrain.interval import CommitInterval
 from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
 from spottrain.loader import Collate, Data, MapDataset
 from spottrain.progress import ProgressReporter
+from spottrain.stability import STABILITY, StabilityGuard
 from spottrain.training import Training
+from spottrain.training_state import STRATEGY, Stateful, TrainingState, model_config
 from spottrain_api.contract import (
     ENV_AUDIT_DIR,
     CheckpointConfig,
     FailureReason,
     OutcomeKind,
+    StabilityConfig,
     StrategyChoice,
     TrainerConfig,
 )
@@ -66,12 +69,14 @@ def session(
     compile: bool = False,
     checkpoint_uri: str | None = None,
     checkpoint_interval: str = "auto",
+    stability: StabilityConfig | None = None,
 ) -> Iterator[Session]:
     """Join the world, open the checkpoints, and report how the script ends.
 
     The arguments are for runs without an operator (`torchrun script.py`, `python script.py`); in a
     TrainingJob its spec decides instead. Without a `checkpoint_uri` nothing is saved. Sets the seed, the
-    same on all ranks, so that every rank builds the same model.
+    same on all ranks, so that every rank builds the same model. `stability` says what to do about steps that would
+    spoil the model; None: they are not judged.
     """
     launch = Launch.from_environment()
     reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
@@ -88,6 +93,7 @@ def session(
             global_batch=global_batch,
             micro_batch=micro_batch,
             checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
+            stability=stability,
         )
         reporter.update(generation=config.generation)
         current = Session(launch, config, reporter)
@@ -112,7 +118,7 @@ class Session:
         self.config = config
         self._reporter = reporter
         self._drain = DrainFlag(launch.run_dir)
-        self._drain.catch_sigterm()
+        self.catch_sigterm()
         self._training: Training | None = None
         self._interval = _checked(config)
         reporter.milestone("python_started", process_started_at())
@@ -215,7 +221,7 @@ class Session:
             tokens_per_sample=tokens_per_sample,
             scheduler=scheduler,
             model_config=model_config(getattr(model, "module", model)),
-            stateful=stateful or {},
+            stateful=stateful,
         )
 
     @property
@@ -229,7 +235,14 @@ class Session:
             )
 
     def _assemble(
-        self, engine: Engine, spread: nn.Module, data: Data, *, tokens_per_sample: int | None, **state: Any
+        self,
+        engine: Engine,
+        spread: nn.Module,
+        data: Data,
+        *,
+        tokens_per_sample: int | None,
+        stateful: Mapping[str, Stateful] | None = None,
+        **state: Any,
     ) -> Training:
         """`state` are further fields of TrainingState."""
         with _as_user_errors():
@@ -238,9 +251,11 @@ class Session:
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
         )
+        guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
+        parts = {**(stateful or {}), **({STABILITY: guard} if guard is not None else {})}
         self._training = Training(
             model=spread,
-            state=TrainingState(engine=engine, identity=header.model_dump(), **state),
+            state=TrainingState(engine=engine, identity=header.model_dump(), stateful=parts, **state),
             engine=engine,
             data=data,
             order=order,
@@ -262,9 +277,14 @@ class Session:
             drain=self._drain,
             reporter=self._reporter,
             audit=self._open_audit(header),
+            guard=guard,
         )
         self._reporter.milestone("prepared")
         return self._training
+
+    def catch_sigterm(self) -> None:
+        """Take SIGTERM as a request to drain; again, where a framework has put a handler of its own."""
+        self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:
         """Leave the world together with the other ranks; called where the script ends without an error.

@@ -26,6 +26,10 @@ class LossMeter:
         """Add a micro-batch's part of this rank's share of the mean."""
         self._sum = share if self._sum is None else self._sum + share
 
+    def value(self) -> float:
+        """This rank's share for the step under way; waits for the accelerator."""
+        return float(self._sum) if self._sum is not None else 0.0
+
     def close_step(self) -> float | None:
         """This rank's share for the newest step that is known; None before the first."""
         total, self._sum = self._sum, None

@@ -16,14 +16,16 @@ from spottrain.agreement import Agreement, Ballot, Decision
 from spottrain.audit import AuditRecord, AuditWriter
 from spottrain.batch import BatchPlan
 from spottrain.checkpoint import CheckpointError, Fenced
-from spottrain.checkpointing import CheckpointSchedule, TrainingState, may_pass
+from spottrain.checkpointing import CheckpointSchedule, may_pass
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import Engine
 from spottrain.failures import Drained, start_error
 from spottrain.loader import Data, load_batches
 from spottrain.progress import ProgressReporter
+from spottrain.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.step import LossMeter, Step
+from spottrain.training_state import TrainingState
 from spottrain_api.contract import TrainerPhase
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Training:
         drain: DrainFlag,
         reporter: ProgressReporter,
         audit: AuditWriter | None,
+        guard: StabilityGuard | None,
     ) -> None:
         self.model = model
         self.step = 0
@@ -74,6 +77,7 @@ class Training:
         self._drain_flag = drain
         self._reporter = reporter
         self._audit = audit
+        self._guard = guard
         self._meter = LossMeter()
         self._under_way: tuple[Step, float] | None = None  # with when it began
 
@@ -117,6 +121,21 @@ class Training:
         self._checkpoints.commit_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
+    def may_update(self) -> bool:
+        """Whether the gradients of the step under way are to be used; the same on all ranks. Where they aren't they
+        are cleared and, if the job wants that, the newest commit is loaded. A collective; raises UserError where the
+        job is to fail."""
+        if self._guard is None or self._under_way is None:  # optimizers step to make their state, too
+            return True
+        is_bad = not self._engine.gradients_are_finite()
+        loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
+        verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
+        if verdict is Verdict.UPDATE:
+            return True
+        self._engine.discard()
+        self._leave_out(self._guard, verdict)
+        return False
+
     def clean_up(self) -> None:
         """Drop the checkpoints that are no longer kept."""
         self._checkpoints.clean_up()
@@ -128,6 +147,8 @@ class Training:
         except CheckpointError as error:
             raise start_error(error, resumes=True) from error
         self._reporter.milestone("loaded")
+        if self._guard is not None:
+            self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
         return load_batches(
             self._data, self._order, self.plan, rank=self._rank, first_step=self.step, device=self._device
@@ -144,8 +165,22 @@ class Training:
             update=self._update,
         )
 
+    def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
+        loaded = self._checkpoints.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
+        if loaded is not None:
+            guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
+            done = f"Training went back to what was committed at step {loaded.step}, and on with the next samples."
+        else:
+            guard.skipped()
+            done = "The step was skipped."
+        log.warning("%s %s", guard.reason, done)
+        self._reporter.update(
+            message=f"{guard.reason} {done}", skipped_steps=guard.num_skipped, rollbacks=guard.num_rollbacks
+        )
+
     def _update(self) -> None:
-        self._engine.update()
+        if self.may_update():
+            self._engine.update()
         if self._state.scheduler is not None:
             self._state.scheduler.step()
 

@@ -17,6 +17,7 @@ from spottrain_api.contract import (
     FsdpConfig,
     GenerationAssignment,
     Interruptions,
+    StabilityConfig,
     TrainerConfig,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus
@@ -124,6 +125,9 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: by
                 interruptions=_interruptions(job, generation),
                 endpoint_url=spec.checkpoint.endpoint_url,
             ),
+            stability=StabilityConfig.model_validate(spec.stability.to_dict())
+            if spec.stability is not None
+            else None,
             resume=generation.resume,
             memory=peer_memory(job, node_rank, key),
         ),

@@ -161,5 +161,5 @@ class Situation:
 _TOLD_TO_RANKS = {
     *("entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "deepspeed"),
     *("activation_checkpointing", "compile"),
-    *("batch", "seed", "checkpoint"),
+    *("batch", "seed", "checkpoint", "stability"),
 }

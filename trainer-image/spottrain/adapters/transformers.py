@@ -95,6 +95,7 @@ class SpottrainTrainer(Trainer):
             stateful={"trainer": self} | ({"scaler": scaler} if scaler is not None else {}),
         )
         self.loop = ForeignLoop(training, state.max_steps)
+        self.optimizer.optimizer.register_step_pre_hook(self.loop.before_update)
         state.global_step = self.loop.step
         # What the Trainer divides by where it reports means.
         self._globalstep_last_logged = self._initial_global_step = self.loop.step

@@ -55,6 +55,14 @@ class AdoptedEngine:
     def update(self) -> None:
         """The framework has done it."""
 
+    def gradients_are_finite(self) -> bool:
+        """The framework's business: they may be scaled for fp16, where it is usual that they aren't."""
+        return True
+
+    def discard(self) -> None:
+        """Without gradients, the update that the framework goes on to make changes nothing."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
 

@@ -30,6 +30,7 @@ class DeepSpeedEngine:
     """Implements Engine. DeepSpeed's own checkpoints and loops are not used."""
 
     _engine: Any  # deepspeed.DeepSpeedEngine, of a library without types
+    _base: Optimizer  # the script's, on which DeepSpeed's works
     _state: EngineState
 
     def __init__(self, config: EngineConfig) -> None:
@@ -62,11 +63,11 @@ class DeepSpeedEngine:
             self._engine, *_ = self._library.initialize(
                 model=model, optimizer=optimizer(model), config=self._settings, dist_init_required=False
             )
-        base: Optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._statistics = RunningStatistics(model)
-        self._state = state_of(self._engine, base, names)
+        self._state = state_of(self._engine, self._base, names)
         wrapped: nn.Module = self._engine
-        return wrapped, base
+        return wrapped, self._base
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
@@ -79,6 +80,19 @@ class DeepSpeedEngine:
         self._engine.step()
         self._statistics.share()
 
+    def gradients_are_finite(self) -> bool:
+        """They are spread over buffers of its own; it looks at them itself, when it updates, unless in bf16."""
+        return True
+
+    def discard(self) -> None:
+        """DeepSpeed clears its buffers in its own step alone: it makes one in which the optimizer does nothing."""
+        step = self._base.step
+        self._base.step = _do_nothing  # type: ignore[assignment, method-assign]
+        try:
+            self._engine.step()
+        finally:
+            self._base.step = step  # type: ignore[method-assign]
+
     def state(self) -> dict[str, Any]:
         state = self._state.tensors()
         if self._config.precision is torch.float16:
@@ -90,6 +104,10 @@ class DeepSpeedEngine:
         self._state.load(state)
         for name, value in state.get(LOSS_SCALER, {}).items():
             setattr(self._engine.optimizer.loss_scaler, name, value)
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """An optimizer's step that changes nothing."""
 
 
 def _import_library(device: torch.device) -> Any:

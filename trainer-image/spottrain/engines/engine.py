@@ -64,6 +64,14 @@ class Engine(Protocol):
         """Clip the gradients, step the optimizer and clear the gradients. A collective."""
         ...
 
+    def gradients_are_finite(self) -> bool:
+        """Whether those of the whole step are, before they are used; the same on all ranks. A collective."""
+        ...
+
+    def discard(self) -> None:
+        """Instead of `update`: clear the gradients, and nothing else. A collective."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are, by the names that parameters had before
         they were spread; so it fits any world size."""

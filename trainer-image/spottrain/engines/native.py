@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
@@ -66,6 +67,15 @@ class NativeEngine(ABC):
         if self._config.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip_grad_norm)
         self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def gradients_are_finite(self) -> bool:
+        """By their norm, which one bad element on any rank spoils."""
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        return bool(torch.isfinite(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+
+    def discard(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:

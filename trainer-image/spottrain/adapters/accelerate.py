@@ -1,0 +1,76 @@
+"""Accelerate, preemptible.
+
+with spottrain.session() as session:
+    accelerator = Accelerator()
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    loop = AcceleratedLoop(session, accelerator, model, optimizer, dataset, scheduler=scheduler, total=1000)
+    for batch in loop.batches():
+        with accelerator.accumulate(model):
+            accelerator.backward(loop.weigh(loss_of(model, batch)))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+The batch and the checkpoints are the job's: the accumulation is set here, for each world size anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from torch import nn
+
+from spottrain.failures import UserError
+from spottrain.foreign_loop import ForeignLoop
+from spottrain.loader import MapDataset
+from spottrain.session import Session
+from spottrain_api.contract import FailureReason
+
+
+class AcceleratedLoop(ForeignLoop):
+    """The steps of a run for a script that calls Accelerate; making one is a collective that resumes."""
+
+    def __init__(
+        self,
+        session: Session,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: AcceleratedOptimizer,
+        dataset: MapDataset,
+        *,
+        total: int,
+        scheduler: AcceleratedScheduler | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """`model`, `optimizer` and `scheduler` as `accelerator.prepare` returned them; the scheduler steps once an
+        optimizer step. `collate` makes a batch of a list of items (default: torch's); `total` are the steps of the
+        run. Raises UserError."""
+        if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "AcceleratedLoop needs model, optimizer and scheduler as accelerator.prepare(...) returns them",
+            )
+        accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
+        if scheduler is not None:
+            # It would step once a rank, for learning rates that another number of ranks doesn't have.
+            scheduler.split_batches = True
+        scaler = accelerator.scaler
+        training = session.adopt(
+            model,
+            optimizer.optimizer,
+            scheduler=scheduler.scheduler if scheduler is not None else None,
+            dataset=dataset,
+            collate=collate,
+            stateful={"scaler": scaler} if scaler is not None else None,
+        )
+        super().__init__(training, total)
+        optimizer.optimizer.register_step_pre_hook(self.before_update)
+
+    def batches(self) -> Iterator[Any]:
+        """This rank's micro-batches of the steps that are left, on its device. Between two steps the ranks meet;
+        Drained is raised (which ends the script, as sys.exit does) where they have agreed to stop."""
+        return (batch for _, batch in self.micro_batches())

@@ -1,0 +1,51 @@
+"""Learning rates as pure functions of the step, for `Session.prepare(scheduler=...)`.
+
+Each is torch's LambdaLR, whose rate depends on the number of the step alone: a resumed run, or one with another
+number of nodes, has the rates of one that was never interrupted. Steps are optimizer steps of the whole run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+Schedule = Callable[[Optimizer], LambdaLR]
+
+
+def warmup_cosine(*, total: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
+    """Linear over `warmup` steps up to the optimizer's rate, then half a cosine down to `floor` of it at step `total`
+    (Loshchilov and Hutter, "SGDR", 2017, without restarts)."""
+    _check(total, warmup, floor)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, total - warmup))
+        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+    return lambda optimizer: LambdaLR(optimizer, factor)
+
+
+def warmup_stable_decay(*, total: int, decay: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
+    """Linear over `warmup` steps up to the optimizer's rate, constant, then linear over the last `decay` steps down
+    to `floor` of it at step `total` (Hu et al., "MiniCPM", 2024)."""
+    _check(total, warmup + decay, floor)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        left = min(1.0, max(0, total - step) / max(1, decay))
+        return floor + (1 - floor) * left
+
+    return lambda optimizer: LambdaLR(optimizer, factor)
+
+
+def _check(total: int, moving: int, floor: float) -> None:
+    if not 0 <= moving <= total or not 0 <= floor <= 1:
+        raise ValueError(
+            f"a schedule of {total} steps has no room for {moving} steps of warm-up and decay, or its floor "
+            f"{floor:g} is not between 0 and 1; correct the numbers"
+        )

@@ -1,0 +1,104 @@
+"""The state of a run: everything that makes a resumed run the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain import random_state
+from spottrain.checkpoint import CheckpointMismatch, Loaded
+from spottrain.engines import Engine
+from spottrain_api.contract import StrategyChoice
+
+# Where commits have what `strategy: auto` came to.
+STRATEGY = "strategy"
+
+
+class Stateful(Protocol):
+    """A part of a run with a state of plain values: numbers, strings, lists and dicts."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """Everything that makes a resumed run the same run.
+
+    `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
+    and the number of samples. `stateful` are further parts, the same on all ranks; those that the checkpoint
+    doesn't know begin anew.
+    """
+
+    engine: Engine
+    scheduler: LRScheduler | None
+    identity: dict[str, Any]
+    model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
+    strategy: StrategyChoice | None = None  # of `strategy: auto`
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Any]:
+        """Model and optimizer as DCP wants them, sharded as they are."""
+        return self.engine.state()
+
+    def extra(self) -> dict[str, Any]:
+        scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
+        extra = {
+            "identity": self.identity,
+            "scheduler": scheduler,
+            "model_config": self.model_config,
+            "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
+        }
+        if self.strategy is not None:
+            extra[STRATEGY] = self.strategy.model_dump()
+        return extra
+
+    def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
+        self.engine.load_state(tensors)
+        if self.scheduler is not None and loaded.extra["scheduler"] is not None:
+            self.scheduler.load_state_dict(loaded.extra["scheduler"])
+        for name, saved in loaded.extra.get("stateful", {}).items():
+            if name in self.stateful:
+                self.stateful[name].load_state_dict(saved)
+        if loaded.rank_state is not None:
+            random_state.restore(loaded.rank_state)
+        else:
+            random_state.seed_everything(seed, step=loaded.step, rank=rank)
+
+    def learning_rates(self) -> list[float]:
+        """Those of the optimizer's groups, where a schedule sets them."""
+        return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups] if self.scheduler else []
+
+    def set_learning_rates(self, rates: list[float]) -> None:
+        """Set what `learning_rates` returned."""
+        for group, rate in zip(self.scheduler.optimizer.param_groups if self.scheduler else [], rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def check(self, extra: dict[str, Any], step: int) -> None:
+        """Raises CheckpointMismatch where the saved run had another identity."""
+        for name, now in self.identity.items():
+            before = extra["identity"].get(name)
+            if before != now:
+                raise CheckpointMismatch(
+                    f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
+                    "set it back, or use another checkpoint.uri to start afresh."
+                )
+
+
+def model_config(model: nn.Module) -> dict[str, Any] | None:
+    """What a Hugging Face model says of itself (`model.config`), as in its config.json; None for others."""
+    as_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if as_json is None:
+        return None
+    config: dict[str, Any] = json.loads(as_json())
+    return config
