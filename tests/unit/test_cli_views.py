@@ -11,6 +11,7 @@ from rich.console import Console
 from spottrain_api.contract import CapacityType, CommitRef, Member, MemoryEstimate, StrategyChoice
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import (
+    Condition,
     CostStatus,
     GenerationState,
     GenerationStatus,
@@ -83,6 +84,15 @@ def snapshot() -> JobSnapshot:
                 total=7 << 30, available=8 << 30, parameters=1, gradients=1, optimizer=2, activations=3, working=0
             ),
         ),
+        conditions=(
+            Condition(
+                type="CheckpointsHealthy",
+                status="False",
+                reason="CheckpointStorageFull",
+                message="The disk is full.",
+                last_transition_time=START,
+            ),
+        ),
         preemptions=1,
         goodput_display="92%",
         cost=CostStatus(total=0.5, on_demand_only=2.0, display="0.50 of 2.00"),
@@ -123,6 +133,7 @@ def test_the_live_view_says_what_matters() -> None:
         assert part in text
     assert "node spot-2 goes in 30 s" in text
     assert "7.0 GiB a rank" in text
+    assert "The disk is full." in text
     assert "ddp would need 40.0 GiB." in text
 
 
