@@ -120,7 +120,9 @@ def wrongly_kept(storage: CheckpointStorage) -> int:
 
 def kill_points(operations: int, wanted: int) -> Iterator[tuple[int, float]]:
     """At each operation and into each; or that many of these, evenly spread from a random one on."""
-    points = [(number, into) for number in range(1, operations + 1) for into in (0.0, SECONDS_INTO)]
+    # Google's client needs fewer requests: more moments of each.
+    moments = (0.0, SECONDS_INTO) if operations >= 100 else (0.0, SECONDS_INTO / 2, SECONDS_INTO, 2 * SECONDS_INTO)
+    points = [(number, into) for number in range(1, operations + 1) for into in moments]
     stride = max(1, len(points) // wanted) if wanted else 1
     yield from points[random.randrange(stride) :: stride]
 

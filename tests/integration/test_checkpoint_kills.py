@@ -58,7 +58,7 @@ def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not
     steady: Run, job_store: JobStore, tmp_path: Path, fork: Any
 ) -> None:
     """Real ranks, one of them killed at another of its operations on the store in each generation."""
-    run = Run(tmp_path, fork, dropout=0.2, interval="1steps", uri=job_store.uri)
+    run = Run(tmp_path, fork, dropout=0.2, interval="1steps", step_seconds=0.02, uri=job_store.uri)
     run.endpoint_url, run.environment = job_store.endpoint_url, job_store.environment
     known, kills, most_redone = 0, 0, 0
     for point in range(RANK_POINTS):
