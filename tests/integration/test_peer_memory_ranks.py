@@ -68,7 +68,7 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
     strategy: str, world_after: int, memories: list[Memory], tmp_path: Path, fork: Any
 ) -> None:
     """Nothing was ever committed: all comes from the memory of those that are left, and is committed at once."""
-    run = Run(tmp_path / "run", fork, strategy=strategy, dropout=0.2, interval="1000steps", step_seconds=0.1)
+    run = Run(tmp_path / "run", fork, strategy=strategy, dropout=0.2, interval="1000steps", step_seconds=0.04)
 
     def told(world_size: int, resume: MemoryCheckpoint | None = None) -> None:
         run.memory = lambda rank: PeerMemory(
@@ -108,7 +108,7 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
 def test_a_step_that_is_gone_from_memory_is_read_from_the_store(
     memories: list[Memory], tmp_path: Path, fork: Any
 ) -> None:
-    run = Run(tmp_path, fork, interval="4steps", step_seconds=0.1)
+    run = Run(tmp_path, fork, interval="4steps", step_seconds=0.04)
     run.generate(2, {1: {6: "kill"}})
     gone = MemoryCheckpoint(
         generation=1,
