@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,21 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CorruptCheckpoint,
     Fenced,
+    SaveFailed,
+    StorageFull,
     StorageUnavailable,
 )
 from spottrain.checkpoint.head import read_head
+from spottrain.checkpoint.manifest import Receipt
 from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.storage import Buffer
 from spottrain.checkpoint.stores import open_storage
 from spottrain_cli.checkpoints import checkpoints
@@ -269,3 +275,73 @@ def test_pickles_planted_anywhere_in_the_store_are_never_run(tmp_path: Path) -> 
     assert not executed.exists()
     pickle.loads(pickles(executed)[0]).close()  # and they do work
     assert executed.exists()
+
+
+class FullStorage(MemoryStorage):
+    """There is no room for one kind of object, or the answer to writing it is lost."""
+
+    no_room_for = ""
+    takes_effect = False
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        if self.no_room_for and key.endswith(self.no_room_for):
+            if self.takes_effect:
+                super().put(key, data, if_match=if_match, if_absent=if_absent)
+            raise StorageFull("the disk is full")
+        return super().put(key, data, if_match=if_match, if_absent=if_absent)
+
+
+@pytest.mark.parametrize("what", [".data", ".receipt.json", "manifest.json"])
+def test_a_save_that_fails_leaves_nothing_that_fills_the_store(what: str) -> None:
+    storage = FullStorage()
+    save(storage, 1, 10)
+    before = [*storage.list("")]
+    storage.no_room_for = what
+    with pytest.raises(StorageFull):
+        save(storage, 2, 20)
+    storage.no_room_for = ""
+    assert [item for item in storage.list("") if item[0] != "HEAD"] == [item for item in before if item[0] != "HEAD"]
+    assert resumed_step(storage, 3) == 10
+
+
+def test_a_save_that_head_may_name_is_left_alone() -> None:
+    storage = FullStorage()
+    saver = checkpointer(storage, 1)
+    saver.latest()
+    storage.no_room_for, storage.takes_effect = "HEAD", True
+    saver.save(state(10), step=10, extra={"step": 10}, asynchronous=False)  # settled by reading HEAD again
+    storage.takes_effect = False
+    with pytest.raises(StorageFull):
+        saver.save(state(20), step=20, extra={"step": 20}, asynchronous=False)
+    storage.no_room_for = ""
+    assert resumed_step(storage, 2) == 10
+    assert [key for key, _ in storage.list("attempts/") if "s000000020" in key]
+
+
+def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
+    storage = FullStorage()
+    attempt = Attempt.new(1, 10, "a")
+
+    def persist(rank: int, storage: MemoryStorage) -> Persist:
+        return Persist(
+            storage=storage,
+            attempt=attempt,
+            handle=SaveHandle(10, 4, 0.0),
+            data=memoryview(b"1234"),
+            receipt=Receipt(rank=rank, world_size=2),
+            tree={},
+            extra={},
+            resumed_from_step=None,
+            receipts_timeout_seconds=60.0,
+            retention=None,
+        )
+
+    first, second = (persist(rank, storage) for rank in range(2))
+    storage.no_room_for = "rank-00001.data"
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(first.run), pool.submit(second.run)]:
+            done.result()
+    assert isinstance(second.handle.error, StorageFull)
+    assert isinstance(first.handle.error, SaveFailed)
+    assert "as rank 1 failed: the disk is full" in str(first.handle.error)
+    assert list(storage.list("")) == []

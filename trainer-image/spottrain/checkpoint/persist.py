@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spottrain.checkpoint.attempt import Attempt, collect_receipts
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull
 from spottrain.checkpoint.head import Commit, commit
 from spottrain.checkpoint.manifest import (
     DataFile,
@@ -43,6 +43,8 @@ class SaveHandle:
         """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
         self.commit: Commit | None = None
         """Known on rank 0 and, after a synchronous save, on every rank."""
+        self.commit_begun = False
+        """On rank 0: whether HEAD may name this save, whatever else is known of it."""
         self.error: CheckpointError | None = None
         self._finished = threading.Event()
 
@@ -131,12 +133,16 @@ class Persist:
             committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.storage.upload(new.manifest, data)
+        self.handle.commit_begun = True
         commit(self.storage, new, resumed_from_step=self.resumed_from_step)
         return new
 
     def _give_up(self, error: CheckpointError) -> None:
-        """Tell rank 0 through the store, so that it need not wait for the deadline."""
+        """Tell rank 0 through the store, so that it need not wait for the deadline; or, as rank 0, make room."""
         log.warning("%s", error)
+        # A store that doesn't answer would not answer this either.
+        if self.receipt.rank == 0 and (isinstance(error, StorageFull) or not isinstance(error, StorageError)):
+            self._discard()
         if self.receipt.rank != 0:
             failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
             try:
@@ -144,6 +150,16 @@ class Persist:
             except CheckpointError as unsaid:
                 log.warning("Rank 0 could not be told: %s", unsaid)
         self.handle.finish(error)
+
+    def _discard(self) -> None:
+        """Delete what the ranks have written. A store that is full would be filled by saves that fail for that,
+        and clean-up only follows one that succeeds."""
+        if self.handle.commit_begun:
+            return
+        try:
+            self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])
+        except CheckpointError as error:
+            log.warning("What was written of step %d could not be deleted: %s", self.attempt.step, error)
 
     def _clean_up(self) -> None:
         if self.retention is None or self.receipt.rank != 0:
