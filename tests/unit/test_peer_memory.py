@@ -160,6 +160,14 @@ def test_a_peer_that_is_gone_costs_only_its_replica(
     assert "can't be reached" in caplog.text
 
 
+def test_replicas_are_due_by_the_interval(server: MemoryServer) -> None:
+    mine = replicas(PeerMemory(token=TOKEN, own=address(server), interval=5))
+    assert mine.is_due(20, 0.1)
+    assert mine.replicate({"w": torch.ones(2)}, step=20, extra={}, rank_state=None)
+    mine.close()
+    assert [step for step in (20, 21, 24, 25, 30) if mine.is_due(step, 0.1)] == [25, 30]
+
+
 @pytest.mark.parametrize(
     ("asked", "cost_seconds", "step_seconds", "expected", "explained"),
     [
