@@ -67,11 +67,12 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
             operator_cluster.kill([run.members()[0].node])
         assert run.evidence[-1].redone <= run.evidence[-1].uncommitted
         status = run.finish()
+        told = [reason for _, reason, _ in run.events()]
     assert status.failures == 0
     assert (status.preemptions, status.preemptions_without_notice) == (2, 1)
     assert status.strategy is not None
     assert status.strategy.reason.startswith("74.5 thousand parameters on 1 rank need about ")
-    assert [reason for _, reason, _ in run.events()].count("StrategyChosen") == 1
+    assert told.count("StrategyChosen") == 1
 
 
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:

@@ -148,9 +148,10 @@ class Session:
 
         `optimizer` is called with the spread model, `scheduler` with the optimizer; the scheduler steps once
         an optimizer step. `wrap` names the classes of the model's blocks, which are gathered, compiled and computed
-        again as one. `dataset` has a length
-        and items; `collate` makes a batch of a list of items (default: torch's). `clip_grad_norm` is the
-        largest norm of the whole gradient. `num_workers` processes fetch samples ahead (default: none).
+        again as one (default: found by themselves). `dataset` has a length and items; `collate` makes a batch of a
+        list of items (default: torch's). `clip_grad_norm` is the largest norm of the whole gradient.
+        `tokens_per_sample` is what `strategy: auto` reckons activations with. `num_workers` processes fetch samples
+        ahead (default: none).
         `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
         decides is left out there, or agrees with it.
         """
@@ -205,8 +206,8 @@ class Session:
         of its own: drive its steps by a `ForeignLoop`, as the adapters do.
 
         What the job says of precision, activation checkpointing, compiling and DeepSpeed is the framework's
-        business then. `stateful` are parts of
-        the framework that are saved and resumed together with the model; their states are plain values.
+        business then. `stateful` are parts of the framework that are saved and resumed together with the model;
+        their states are plain values.
         """
         from spottrain.engines.adopted import AdoptedEngine  # with FSDP, which takes its time
 

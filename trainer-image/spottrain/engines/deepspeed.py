@@ -20,7 +20,7 @@ from spottrain.engines.precision import autocast_forward, cast_around
 from spottrain.engines.statistics import RunningStatistics
 
 LOSS_SCALER = "loss_scaler"
-# Of DeepSpeed's DynamicLossScaler: what changes while it is used.
+# Of DeepSpeed's DynamicLossScaler: what changes while it is used. A static one has the scale alone.
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 # Elements. DeepSpeed makes its bucket as large as this, its default, whatever the model.
 _LARGEST_BUCKET = 500_000_000
@@ -97,7 +97,7 @@ class DeepSpeedEngine:
         state = self._state.tensors()
         if self._config.precision is torch.float16:
             scaler = self._engine.optimizer.loss_scaler
-            state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE}
+            state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
