@@ -257,7 +257,7 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -
 @pytest.mark.parametrize("number", [2, 3])
 def test_the_loss_scaler_of_fp16_is_resumed(number: int, tmp_path: Path, fork: Any) -> None:
     """It starts so high that the first steps overflow, and are skipped."""
-    scaler = {"fp16": {"initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}}
+    scaler = {"fp16": {"initial_scale_power": 18, "loss_scale_window": 1000, "hysteresis": 1}}
     steady = Job(tmp_path / "steady", fork, deepspeed=stage(number, config=scaler), precision="fp16")
     steady.forced_fp16 = True
     steady.train(2)
@@ -268,7 +268,7 @@ def test_the_loss_scaler_of_fp16_is_resumed(number: int, tmp_path: Path, fork: A
     assert_succeeded(drained)
     assert_same(drained, steady)
     tree = steady.committed()[2]
-    assert 1 < tree["loss_scaler"]["cur_scale"] < 2**20
+    assert 1 < tree["loss_scaler"]["cur_scale"] < 2**18
     assert tree["loss_scaler"]["cur_iter"] == STEPS
 
 
