@@ -240,6 +240,12 @@ def test_an_exception_becomes_a_reason_and_a_sentence(
     assert failure.message.startswith(message)
 
 
+def test_out_of_memory_says_what_to_change() -> None:
+    failure = failure_of(torch.OutOfMemoryError("CUDA out of memory."), rank=0)
+    assert failure is not None
+    assert failure.message.startswith("torch.OutOfMemoryError: CUDA out of memory. Lower batch.micro")
+
+
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), Drained()])
 def test_a_normal_exit_is_no_failure(error: BaseException) -> None:
     assert failure_of(error, rank=0) is None

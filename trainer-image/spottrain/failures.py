@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+import torch
 import torch.distributed as dist
 
 from spottrain.checkpoint.errors import (
@@ -26,6 +27,10 @@ _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (CheckpointMismatch, FailureReason.CHECKPOINT_INCOMPATIBLE),
     (CorruptCheckpoint, FailureReason.CHECKPOINT_DAMAGED),
     (Fenced, FailureReason.LOST_PEER),
+)
+OUT_OF_MEMORY = (
+    ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows what "
+    "each needs."
 )
 _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
@@ -94,7 +99,10 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     reason = FailureReason.LOST_PEER if _is_lost_peer(error) else FailureReason.SCRIPT_ERROR
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return Failure(reason=reason, message=last_line + where, exit_code=1, rank=rank)
+    message = last_line + where
+    if isinstance(error, torch.OutOfMemoryError):
+        message = message.removesuffix(".") + OUT_OF_MEMORY
+    return Failure(reason=reason, message=message, exit_code=1, rank=rank)
 
 
 def _is_lost_peer(error: BaseException) -> bool:
