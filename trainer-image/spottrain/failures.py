@@ -29,8 +29,8 @@ _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (Fenced, FailureReason.LOST_PEER),
 )
 OUT_OF_MEMORY = (
-    ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows what "
-    "each needs."
+    ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows "
+    "what each needs."
 )
 _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
