@@ -74,6 +74,8 @@ class ObjectStore:
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 "-s3.iam=false",
+                # As with the clouds', writing to a bucket that isn't there doesn't make it.
+                "-s3.autoCreateBucket=false",
                 "-volume.max=0",
                 "-master.volumeSizeLimitMB=1024",
                 "-master.telemetry=false",

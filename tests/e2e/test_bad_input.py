@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import boto3
 import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
-from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
 from spottrain_local.install import install_operator
 from spottrain_local.spec import ClusterSpec, NodePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SCRIPT = "tests/e2e/jobs/misbehave.py"
+VANISHING = "vanishing"  # a bucket
 # Room for all of them at once.
 ROOMY = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="on-demand", gpus=16, cpu="64")])
 
@@ -167,6 +169,20 @@ class Jobs:
     """The jobs of a cluster, by name."""
 
     kubectl: Kubectl
+    store: dict[str, str]  # how to reach the cluster's object store, as environment variables
+
+    def s3(self) -> Any:
+        """A client of the cluster's object store."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.store["AWS_ENDPOINT_URL_S3"],
+            region_name=self.store["AWS_REGION"],
+            aws_access_key_id=self.store["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.store["AWS_SECRET_ACCESS_KEY"],
+        )
+
+    def condition(self, name: str, kind: str) -> Condition | None:
+        return next((each for each in self.status(name).conditions if each.type == kind), None)
 
     def apply(self, *jobs: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(jobs))
@@ -190,11 +206,17 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """All the wrong jobs, the healthy one, and one that commits a small model."""
     with throw_away_cluster(tmp_path_factory.mktemp("bad-input") / "cluster", ROOMY) as cluster:
         install_operator(cluster)
-        found = Jobs(Kubectl(kubeconfig=cluster.kubeconfig))
+        found = Jobs(Kubectl(kubeconfig=cluster.kubeconfig), cluster.running_status()["store"])
         wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
         healthy = manifest("healthy", {}, ("--steps", "1000000", "--step-seconds", "0.1"))
         small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
-        found.apply(healthy, small, *wrong)
+        vanishing = manifest(
+            "vanishing",
+            {"checkpoint": {"uri": f"s3://{VANISHING}/run", "interval": "20steps"}},
+            ("--steps", "1000000", "--step-seconds", "0.05"),
+        )
+        found.s3().create_bucket(Bucket=VANISHING)
+        found.apply(healthy, vanishing, small, *wrong)
         yield found
 
 
@@ -222,6 +244,33 @@ def test_a_checkpoint_of_another_model_is_not_overwritten(jobs: Jobs) -> None:
     status = jobs.failed("wide")
     assert [c.reason for c in status.conditions if c.type == "Failed"] == ["CheckpointIncompatible"], status.message
     assert "checkpoint.uri" in status.message
+
+
+def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) -> None:
+    name, s3 = "vanishing", jobs.s3()
+    wait_for(lambda: jobs.status(name).commit, "a commit is made", 60)
+    for found in s3.list_objects_v2(Bucket=VANISHING).get("Contents", ()):
+        s3.delete_object(Bucket=VANISHING, Key=found["Key"])
+    s3.delete_bucket(Bucket=VANISHING)
+
+    def healthy() -> str | None:
+        condition = jobs.condition(name, "CheckpointsHealthy")
+        return condition.status if condition is not None else None
+
+    wait_for(lambda: healthy() == "False", "the condition says so", 60)
+    condition = jobs.condition(name, "CheckpointsHealthy")
+    assert condition is not None
+    assert condition.reason == "CheckpointStorageMissing", condition
+    assert "does not exist: create it, or correct checkpoint.uri" in condition.message
+    assert jobs.status(name).phase is Phase.RUNNING
+    s3.create_bucket(Bucket=VANISHING)
+    wait_for(lambda: healthy() == "True", "saves succeed again", 60)
+    status = jobs.status(name)
+    assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
+    told = jobs.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}")
+    assert "CheckpointStorageMissing" in told
+    jobs.kubectl("delete", "tj", name)
+    wait_for(lambda: not jobs.pods(name), "its pods go")
 
 
 def test_a_healthy_job_beside_them_is_not_disturbed(jobs: Jobs) -> None:

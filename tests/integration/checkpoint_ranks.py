@@ -163,6 +163,7 @@ def one_rank_fails(me: Rank) -> None:
     with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
         me.save(10, asynchronous=False)
     assert me.checkpointer.latest() is None
+    assert [key for key, _ in healthy.list("attempts/") if key.endswith(".data")] == []  # nothing fills the disk
     me.storage = healthy
     me.checkpointer = me.new_checkpointer(retention=Retention(last=1))
     assert me.save(10, asynchronous=False).commit.step == 10
