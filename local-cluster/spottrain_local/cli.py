@@ -105,10 +105,12 @@ def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
         def show(waiting_for: Sequence[str]) -> None:
             display.update(f"Starting the cluster: waiting for {', '.join(waiting_for)} …")
 
-        status = cluster.up(spec, show)
-        if not no_operator and (chart_folder() / "Chart.yaml").exists():
-            display.update("Installing spottrain: CRD and operator …")
-            install_operator(cluster)
+        def install() -> None:
+            if not no_operator and (chart_folder() / "Chart.yaml").exists():
+                display.update("Installing spottrain: CRD and operator …")
+                install_operator(cluster)
+
+        status = cluster.up(spec, show, install)
     seconds = time.monotonic() - started
     console.print(f"The cluster {status['name']} is ready after {seconds:.1f} s: {_summary(status)}.")
     console.print("Point kubectl at it with:")

@@ -23,6 +23,8 @@ from spottrain_local.objectstore import remove_sockets
 from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec
 
 DEFAULT_NAME = "default"
+# What a cluster waits for while it comes up.
+PARTS = ("control plane", "object store", "nodes")
 UP_SECONDS = 120.0
 DOWN_SECONDS = 40.0
 POLL_SECONDS = 0.1
@@ -50,11 +52,17 @@ class Cluster:
         """An address of the cluster's network that no node and no pod has."""
         return f"127.{self._network()}.255.254"
 
-    def up(self, spec: ClusterSpec | None = None, progress: Callable[[Sequence[str]], None] | None = None) -> Status:
+    def up(
+        self,
+        spec: ClusterSpec | None = None,
+        progress: Callable[[Sequence[str]], None] | None = None,
+        install: Callable[[], None] | None = None,
+    ) -> Status:
         """Start the cluster, wait until it is ready, and return its status; one that runs is left as it is.
 
         Without `spec` it has the nodes of the last time, or the default ones. `progress` is called with what is
-        still being waited for. Raises LocalClusterError when it doesn't come up.
+        still being waited for. `install` is called as soon as the control plane is ready, while nodes join. Raises
+        LocalClusterError when it doesn't come up.
         """
         running = self.status()
         if running is None:
@@ -66,7 +74,11 @@ class Cluster:
                     f"The cluster {self.layout.name} runs with other nodes: `spottrain local down` first."
                 )
             supervisor = None
-        return self._wait_until_ready(supervisor, progress)
+        deadline = time.monotonic() + UP_SECONDS
+        if install:
+            self._wait_for(PARTS[:1], supervisor, progress, deadline)
+            install()
+        return self._wait_for(PARTS, supervisor, progress, deadline)
 
     def down(self, *, delete: bool = False) -> bool:
         """Stop the cluster, with `delete` for good; returns whether it was running."""
@@ -192,10 +204,14 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def _wait_until_ready(
-        self, supervisor: subprocess.Popen[bytes] | None, progress: Callable[[Sequence[str]], None] | None
+    def _wait_for(
+        self,
+        parts: Sequence[str],
+        supervisor: subprocess.Popen[bytes] | None,
+        progress: Callable[[Sequence[str]], None] | None,
+        deadline: float,
     ) -> Status:
-        deadline = time.monotonic() + UP_SECONDS
+        """Wait until none of `parts` is waited for."""
         while True:
             # It also ends when another `up` was faster; then that one's cluster is waited for.
             if supervisor and supervisor.poll() is not None and self._supervisor_pid() is None:
@@ -205,9 +221,9 @@ class Cluster:
                     f" (More in {self.layout.root}.)"
                 )
             status = self.status()
-            if status and status["ready"]:
-                return status
             waiting_for = status["waitingFor"] if status else ["supervisor"]
+            if status and not set(parts) & set(waiting_for):
+                return status
             if progress:
                 progress(waiting_for)
             if time.monotonic() > deadline:

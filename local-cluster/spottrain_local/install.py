@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from spottrain_api.contract import CONTROL_PORT as OPERATOR_PORT
-from spottrain_api.contract import KIND
 from spottrain_local.address import free_port
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
@@ -59,9 +58,6 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
     kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
     _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
-    # --for=condition=Established alone fails on a CRD that is so new that its list of conditions is null.
-    for state in (f"jsonpath={{.status.acceptedNames.kind}}={KIND}", "condition=Established"):
-        _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", crds], kubeconfig)
     with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
@@ -80,6 +76,8 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             # Helm keeps no files of its own in the user's folders.
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
         )
+    # Long since true: the operator watches them.
+    _run([find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds], kubeconfig)
 
 
 def find_kubectl() -> str:

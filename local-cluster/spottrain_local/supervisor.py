@@ -20,6 +20,7 @@ import click
 from spottrain_local.address import NetworkClaim, claim_network
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cloud import Cloud
+from spottrain_local.cluster import PARTS
 from spottrain_local.control_api import serve_control_api
 from spottrain_local.controlplane import (
     PORT_NAMES,
@@ -72,7 +73,7 @@ class Supervisor:
         self.parts = [ChildProcess(spec) for spec in self.control_plane.processes()]
         self.store_process = ChildProcess(self.store.process())
         # What `up` still waits for, in the words it shows.
-        self.waiting_for = ["control plane", "object store", "nodes"]
+        self.waiting_for = list(PARTS)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
