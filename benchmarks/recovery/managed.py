@@ -18,7 +18,7 @@ from spottrain_local.cluster import Cluster, open_cluster
 from spottrain_local.install import install_operator
 from spottrain_local.spec import ClusterSpec, NodePool
 
-from .model import GLOBAL_BATCH
+from .model import CHECKPOINT_STEPS, GLOBAL_BATCH
 from .outcome import Outcome, Step, outcome_of, read_steps
 
 JOB, NAMESPACE = "recovery", "default"
@@ -64,7 +64,7 @@ class ManagedJob:
                 "capacity": {"onDemand": {"min": ON_DEMAND_NODES}, "fallback": {"policy": "None"}},
                 "strategy": "ddp",
                 "batch": {"global": GLOBAL_BATCH, "micro": GLOBAL_BATCH // MIN_NODES},
-                "checkpoint": {"uri": "s3://checkpoints/recovery"},
+                "checkpoint": {"uri": "s3://checkpoints/recovery", "interval": f"{CHECKPOINT_STEPS}steps"},
             },
         }
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 GLOBAL_BATCH = 256
 WIDTH = 512
 NUM_SAMPLES = 1 << 16
+# Both sides save this often.
+CHECKPOINT_STEPS = 50
 
 
 class Vectors(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

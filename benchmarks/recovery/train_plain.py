@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from model import GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step
+from model import CHECKPOINT_STEPS, GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
-
-CHECKPOINT_STEPS = 100
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The same training under spottrain: DDP, commits at the interval that the library finds."""
+"""The same training under spottrain: DDP, commits at the same interval."""
 
 from __future__ import annotations
 
