@@ -94,6 +94,24 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
         run.finish()
 
 
+def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: Cluster, tmp_path: Path) -> None:
+    with rehearsal(
+        operator_cluster,
+        "trainer",
+        tmp_path,
+        nodes=1,
+        entrypoint={"script": "tests/e2e/jobs/huggingface.py", "args": ["--until", str(tmp_path / "over")]},
+        capacity={"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+        stability={"nonFinite": "skip"},
+    ) as run:
+        run.wait_for_spot(1, ready=2)
+        with run.incident("one node under Hugging Face's Trainer, 30 s of notice"):
+            run.preempt(run.spot_nodes(), 30)
+        assert run.evidence[-1].redone == 0
+        run.bring_back()
+        assert run.finish().failures == 0
+
+
 def outcomes(folders: Sequence[Path]) -> list[Outcome | None]:
     """What the first rank of each run directory left."""
     return [Outcome.read(folder / outcome_file(0)) for folder in folders]
