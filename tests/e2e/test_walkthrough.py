@@ -131,7 +131,9 @@ def _clean(shell: Shell) -> Iterator[None]:
     """Each test begins without jobs, and with all nodes."""
     yield
     shell.run("kubectl", "delete", "tj", "--all")
-    shell.start("spottrain", "local", "restore", "spot-0").communicate(timeout=30)  # it refuses where it's there
+    # A notice may still be running: what is announced goes now, where it hasn't gone yet.
+    shell.start("spottrain", "local", "kill", "spot-0").communicate(timeout=30)
+    shell.run("spottrain", "local", "restore", "spot-0")
 
 
 EXAMPLES = checkout_root() / "examples"
