@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from object_stores import ObjectStore
-from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed, StorageDenied, StorageUnavailable
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageMissing,
+    StorageUnavailable,
+)
 from spottrain.checkpoint.file_storage import FileStorage
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.storage import CheckpointStorage
@@ -236,3 +242,11 @@ def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
 def test_a_folder_refuses_keys_outside_of_it(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageDenied, match="is not a key"):
         FileStorage(tmp_path).put(key, b"")
+
+
+def test_a_folder_that_is_gone_is_told_from_an_empty_one(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}/store")
+    assert list(storage.list("a/")) == []
+    (tmp_path / "store").rename(tmp_path / "gone")
+    with pytest.raises(StorageMissing, match="it is gone"):
+        list(storage.list("a/"))

@@ -320,8 +320,13 @@ def test_sidecars_run_beside_and_end_after_the_main_container(pods: Pods) -> Non
         volumes=[{"name": "d", "emptyDir": {}}],
         terminationGracePeriodSeconds=20,
     )
-    status = pods.wait_phase("sidecar", "Succeeded")
-    assert status["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+    pods.wait_phase("sidecar", "Succeeded")
+
+    def ended() -> Any:
+        return pods.status("sidecar")["initContainerStatuses"][0]["state"].get("terminated")
+
+    wait_for(ended, "the sidecar has ended")
+    assert ended()["exitCode"] == 0
     assert pods.logs("sidecar", "-c", "c0") == "up\n"
     assert pods.logs("sidecar", "-c", "side") == "sidecar-end\n"
 

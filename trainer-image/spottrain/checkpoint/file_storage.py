@@ -69,6 +69,8 @@ class FileStorage:
         folder = prefix.rpartition("/")[0]
         with self._sentences(f"list {prefix}"):
             found = sorted(self._walk(self._root / folder))
+            if not found:
+                self._root.stat()  # os.walk doesn't tell a folder that is empty from a store that is gone
         return (item for item in found if item[0].startswith(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
