@@ -11,7 +11,9 @@ from xdist.scheduler import LoadScopeScheduling
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest_plugins = ["cluster_fixtures", "object_stores", "trainer_runs"]
+# What it asserts is told as a test's own assertions are.
+pytest.register_assert_rewrite("trainer_runs")
+pytest_plugins = ["cluster_fixtures", "object_stores", "forked_ranks"]
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any-machine", deadline=None)

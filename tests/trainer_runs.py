@@ -1,25 +1,19 @@
-"""Generations of real ranks on gloo over one checkpoint store, with scripted faults: a pytest plugin."""
+"""Generations of real ranks on gloo over one checkpoint store, with scripted faults."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import runpy
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
+from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import CheckpointStorage, Head, open_storage, read_head
-from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES
 from spottrain_api.contract import (
     CheckpointConfig,
     CommitRef,
@@ -35,25 +29,6 @@ from spottrain_api.contract import (
 SCRIPT = Path(__file__).parent / "integration" / "trainer_script.py"
 STEPS = 14
 Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
-
-
-@pytest.fixture(scope="session")
-def fork() -> Any:
-    """Ranks are forked from a process that has imported what takes long, as the agent's are."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            *REQUIRED_MODULES,
-            *PRELOADED_MODULES,
-            "google.cloud.storage",
-            "deepspeed",
-            "spottrain.adapters.transformers",
-            "spottrain.adapters.lightning",
-            "spottrain.adapters.accelerate",
-        ]
-    )
-    return context
 
 
 @dataclass
@@ -96,22 +71,12 @@ class Run:
     def running(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> Iterator[None]:
         """The next generation runs while the block does, and on to its end; after an error in the block it ends."""
         self.generation += 1
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        ranks = [
-            self._rank(rank, world_size, port, (faults or {}).get(rank, {}), steps) for rank in range(world_size)
+        settings = [
+            self._settings(rank, environment, (faults or {}).get(rank, {}), steps)
+            for rank, environment in enumerate(rank_environments(world_size))
         ]
-        try:
-            for process in ranks:
-                process.start()
+        with forked_ranks(self.fork, self.script, settings) as ranks:
             yield
-            for process in ranks:
-                process.join(240)
-            assert all(not process.is_alive() for process in ranks), "a rank hangs"
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
         self.exit_codes = [process.exitcode for process in ranks]
         self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
 
@@ -145,7 +110,7 @@ class Run:
         found: dict[str, float] = json.loads((self.folder / "result.json").read_text())
         return found
 
-    def _rank(self, rank: int, world_size: int, port: int, faults: dict[int, str], steps: int) -> ForkServerProcess:
+    def _settings(self, rank: int, environment: dict[str, str], faults: dict[int, str], steps: int) -> dict[str, Any]:
         run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)
         TrainerConfig(
@@ -167,13 +132,9 @@ class Run:
             resume=self.resume,
             memory=self.memory(rank),
         ).write(run_dir / "run.json")
-        settings = {
+        return {
             "environment": {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                **environment,
                 "SPOTTRAIN_RUN_DIR": str(run_dir),
                 "SPOTTRAIN_AUDIT_DIR": str(self.folder / "audit"),
                 **self.environment,
@@ -193,12 +154,6 @@ class Run:
             "result": str(self.folder / "result.pt"),
             **self.settings,
         }
-        process: ForkServerProcess = self.fork.Process(
-            target=runpy.run_path,
-            args=(str(self.script),),
-            kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
-        )
-        return process
 
 
 def assert_drained(run: Run) -> int:

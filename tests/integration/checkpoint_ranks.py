@@ -256,4 +256,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*RANK_ARGUMENTS)  # type: ignore[name-defined]  # noqa: F821
+    main(**RANK_SETTINGS)  # type: ignore[name-defined]  # noqa: F821

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-RIVAL: dict[str, Any] = globals()["RIVAL"]
+RIVAL: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RIVAL["environment"])
 
 import torch  # noqa: E402

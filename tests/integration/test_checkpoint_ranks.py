@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked_ranks import forked_ranks
 from spottrain.checkpoint import Checkpointer, open_storage, read_head
 from spottrain.checkpoint.manifest import Manifest, read_manifest
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
-TIMEOUT_SECONDS = 240
 
 
 @dataclass(frozen=True)
@@ -28,31 +27,23 @@ class Ranks:
     ) -> None:
         """Run a scenario on `world_size` ranks; whatever happens, none of them is left."""
         folder.mkdir(exist_ok=True)
-        # The process that forks them may be older than what a fixture has set.
-        settings = {**os.environ, **environment}
         logs = [folder / f"{scenario}-{generation}-{rank}.log" for rank in range(world_size)]
-        ranks = [
-            self.fork.Process(
-                target=runpy.run_path,
-                args=(str(SCRIPT),),
-                kwargs={
-                    "init_globals": {
-                        "RANK_ARGUMENTS": (scenario, uri, folder, rank, world_size, generation, log, settings)
-                    },
-                    "run_name": "__main__",
-                },
-            )
+        settings = [
+            {
+                "scenario": scenario,
+                "uri": uri,
+                "folder": folder,
+                "rank": rank,
+                "world_size": world_size,
+                "generation": generation,
+                "log": log,
+                # The process that forks them may be older than what a fixture has set.
+                "environment": {**os.environ, **environment},
+            }
             for rank, log in enumerate(logs)
         ]
-        try:
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join(TIMEOUT_SECONDS)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+        with forked_ranks(self.fork, SCRIPT, settings) as ranks:
+            pass
         for rank, (process, log) in enumerate(zip(ranks, logs, strict=True)):
             assert process.exitcode == 0, (
                 f"rank {rank} of {scenario} ended with {process.exitcode}:\n{log.read_text()}"

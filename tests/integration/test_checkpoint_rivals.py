@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from forked_ranks import forked_ranks
 from object_stores import JobStore
 from spottrain.checkpoint import Checkpointer
 
@@ -25,9 +25,8 @@ WRITERS = {"one": 2, "other": 2, "late": 1}
 @pytest.mark.timeout(900)
 def test_exactly_one_writer_wins_each_step(job_store: JobStore, tmp_path: Path, fork: Any) -> None:
     barrier = fork.Barrier(len(WRITERS))
-    writers = []
-    for name, generation in WRITERS.items():
-        rival = {
+    rivals = [
+        {
             "uri": job_store.uri,
             "endpoint_url": job_store.endpoint_url,
             "environment": job_store.environment,
@@ -37,17 +36,10 @@ def test_exactly_one_writer_wins_each_step(job_store: JobStore, tmp_path: Path, 
             "barrier": barrier,
             "outcomes": str(tmp_path / name),
         }
-        kwargs = {"init_globals": {"RIVAL": rival}, "run_name": "__main__"}
-        writers.append(fork.Process(target=runpy.run_path, args=(str(SCRIPT),), kwargs=kwargs))
-    try:
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(850)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.join()
+        for name, generation in WRITERS.items()
+    ]
+    with forked_ranks(fork, SCRIPT, rivals, seconds=850) as writers:
+        pass
     assert [writer.exitcode for writer in writers] == [0] * len(WRITERS)
 
     outcomes = {name: json.loads((tmp_path / name).read_text()) for name in WRITERS}

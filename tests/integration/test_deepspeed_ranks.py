@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-import socket
 from dataclasses import dataclass, field, replace
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import load_tensors
@@ -56,19 +54,12 @@ class Job:
     def train(self, world_size: int, *, drain_at: int | None = None, steps: int = STEPS, echo: bool = False) -> None:
         """Run the next generation to its end. `echo`: what it has loaded is committed as step 1000 + generation."""
         self.generation += 1
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        ranks = [self._rank(rank, world_size, port, drain_at, steps, echo) for rank in range(world_size)]
-        try:
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join(240)
-            assert all(not process.is_alive() for process in ranks), "a rank hangs"
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+        settings = [
+            self._settings(rank, environment, drain_at, steps, echo)
+            for rank, environment in enumerate(rank_environments(world_size))
+        ]
+        with forked_ranks(self.fork, SCRIPT, settings):
+            pass
         self.outcomes = [Outcome.read(self._run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
 
     def kinds(self) -> set[OutcomeKind]:
@@ -88,9 +79,9 @@ class Job:
     def _run_dir(self, rank: int) -> Path:
         return self.folder / f"run-{self.generation}-{rank}"
 
-    def _rank(
-        self, rank: int, world_size: int, port: int, drain_at: int | None, steps: int, echo: bool
-    ) -> ForkServerProcess:
+    def _settings(
+        self, rank: int, environment: dict[str, str], drain_at: int | None, steps: int, echo: bool
+    ) -> dict[str, Any]:
         run_dir = self._run_dir(rank)
         run_dir.mkdir(parents=True)
         TrainerConfig(
@@ -106,15 +97,8 @@ class Job:
             micro_batch=3,
             checkpoint=CheckpointConfig(uri=f"file://{self.folder}/checkpoints", interval="1000steps"),
         ).write(run_dir / "run.json")
-        settings = {
-            "environment": {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "SPOTTRAIN_RUN_DIR": str(run_dir),
-            },
+        return {
+            "environment": {**environment, "SPOTTRAIN_RUN_DIR": str(run_dir)},
             "drain_at": drain_at if rank == 0 else None,
             "steps": steps,
             "echo_as": 1000 + self.generation if echo else None,
@@ -124,12 +108,6 @@ class Job:
             "deepspeed_config": self.deepspeed_config,
             "forced_fp16": self.forced_fp16,
         }
-        process: ForkServerProcess = self.fork.Process(
-            target=runpy.run_path,
-            args=(str(SCRIPT),),
-            kwargs={"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"},
-        )
-        return process
 
 
 def assert_succeeded(job: Job) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import runpy
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forked_ranks import forked_ranks, rank_environments
 
 # Some twenty trainings in each of two worlds.
 pytestmark = pytest.mark.timeout(400)
@@ -46,38 +45,25 @@ TWO_NODES_OF_TWO = [
 NUM_BLOCKS = {"gpt": 2, "cnn": 4, "encoder-decoder": 4, "nested": 4, "rnn": 2, "layers": 2}
 
 
-def train(cases: list[dict[str, Any]], world_size: int, local_world_size: int, folder: Path) -> dict[str, Any]:
+def train(
+    fork: Any, cases: list[dict[str, Any]], world_size: int, local_world_size: int, folder: Path
+) -> dict[str, Any]:
     """What came out of each case, by its name."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "spottrain", "torch.distributed.tensor"])
-    world = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size, "MASTER_PORT": port}
-    ranks = []
-    for rank in range(world_size):
-        environment = {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), **{k: str(v) for k, v in world.items()}}
-        result = str(folder / "result.json")
-        settings = {"environment": environment, "cases": cases, "folder": str(folder), "result": result}
-        arguments = {"init_globals": {"RANK_SETTINGS": settings}, "run_name": "__main__"}
-        ranks.append(context.Process(target=runpy.run_path, args=(str(SCRIPT),), kwargs=arguments))
-    try:
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(350)
-        assert all(not process.is_alive() for process in ranks), "a rank hangs"
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    result = folder / "result.json"
+    settings = [
+        {"environment": environment, "cases": cases, "folder": str(folder), "result": str(result)}
+        for environment in rank_environments(world_size, local_world_size=local_world_size)
+    ]
+    with forked_ranks(fork, SCRIPT, settings, seconds=350):
+        pass
+    found: dict[str, Any] = json.loads(result.read_text())
     return found
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    two = train(TWO_RANKS, 2, 1, tmp_path_factory.mktemp("two"))
-    return two | train(TWO_NODES_OF_TWO, 4, 2, tmp_path_factory.mktemp("four"))
+def results(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    two = train(fork, TWO_RANKS, 2, 1, tmp_path_factory.mktemp("two"))
+    return two | train(fork, TWO_NODES_OF_TWO, 4, 2, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize("wanted", TWO_RANKS + TWO_NODES_OF_TWO, ids=lambda wanted: wanted["name"])

@@ -40,7 +40,7 @@ class FakeObjects:
         return {"data": {k: base64.b64encode(v.encode()).decode() for k, v in self._secrets[name].items()}}
 
     async def token(self, request: TokenRequest) -> Token:
-        raise NotImplementedError
+        raise AssertionError(f"no environment needs a token, but one was asked for: {request}")
 
 
 def node_config(**changes: Any) -> NodeConfig:

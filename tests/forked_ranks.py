@@ -1,0 +1,80 @@
+"""Ranks as processes that are forked from one that has imported what takes long: a pytest plugin."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES
+
+
+@pytest.fixture(scope="session")
+def fork() -> Any:
+    """The context of the process that ranks are forked from, as the agent's are from its zygote."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            *REQUIRED_MODULES,
+            *PRELOADED_MODULES,
+            "google.cloud.storage",
+            "deepspeed",
+            "spottrain.adapters.transformers",
+            "spottrain.adapters.lightning",
+            "spottrain.adapters.accelerate",
+        ]
+    )
+    return context
+
+
+def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dict[str, str]]:
+    """What torchrun tells each rank of a new world, in order of rank."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank % local_world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(world_size)
+    ]
+
+
+@contextmanager
+def forked_ranks(
+    fork: Any, script: Path, settings: Sequence[dict[str, Any]], *, seconds: float = 240.0
+) -> Iterator[list[ForkServerProcess]]:
+    """Ranks that run a script, each with settings of its own as RANK_SETTINGS, while the block does and on to their
+    end, for which they have `seconds`. Whatever happens, none of them is left."""
+    ranks: list[ForkServerProcess] = [
+        fork.Process(
+            target=runpy.run_path,
+            args=(str(script),),
+            kwargs={"init_globals": {"RANK_SETTINGS": each}, "run_name": "__main__"},
+        )
+        for each in settings
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        yield ranks
+        for process in ranks:
+            process.join(seconds)
+        assert all(not process.is_alive() for process in ranks), "a rank hangs"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
