@@ -1,0 +1,118 @@
+"""What the operator wants of an agent, and what the agent answers."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from enum import StrEnum
+
+from .configuration import DrainRequest, TrainerConfig
+from .memory import MemoryStep
+from .message import Message
+from .notices import Notice
+from .reports import CommitRef, Failure, Progress
+
+
+class CapacityType(StrEnum):
+    """How a node is bought. The values are those of Karpenter's `karpenter.sh/capacity-type`."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class Entrypoint(Message):
+    """The user's program: exactly one of `script` (a path in the image) and `module` (as for python -m)."""
+
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    working_dir: str | None = None
+
+
+class Member(Message):
+    """One pod of a generation."""
+
+    pod: str
+    pod_uid: str
+    address: str
+    node: str
+    node_rank: int
+    capacity_type: CapacityType
+    memory_port: int | None = None
+
+
+class GenerationAssignment(Message):
+    """Who trains together, as one member is told it."""
+
+    number: int
+    rendezvous_id: str
+    rendezvous_endpoint: str  # "address:port", hosted by the member with node rank 0
+    node_rank: int
+    num_nodes: int
+    processes_per_node: int = 1
+    entrypoint: Entrypoint
+    trainer: TrainerConfig
+
+
+class AssignmentAction(StrEnum):
+    """WAIT: stay warm. RUN: run the generation. DRAIN: drain it. STOP: stop it at once. EXIT: leave the pod."""
+
+    WAIT = "wait"
+    RUN = "run"
+    DRAIN = "drain"
+    STOP = "stop"
+    EXIT = "exit"
+
+
+class Assignment(Message):
+    """What the operator wants of one agent now. A pure function of the job's status.
+
+    STOP and DRAIN name the generation they are about, so that a late one can't hit its successor.
+    """
+
+    action: AssignmentAction
+    generation: GenerationAssignment | None = None
+    drain: DrainRequest | None = None
+
+    @property
+    def revision(self) -> str:
+        """Changes exactly when the content does; also across restarts of the operator."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+
+class AgentPhase(StrEnum):
+    """What the agent's torchrun of `AgentReport.generation` is doing or how it ended."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class AgentReport(Message):
+    """An agent's whole current state, sent on every change and every second.
+
+    `generation` 0 means that none was run yet. `rendezvous_port` is free at the pod's address and kept for
+    the next generation whose store this agent may host. `step_age_seconds` is the time since the newest
+    step (or since the start of the generation), measured by the agent's monotonic clock. `warm` says that the
+    interpreter is ready, with torch imported, to start a generation at once. At `memory_port` this member and its
+    peers keep replicated shards; `held` is what is there, oldest first.
+    """
+
+    pod: str
+    pod_uid: str
+    generation: int = 0
+    phase: AgentPhase = AgentPhase.IDLE
+    warm: bool = False
+    rendezvous_port: int
+    progress: Progress | None = None
+    step_age_seconds: float | None = None
+    commit: CommitRef | None = None
+    failure: Failure | None = None
+    notices: tuple[Notice, ...] = ()
+    memory_port: int | None = None
+    held: tuple[MemoryStep, ...] = ()
+    sent_at: datetime

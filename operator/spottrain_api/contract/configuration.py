@@ -1,0 +1,116 @@
+"""What ranks are told, through the run directory: their job's settings, and to stop."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from .memory import PeerMemory
+from .message import Message
+from .reports import CommitRef
+
+
+class DrainRequest(Message):
+    """Stop together at a step boundary, commit there, and end with the outcome `drained`.
+
+    `is_preemption`: a cloud takes a node at the deadline, so that nothing is won by stopping long before it.
+    """
+
+    reason: str
+    deadline: datetime
+    requested_at: datetime
+    is_preemption: bool = False
+
+
+class Interruptions(Message):
+    """What a job has seen of preemptions before this generation: `num_noticed` of `num` came with notice."""
+
+    num: int = 0
+    num_noticed: int = 0
+    observed_seconds: float = 0.0
+
+
+class CheckpointConfig(Message):
+    """Where and how often to commit. `interval` is "auto", "<n>steps", "<n>s" or "<n>m"; `on_notice` is
+    "immediate" or "lastSafe"; `interruptions` are what "auto" reckons with."""
+
+    uri: str | None = None
+    interval: str = "auto"
+    keep: int = 2
+    keep_every: int | None = None
+    on_notice: str = "immediate"
+    interruptions: Interruptions = Interruptions()
+    endpoint_url: str | None = None
+
+
+class FsdpConfig(Message):
+    """How to train with FSDP2. `sharding` is "full" (over all ranks) or "hybrid" (over the ranks of a node, with
+    replicas over the nodes)."""
+
+    sharding: str = "full"
+    reshard_after_forward: bool = True
+    offload: bool = False
+
+
+class DeepSpeedConfig(Message):
+    """How to train with DeepSpeed. `zero_stage` None: that of `config`, or 2. `config` is a DeepSpeed JSON."""
+
+    zero_stage: int | None = None
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class StabilityAction(StrEnum):
+    """What to do about a step that would spoil the model. FAIL: end the job. SKIP: make no update. ROLLBACK: undo
+    everything since the newest commit, and go on with the next samples."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+
+
+class LossSpikeConfig(Message):
+    """A step whose loss is more than `factor` times the median of the `window` good steps before it."""
+
+    factor: float
+    window: int = 50
+    action: StabilityAction = StabilityAction.ROLLBACK
+
+
+class StabilityConfig(Message):
+    """What to do where a loss or gradient is not finite, and where the loss jumps (None: nothing). A run that has
+    to be rolled back to the same commit more than `max_rollbacks` times fails."""
+
+    non_finite: StabilityAction = StabilityAction.FAIL
+    loss_spike: LossSpikeConfig | None = None
+    max_rollbacks: int = 3
+
+
+class TrainerConfig(Message):
+    """What the ranks of a generation need to know (run.json)."""
+
+    job: str
+    namespace: str = "default"
+    generation: int
+    attempt_id: str  # unique per generation: also torchrun's rendezvous id
+    seed: int = 0
+    strategy: str = "auto"
+    precision: str = "fp32"
+    # The smallest world size that the job may have; None: this generation's.
+    min_world_size: int | None = None
+    # Of the model's blocks, under any strategy.
+    activation_checkpointing: bool = False
+    compile: bool = False
+    fsdp: FsdpConfig = FsdpConfig()
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    global_batch: int = 1
+    micro_batch: int = 1
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    stability: StabilityConfig | None = None
+    # The newest commit that the operator knows of. Ranks read HEAD itself; an older HEAD than this is an error.
+    resume: CommitRef | None = None
+    memory: PeerMemory | None = None

@@ -1,0 +1,39 @@
+"""What all messages have in common."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class Message(BaseModel):
+    """Base of all messages: immutable, camelCase on the wire, unknown fields ignored (newer peers)."""
+
+    model_config = ConfigDict(
+        frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore", allow_inf_nan=False
+    )
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        return cls.model_validate_json(text)
+
+    def write(self, path: Path) -> None:
+        """Replace the file at `path` atomically, so that a reader never sees half a message."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(self.to_json())
+        temporary.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The message in the file at `path`, or None where there is no such file."""
+        try:
+            return cls.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return None

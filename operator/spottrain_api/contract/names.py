@@ -1,0 +1,73 @@
+"""Names that several parts use: labels and annotations, paths and ports, environment, files of a run directory."""
+
+from __future__ import annotations
+
+GROUP = "spottrain.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+PLURAL = "trainingjobs"
+KIND = "TrainingJob"
+
+# Labels and annotations of the pods that the operator creates.
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
+LABEL_SEQUENCE = f"{GROUP}/sequence"
+LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "spottrain"
+
+# What the watcher leaves on a node that is about to go: the Notice as JSON, and a taint against new pods.
+ANNOTATION_NOTICE = f"{GROUP}/notice"
+TAINT_PREEMPTION = f"{GROUP}/preemption"
+
+# Audience of the projected token with which an agent authenticates to the operator.
+TOKEN_AUDIENCE = "spottrain"
+
+# The control API and the watcher's notice API. Long polls end after this many seconds with 204.
+CONTROL_PORT = 8080
+WATCHER_PORT = 9401
+LONG_POLL_SECONDS = 25.0
+PATH_ASSIGNMENT = "/v1/assignment"
+PATH_REPORT = "/v1/report"
+PATH_NOTICE = "/v1/notice"
+# With which a member's memory says what an object cost it.
+PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
+
+# Environment of a trainer pod, read by the agent.
+ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
+ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
+ENV_JOB = "SPOTTRAIN_JOB"
+ENV_NAMESPACE = "SPOTTRAIN_NAMESPACE"
+ENV_POD_NAME = "SPOTTRAIN_POD_NAME"
+ENV_POD_UID = "SPOTTRAIN_POD_UID"
+ENV_POD_IP = "SPOTTRAIN_POD_IP"
+ENV_NODE_NAME = "SPOTTRAIN_NODE_NAME"
+ENV_HOST_IP = "SPOTTRAIN_HOST_IP"
+ENV_WATCHER_PORT = "SPOTTRAIN_WATCHER_PORT"
+ENV_CAPACITY_TYPE = "SPOTTRAIN_CAPACITY_TYPE"
+# Where a service account is mounted, for the parts that talk to Kubernetes (operator, watcher).
+ENV_SERVICEACCOUNT_DIR = "SPOTTRAIN_SERVICEACCOUNT_DIR"
+
+# Environment of the ranks, beside what torchrun sets.
+ENV_RUN_DIR = "SPOTTRAIN_RUN_DIR"
+# For scripts that don't use the library: the grace they can count on, and the file that appears with the
+# actual deadline (a DrainRequest) when SIGTERM is sent.
+ENV_GRACE_SECONDS = "SPOTTRAIN_GRACE_SECONDS"
+ENV_DRAIN_FILE = "SPOTTRAIN_DRAIN_FILE"
+# If set, every rank appends the ids of the samples it used, step by step, to a file in this folder.
+ENV_AUDIT_DIR = "SPOTTRAIN_AUDIT_DIR"
+
+# Files of a generation's run directory.
+FILE_RUN = "run.json"  # TrainerConfig, written by the agent before the ranks start
+FILE_DRAIN = "drain.json"  # DrainRequest, written by the agent
+
+
+def progress_file(local_rank: int) -> str:
+    """Name of the file in which a rank keeps its newest `Progress`."""
+    return f"progress-{local_rank}.json"
+
+
+def outcome_file(local_rank: int) -> str:
+    """Name of the file in which a rank leaves its `Outcome` before it ends."""
+    return f"outcome-{local_rank}.json"

@@ -1,0 +1,171 @@
+"""What ranks say of themselves, through the run directory: progress, what went wrong, how they ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from .message import Message
+
+
+class CommitRef(Message):
+    """A committed checkpoint: what HEAD named when it was read or written."""
+
+    generation: int
+    step: int
+    manifest: str
+    committed_at: datetime
+
+
+class CheckpointTimings(Message):
+    """Measured durations of the newest checkpoint, in seconds, and the bytes this rank wrote.
+
+    `forecast_seconds` is what the save as a whole was expected to take, before it began; None for the first.
+    """
+
+    staging_seconds: float
+    upload_seconds: float
+    commit_seconds: float
+    num_bytes: int
+    forecast_seconds: float | None = None
+
+    @property
+    def total_seconds(self) -> float:
+        """From the begin of staging until HEAD names the checkpoint."""
+        return self.staging_seconds + self.upload_seconds + self.commit_seconds
+
+
+class FailureReason(StrEnum):
+    """Why a generation failed on a member. `FATAL_REASONS` aren't retried: the next try would end the same."""
+
+    SCRIPT_ERROR = "ScriptError"
+    KILLED = "Killed"
+    HANG = "Hang"
+    LOST_PEER = "LostPeer"
+    RENDEZVOUS_FAILED = "RendezvousFailed"
+    START_FAILED = "StartFailed"
+    ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
+    INVALID_CONFIGURATION = "InvalidConfiguration"
+    CHECKPOINT_STORAGE_UNAVAILABLE = "CheckpointStorageUnavailable"
+    CHECKPOINT_STORAGE_FULL = "CheckpointStorageFull"
+    CHECKPOINT_STORAGE_MISSING = "CheckpointStorageMissing"
+    CHECKPOINT_ACCESS_DENIED = "CheckpointAccessDenied"
+    CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    CHECKPOINT_SAVE_FAILED = "CheckpointSaveFailed"
+    TRAINING_UNSTABLE = "TrainingUnstable"
+
+
+FATAL_REASONS = frozenset(
+    {
+        FailureReason.ENTRYPOINT_NOT_FOUND,
+        FailureReason.INVALID_CONFIGURATION,
+        FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE,
+        FailureReason.CHECKPOINT_STORAGE_FULL,
+        FailureReason.CHECKPOINT_STORAGE_MISSING,
+        FailureReason.CHECKPOINT_ACCESS_DENIED,
+        FailureReason.CHECKPOINT_INCOMPATIBLE,
+        FailureReason.CHECKPOINT_DAMAGED,
+        FailureReason.TRAINING_UNSTABLE,
+    }
+)
+
+
+class Failure(Message):
+    """What went wrong, as a sentence for the user; `exit_code` is the worker's (negative: a signal). `fence` is the
+    generation that shut this one out of the checkpoints, where that is what went wrong."""
+
+    reason: FailureReason
+    message: str
+    exit_code: int | None = None
+    rank: int | None = None
+    fence: int | None = None
+
+
+class MemoryEstimate(Message):
+    """Bytes that a rank is estimated to need at the peak of a step: what is kept, and what comes and goes
+    (`activations`, and as `working` what is gathered, cast or reduced). `available` is what a rank has."""
+
+    total: int
+    available: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    host: int = 0
+
+
+class StrategyChoice(Message):
+    """What `strategy: auto` came to. The first generation chooses; commits carry the choice, and later
+    generations keep to it. `name` and `reason` are for people."""
+
+    strategy: str
+    zero_stage: int | None = None
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    name: str
+    reason: str
+    memory: MemoryEstimate
+
+
+class TrainerPhase(StrEnum):
+    """Where a rank is: STARTING up to and including the resume, then TRAINING, with SAVING before its end."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    SAVING = "saving"
+    DONE = "done"
+
+
+class Progress(Message):
+    """A rank's newest state; the agent passes on that of its local rank 0.
+
+    `step` counts completed optimizer steps of the job since its beginning (not of this generation).
+    `first_step_at` is when this generation completed its first step; `tokens_per_second` is the whole world's.
+    """
+
+    generation: int
+    phase: TrainerPhase = TrainerPhase.STARTING
+    step: int = 0
+    start_step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    first_step_at: datetime | None = None
+    last_step_at: datetime | None = None
+    updated_at: datetime
+    commit: CommitRef | None = None
+    checkpoint: CheckpointTimings | None = None
+    # What keeps commits from being made or read, while training goes on; None again once one is made.
+    checkpoint_failure: Failure | None = None
+    drain_seen_at: datetime | None = None
+    # Steps of the run that left no trace in the model, and how often it was rolled back, for stability's sake.
+    skipped_steps: int = 0
+    rollbacks: int = 0
+    # How often it commits and why so, and what went other than planned; sentences for the status.
+    checkpoint_interval: str | None = None
+    message: str | None = None
+    strategy: StrategyChoice | None = None
+    # Milestones of start-up for the recovery benchmark: name -> when.
+    milestones: dict[str, datetime] = Field(default_factory=dict)
+
+
+class OutcomeKind(StrEnum):
+    DRAINED = "drained"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Outcome(Message):
+    """How a rank ended, in its own words. Where none is left behind, the exit code speaks."""
+
+    generation: int
+    kind: OutcomeKind
+    step: int
+    commit: CommitRef | None = None
+    failure: Failure | None = None
