@@ -116,6 +116,12 @@ WRONG = [
         {"startTimeoutSeconds": 15},
         "no rank made a first step within runPolicy.startTimeoutSeconds (15)",
     ),
+    hanging(
+        "never-opens-its-session",
+        0,
+        {"startTimeoutSeconds": 10},
+        "no rank made a first step within runPolicy.startTimeoutSeconds (10)",
+    ),
     Wrong(
         name="no-account",
         spec={"podTemplate": {"serviceAccountName": "nobody"}},

@@ -495,6 +495,21 @@ def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:
     assert generation.reason == "Hang"
 
 
+@pytest.mark.parametrize("says", [True, False], ids=["is-going-to-open-a-session", "may-not-use-the-library"])
+def test_a_script_that_opens_no_session_hangs_only_if_it_was_going_to(says: bool) -> None:
+    progress = Progress(generation=1, updated_at=at(5)) if says else None
+    scene = replace(starting_job(runPolicy={"startTimeoutSeconds": 10, "failureBudget": 0}), now=at(20))
+    status = scene.all_say(phase=AgentPhase.RUNNING, progress=progress).plan().status
+    assert status.generation is not None
+    assert status.generation.reason == ("Hang" if says else None)
+    assert status.phase is (Phase.RECOVERING if says else Phase.STARTING)
+    if says:
+        ended = replace(scene.status(**dict(status)), now=at(22)).all_say(phase=AgentPhase.STOPPED, progress=progress)
+        failed_status = ended.later(10).plan().status
+        assert failed_status.phase is Phase.FAILED
+        assert "no rank made a first step within runPolicy.startTimeoutSeconds (10)" in failed_status.message
+
+
 def test_the_failure_budget_is_spent() -> None:
     scene = failed(training_job().status(failures=3), FailureReason.SCRIPT_ERROR, "ValueError").decided().later(6)
     status = scene.plan().status

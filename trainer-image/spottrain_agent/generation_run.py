@@ -177,8 +177,11 @@ class GenerationRun:
         return all(self.directory.worker_started(r) for r in range(self.assignment.processes_per_node))
 
     def progress(self) -> Progress | None:
-        """Local rank 0's newest."""
-        return self.directory.progress(0)
+        """Local rank 0's newest; that it starts, until the session opens that its script is going to open."""
+        progress, started = self.directory.progress(0), self.directory.worker_started(0)
+        if progress is None and started is not None and started.expects_session:
+            return Progress(generation=self.assignment.number, updated_at=started.started_at)
+        return progress
 
     def step_age_seconds(self) -> float:
         """Time since the newest step, or since the start, by this process's monotonic clock."""

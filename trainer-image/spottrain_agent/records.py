@@ -21,10 +21,11 @@ def worker_ended_file(local_rank: int) -> str:
 
 
 class WorkerStarted(Message):
-    """Written by a worker as its first act."""
+    """Written by a worker as its first act. `expects_session`: its script is going to open one of the library."""
 
     pid: int
     started_at: datetime
+    expects_session: bool = False
 
 
 class WorkerEnded(Message):

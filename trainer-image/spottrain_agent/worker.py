@@ -22,6 +22,7 @@ from typing import Self
 
 from spottrain_agent.processes import die_with_parent
 from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
+from spottrain_agent.script import opens_session
 from spottrain_api.contract import Entrypoint
 
 _MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
@@ -58,7 +59,7 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     console.restore()
     _forget_the_parent()
-    started = WorkerStarted(pid=os.getpid(), started_at=datetime.now(UTC))
+    started = WorkerStarted(pid=os.getpid(), started_at=datetime.now(UTC), expects_session=opens_session(entrypoint))
     started.write(run_dir / worker_started_file(local_rank))
     ended = _run_as_main(entrypoint)
     if ended.exit_code == 0:

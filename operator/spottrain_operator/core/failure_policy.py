@@ -14,9 +14,9 @@ from .members import (
     MemberState,
     culprits,
     ended_sentence,
+    is_unheard,
     killed,
     members_of,
-    says_nothing,
     worked_unseen,
 )
 from .progress import newest_progress
@@ -86,7 +86,7 @@ def heed_hang(situation: Situation, draft: Draft) -> Draft:
         return draft
     members = members_of(situation, generation)
     heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
-    if not heard or any(m.state not in STILL_IN for m in members) or says_nothing(situation, generation):
+    if not heard or any(m.state not in STILL_IN for m in members) or is_unheard(situation, generation):
         return draft
     policy = situation.spec.run_policy
     if generation.first_step_at is None:

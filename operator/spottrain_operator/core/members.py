@@ -242,9 +242,12 @@ def _without_patience(
 
 def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
     """Its script runs, but doesn't use the library: nobody can know of its steps."""
-    if generation.first_step_at is not None or _between(generation.started_at, situation.now) <= SAYS_NOTHING:
-        return False
-    return all(
+    return _between(generation.started_at, situation.now) > SAYS_NOTHING and is_unheard(situation, generation)
+
+
+def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
+    """Its script runs and has said nothing yet: it may well not use the library."""
+    return generation.first_step_at is None and all(
         m.state is MemberState.RUNNING
         and m.progress is None
         and m.report is not None

@@ -18,8 +18,10 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=4, help="of the model: a checkpoint fits only one")
     parser.add_argument("--raise-at", type=int, default=0, help="raise in this step, counted from 1")
-    parser.add_argument("--hang-at", type=int, default=0, help="wait for ever in this step")
+    parser.add_argument("--hang-at", type=int, help="wait for ever in this step; in 0, before the session")
     args = parser.parse_args()
+    if args.hang_at == 0:
+        time.sleep(3600)
 
     with spottrain.session() as session:
         training = session.prepare(

@@ -1,0 +1,47 @@
+"""Whether a script is going to open a session, as its source says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spottrain_agent.script import names_session, opens_session
+from spottrain_api.contract import Entrypoint
+
+SOURCES = [
+    pytest.param("import spottrain\nwith spottrain.session(): pass", True, id="plain"),
+    pytest.param("import spottrain as st\ndef main():\n    with st.session(): pass", True, id="by-another-name"),
+    pytest.param("def main():\n    from spottrain import session as begin", True, id="from-inside-a-function"),
+    pytest.param("from spottrain.session import session", True, id="from-its-module"),
+    pytest.param("import torch\ntorch.distributed.init_process_group()", False, id="plain-torchrun"),
+    pytest.param("import spottrain.data_order", False, id="a-part-of-the-library"),
+    pytest.param("import spottrain_extra\nspottrain_extra.session()", False, id="another-library"),
+    pytest.param("import aiohttp\nfrom spottrain import Step\naiohttp.session()", False, id="another-session"),
+    pytest.param("from . import session", False, id="relative"),
+    pytest.param("# import spottrain; spottrain.session()", False, id="a-comment"),
+    pytest.param("import spottrain\nwith spottrain.session() as", False, id="syntax-error"),
+    pytest.param("import spottrain\0", False, id="not-a-source"),
+    pytest.param("", False, id="empty"),
+]
+
+
+@pytest.mark.parametrize(("source", "wanted"), SOURCES)
+def test_what_a_source_says(source: str, wanted: bool) -> None:
+    assert names_session(source.encode()) is wanted
+
+
+def test_a_script_is_found_where_it_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    (package / "program").mkdir(parents=True)
+    for file in (tmp_path / "train.py", package / "train.py", package / "program" / "__main__.py"):
+        file.write_text("import spottrain\nspottrain.session()")
+    (package / "__init__.py").write_text("raise RuntimeError('this is not for looking to run')")
+    assert opens_session(Entrypoint(script="train.py", working_dir=str(tmp_path)))
+    assert opens_session(Entrypoint(module="package.train", working_dir=str(tmp_path)))
+    assert opens_session(Entrypoint(module="package.program", working_dir=str(tmp_path)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend("")  # where the worker puts the program's own folder
+    assert opens_session(Entrypoint(module="package.program", working_dir="/"))
+    assert not opens_session(Entrypoint(module="json.tool"))
+    assert not opens_session(Entrypoint(script="nowhere.py", working_dir=str(tmp_path)))
