@@ -37,3 +37,5 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
         status = run.finish()
     assert status.failures == 0
     assert status.preemptions_without_notice == 2
+    # What the interval of commits is reckoned with: neither was a loss.
+    assert [t.from_memory for t in status.transitions if t.reason == "NodeLost"] == [True, True]

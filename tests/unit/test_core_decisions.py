@@ -20,7 +20,9 @@ from spottrain_api.contract import (
     FailureReason,
     Interruptions,
     LossSpikeConfig,
+    MemoryCheckpoint,
     MemoryEstimate,
+    MemoryStep,
     Notice,
     NoticeKind,
     Progress,
@@ -662,6 +664,48 @@ def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
     # What happens to the generation itself changes nothing in what it was told: an assignment is told once.
     own_end = scene.status(transitions=(*transitions, ended(4, "Preempted", True)))
     assert assignment_for(own_end.observed.job, "u1").revision == told.revision
+
+
+@pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
+def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int) -> None:
+    def ended(generation: int, **said: Any) -> Transition:
+        return Transition(generation=generation, at=at(50), **said)
+
+    transitions = (
+        ended(1, reason="NodeLost"),
+        ended(2, reason="NodeLost", from_memory=True),
+        ended(3, reason="Preempted", with_notice=True, from_memory=True),  # its drain wasn't done in time
+        ended(4, reason="Failure", from_memory=True),
+    )
+    scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": replicas})
+    scene = scene.status(transitions=transitions, start_time=START).generation(number=5, started_at=at(60))
+    told = assignment_for(scene.observed.job, "u1")
+    assert told.generation is not None
+    interruptions = told.generation.trainer.checkpoint.interruptions
+    assert interruptions == Interruptions(num=3, num_noticed=1, num_covered=covered, observed_seconds=60.0)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 1, 2)], ids=["complete", "a-member-and-its-peer-at-once"])
+def test_a_generation_that_begins_in_memory_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
+    held = MemoryStep(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
+    scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": 1}).without_pod(4).decided()
+    scene = scene.all_say(phase=AgentPhase.STOPPED, memory_port=9000, held=(held,)).decided()
+    status = scene.later(6).plan().status
+    assert status.generation is not None
+    assert (status.generation.number, status.generation.memory is not None) == (2, len(ranks) == 4)
+    [transition] = status.transitions
+    assert (transition.reason, transition.from_memory) == ("NodeLost", len(ranks) == 4)
+
+
+@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-memory", "fell-back"])
+def test_a_loss_is_covered_where_training_went_on_from_memory(start_step: int, covered: bool) -> None:
+    lost = Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_memory=True)
+    memory = MemoryCheckpoint(generation=1, sequence=3, step=48, world_size=4, holders=())
+    scene = training_job().status(transitions=(lost,)).generation(number=2, memory=memory, first_step_at=at(90))
+    resumed = training(start_step + 2).model_copy(update={"generation": 2, "start_step": start_step})
+    status = scene.all_say(generation=2, progress=resumed).plan().status
+    [transition] = status.transitions
+    assert (transition.from_memory, transition.steps_redone) == (covered, 50 - start_step)
 
 
 def test_cost_and_goodput_are_of_the_time_between_passes() -> None:

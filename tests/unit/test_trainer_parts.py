@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from spottrain import random_state
@@ -99,6 +101,19 @@ def test_the_automatic_interval_follows_what_was_observed() -> None:
     assert seconds(10_000, 10_000, 10_000) == MAX_INTERVAL_SECONDS
 
 
+@given(losses=st.integers(0, 50), covered=st.integers(0, 50), hours=st.floats(0, 10_000))
+def test_what_peers_memory_covered_is_no_loss_to_the_interval(losses: int, covered: int, hours: float) -> None:
+    cost = CheckpointCost(stall_seconds=0.5, total_seconds=1.0)
+
+    def seconds(num: int, num_covered: int, hours: float = hours) -> float:
+        seen = Interruptions(num=num, num_covered=num_covered, observed_seconds=3600 * hours)
+        return CommitInterval.parse("auto", seen).optimal_seconds(cost)
+
+    assert seconds(losses + covered, covered) == seconds(losses, 0)
+    assert seconds(losses, 0) <= seconds(losses, 0, hours + 1) <= MAX_INTERVAL_SECONDS
+    assert seconds(losses + 1, 0) <= seconds(losses + 1, 1)
+
+
 def test_the_interval_is_explained() -> None:
     seen = Interruptions(num=5, num_noticed=3, observed_seconds=7200)
     cost = CheckpointCost(stall_seconds=0.5, total_seconds=2.0)
@@ -108,6 +123,11 @@ def test_the_interval_is_explained() -> None:
     assert CommitInterval.parse("auto", seen).explain(cost) == (
         "auto: every 60 s, as a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice"
+    )
+    covered = seen.model_copy(update={"num_covered": 1})
+    assert CommitInterval.parse("auto", covered).explain(cost) == (
+        "auto: every 73 s, as a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
+        "interruptions in 2.0 h came without notice, 1 of them covered by peers' memory"
     )
 
 

@@ -3,7 +3,9 @@
 `auto` follows Young (1974) and Daly (2006): with a checkpoint that costs C seconds of training and a mean
 time M between losses, the least time is lost with a checkpoint every sqrt(2 * C * M) seconds. An interruption
 with notice loses nothing, so that M counts those without: of N interruptions in T seconds, of which a share r
-came with notice, T / (N * (1 - r)).
+came with notice, T / (N * (1 - r)). Nor does M count those after which training went on from peers' memory: what
+they cost, a step or two, is the same at any interval. What memory did not cover (a member and its peer at once, or
+all of them) is what checkpoints are left for.
 """
 
 from __future__ import annotations
@@ -77,10 +79,11 @@ class CommitInterval:
             return f"auto: the first after {MIN_INTERVAL_SECONDS:g} s, to measure what a checkpoint costs"
         seen = self.interruptions
         unnoticed = seen.num - seen.num_noticed
+        covered = f", {seen.num_covered} of them covered by peers' memory" if seen.num_covered else ""
         return (
             f"auto: every {self.optimal_seconds(cost):.0f} s, as a checkpoint stops training for "
             f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {unnoticed} of "
-            f"{seen.num} interruptions in {seen.observed_seconds / 3600:.1f} h came without notice"
+            f"{seen.num} interruptions in {seen.observed_seconds / 3600:.1f} h came without notice{covered}"
         )
 
 
@@ -100,6 +103,7 @@ class CheckpointCost:
 
 
 def seconds_between_losses(seen: Interruptions) -> float:
-    """Mean time between interruptions without notice: what was observed, beside the prior."""
-    losses = seen.num - seen.num_noticed
+    """Mean time between losses, which are interruptions without notice that peers' memory didn't cover: what was
+    observed, beside the prior."""
+    losses = seen.num - seen.num_noticed - seen.num_covered
     return (PRIOR_SECONDS_BETWEEN_LOSSES + seen.observed_seconds) / (1 + losses)

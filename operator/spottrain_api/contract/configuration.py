@@ -26,10 +26,12 @@ class DrainRequest(Message):
 
 
 class Interruptions(Message):
-    """What a job has seen of preemptions before this generation: `num_noticed` of `num` came with notice."""
+    """What a job has seen of preemptions before this generation: `num_noticed` of `num` came with notice, and after
+    `num_covered` of the others training went on from peers' memory."""
 
     num: int = 0
     num_noticed: int = 0
+    num_covered: int = 0
     observed_seconds: float = 0.0
 
 

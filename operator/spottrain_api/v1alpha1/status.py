@@ -103,6 +103,7 @@ class Transition(StatusResource):
     reason: str  # "Preempted", "NodeLost", "Grow", "Failure", "Suspend", "Edited", "Hang", ...
     message: str = ""
     with_notice: bool = False
+    from_memory: bool = False  # the next generation went on from a step in members' memory
     at: datetime
     last_step: int = 0
     last_step_at: datetime | None = None

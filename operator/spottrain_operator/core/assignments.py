@@ -67,12 +67,15 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     """Of the transitions before `generation`, so that it stays the same while that runs."""
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
+    # What memory covered counts as a loss again where the job doesn't ask for replicas any more.
+    covers = job.spec.checkpoint.peer_replicas > 0
     since = job.status.start_time or generation.started_at
     if len(job.status.transitions) == MAX_TRANSITIONS:
         since = job.status.transitions[0].at  # older ones are forgotten
     return Interruptions(
         num=len(before),
         num_noticed=sum(t.with_notice for t in before),
+        num_covered=sum(covers and t.from_memory and not t.with_notice for t in before),
         observed_seconds=max(0.0, seconds_between(since, generation.started_at)),
     )
 

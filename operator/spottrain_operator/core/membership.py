@@ -133,9 +133,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     last = draft.status.generation
     number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
     generation = _generation(situation, draft, number, chosen)
+    begun = {"world_size_after": generation.world_size, "from_memory": generation.memory is not None}
     transitions = tuple(
-        t if t.world_size_after is not None else t.model_copy(update={"world_size_after": generation.world_size})
-        for t in draft.status.transitions
+        t if t.world_size_after is not None else t.model_copy(update=begun) for t in draft.status.transitions
     )
     draft = draft.update(
         generation=generation,
