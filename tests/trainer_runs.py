@@ -41,6 +41,7 @@ class Run:
     strategy: str = "ddp"
     dropout: float = 0.0
     precision: str = "fp32"
+    activation_checkpointing: bool = False
     uri: str | None = None
     endpoint_url: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Run:
             seed=5,
             strategy=self.strategy,
             precision=self.precision,
+            activation_checkpointing=self.activation_checkpointing,
             global_batch=self.global_batch,
             micro_batch=3,
             checkpoint=CheckpointConfig(

@@ -24,6 +24,7 @@ from spottrain_api.contract import DrainRequest  # noqa: E402
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
+COMPILE = "COMPILE" in os.environ  # by the framework; the backend "eager" needs no compiler
 spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
 
@@ -102,6 +103,8 @@ def train_with_transformers(session: spottrain.Session, model: nn.Module) -> nn.
         disable_tqdm=True,
         use_cpu=True,
         ddp_find_unused_parameters=False,
+        torch_compile=COMPILE,
+        torch_compile_backend="eager" if COMPILE else None,
         log_level="error",
     )
     trainer = SpottrainTrainer(
@@ -157,7 +160,7 @@ def train_with_accelerate(session: spottrain.Session) -> nn.Module:
 
     from spottrain.adapters.accelerate import AcceleratedLoop
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dynamo_backend="eager" if COMPILE else "no")
     plain = Model()
     optimizer = make_optimizer(plain)
     model, optimizer, scheduler = accelerator.prepare(plain, optimizer, make_scheduler(optimizer))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spottrain.audit import read_audit
-from spottrain_api.contract import StabilityAction, StabilityConfig
+from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 SCRIPT = Path(__file__).with_name("adapter_script.py")
@@ -77,3 +77,32 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
     wanted = steady.parameters()
     assert run.progress().skipped_steps == 1
     assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
+
+
+INSTEAD = {
+    "transformers": "activationCheckpointing (gradient_checkpointing in TrainingArguments)",
+    "lightning": "activationCheckpointing (torch.utils.checkpoint in the module)",
+    "accelerate": "activationCheckpointing (torch.utils.checkpoint in the model)",
+}
+
+
+@pytest.mark.parametrize("loop", INSTEAD)
+def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_path: Path, fork: Any) -> None:
+    run = run_of(loop, tmp_path, fork, activation_checkpointing=True)
+    [outcome] = run.generate(1)
+    assert outcome is not None
+    assert (outcome.kind, outcome.step) == (OutcomeKind.FAILED, 0)
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert INSTEAD[loop] in outcome.failure.message
+
+
+@pytest.mark.parametrize("loop", ["transformers", "accelerate"])
+def test_a_model_that_the_framework_compiles_is_the_same_in_commits(loop: str, tmp_path: Path, fork: Any) -> None:
+    run = run_of(loop, tmp_path, fork, environment={"COMPILE": "yes"})
+    run.generate(2, {1: {3: "drain"}})
+    assert 3 <= assert_drained(run) <= 5
+    run.environment.clear()
+    run.generate(1)
+    assert_succeeded(run)
+    assert read_audit(tmp_path / "audit").num_redone == 0

@@ -201,19 +201,23 @@ class Session:
         tokens_per_sample: int | None = None,
         num_workers: int = 0,
         stateful: Mapping[str, Stateful] | None = None,
+        instead: Mapping[str, str] | None = None,
     ) -> Training:
         """Take in a model that another framework has spread (as DDP or FSDP2, or not at all) and trains in a loop
         of its own: drive its steps by a `ForeignLoop`, as the adapters do.
 
-        What the job says of precision, activation checkpointing, compiling and DeepSpeed is the framework's
-        business then. `stateful` are parts of the framework that are saved and resumed together with the model;
-        their states are plain values.
+        Precision, activation checkpointing, compiling and the settings of FSDP are the framework's business then:
+        raises UserError where the job asks for them, with what `instead` says, by the field, of where the framework
+        has them. `stateful` are parts of the framework that are saved and resumed together with the model; their
+        states are plain values.
         """
-        from spottrain.engines.adopted import AdoptedEngine  # with FSDP, which takes its time
+        from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # with FSDP, which takes its time
 
         engine = AdoptedEngine(optimizer)
+        model = getattr(model, "_orig_mod", model)  # of torch.compile, around what the framework has spread
         with _as_user_errors():
             engine.check(self.config.strategy, model)
+            refuse_unapplied(self.config, instead or {})
         spread, _ = engine.wrap(model, lambda _: optimizer)
         return self._assemble(
             engine,

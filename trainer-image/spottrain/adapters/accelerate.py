@@ -30,6 +30,15 @@ from spottrain.loader import MapDataset
 from spottrain.session import Session
 from spottrain_api.contract import FailureReason
 
+# Where Accelerate has what the job must leave to it.
+_ARGUMENTS = {
+    "precision": "mixed_precision of Accelerator",
+    "activationCheckpointing": "torch.utils.checkpoint in the model",
+    "compile": "dynamo_backend of Accelerator",
+    "fsdp": "FullyShardedDataParallelPlugin with fsdp_version 2",
+    "deepspeed": "only in spottrain's own loop",
+}
+
 
 class AcceleratedLoop(ForeignLoop):
     """The steps of a run for a script that calls Accelerate; making one is a collective that resumes."""
@@ -66,6 +75,7 @@ class AcceleratedLoop(ForeignLoop):
             dataset=dataset,
             collate=collate,
             stateful={"scaler": scaler} if scaler is not None else None,
+            instead=_ARGUMENTS,
         )
         super().__init__(training, total)
         optimizer.optimizer.register_step_pre_hook(self.before_update)

@@ -28,6 +28,15 @@ from spottrain.loader import MapDataset
 from spottrain.session import Session
 from spottrain_api.contract import FailureReason
 
+# Where Lightning has what the job must leave to it.
+_ARGUMENTS = {
+    "precision": 'precision of Lightning\'s Trainer, such as "bf16-mixed"',
+    "activationCheckpointing": "torch.utils.checkpoint in the module",
+    "compile": "compile() of the module's parts, in its configure_model",
+    "fsdp": "SpottrainStrategy is DDP",
+    "deepspeed": "SpottrainStrategy is DDP",
+}
+
 
 class SessionEnvironment(ClusterEnvironment):
     """Tells Lightning what the session knows of the ranks, whoever has started them."""
@@ -131,6 +140,7 @@ class SpottrainStrategy(DDPStrategy):
             scheduler=schedules[0].scheduler if schedules else None,
             dataset=self._dataset,
             collate=self._collate,
+            instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, trainer.max_steps)
         trainer.accumulate_grad_batches = training.plan.num_micro_batches

@@ -29,6 +29,14 @@ from spottrain_api.contract import FailureReason
 # What a TrainerState has of the run, beside what follows from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
 _IGNORED_LABEL = -100
+# Arguments for what the job must leave to the Trainer.
+_ARGUMENTS = {
+    "precision": "bf16 or fp16 in TrainingArguments",
+    "activationCheckpointing": "gradient_checkpointing in TrainingArguments",
+    "compile": "torch_compile in TrainingArguments",
+    "fsdp": "fsdp and fsdp_config in TrainingArguments, with version 2",
+    "deepspeed": "not supported under the Trainer",
+}
 
 
 class SpottrainCallback(TrainerCallback):
@@ -93,6 +101,7 @@ class SpottrainTrainer(Trainer):
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
             num_workers=self.args.dataloader_num_workers,
             stateful={"trainer": self} | ({"scaler": scaler} if scaler is not None else {}),
+            instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, state.max_steps)
         self.optimizer.optimizer.register_step_pre_hook(self.loop.before_update)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.alias_generators import to_camel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -12,6 +14,36 @@ from torch.optim import Optimizer
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
 from spottrain.engines.native import load_named_state, named_state
+from spottrain_api.contract import TrainerConfig
+
+
+def refuse_unapplied(config: TrainerConfig, instead: Mapping[str, str]) -> None:
+    """Raises ValueError where the job asks for what is only applied in a loop of this library's. `instead` says by
+    the field where the framework has it."""
+    fields = list(_unapplied(config))
+    if fields:
+        advice = ", ".join(
+            f"{field} ({instead.get(field.partition('.')[0], 'the setting of that library')})" for field in fields
+        )
+        raise ValueError(
+            "what the job says here has no effect in a loop that another library owns; leave it out of the job, and "
+            f"use that library's own: {advice}"
+        )
+
+
+def _unapplied(config: TrainerConfig) -> Iterator[str]:
+    """Fields of the job that aren't as they are by default, and would be ignored."""
+    by_default = TrainerConfig(job="", generation=0, attempt_id="")
+    for name in ("precision", "activation_checkpointing", "compile"):
+        if getattr(config, name) != getattr(by_default, name):
+            yield to_camel(name)
+    for part in ("fsdp", "deepspeed"):
+        said, usual = getattr(config, part), getattr(by_default, part)
+        yield from (
+            f"{part}.{to_camel(name)}"
+            for name in type(said).model_fields
+            if getattr(said, name) != getattr(usual, name)
+        )
 
 
 class AdoptedEngine:
@@ -25,7 +57,12 @@ class AdoptedEngine:
 
     @staticmethod
     def check(strategy: str, model: nn.Module) -> None:
-        """Raises ValueError where the job wants another strategy than the framework has taken."""
+        """Raises ValueError where the job wants another strategy than the framework has taken, or can take."""
+        if strategy == "deepspeed":
+            raise ValueError(
+                "strategy deepspeed needs spottrain's own loop (session.prepare); with another library's use its DDP "
+                "or FSDP2, and auto, ddp or fsdp in the job"
+            )
         if any(isinstance(module, FSDPModule) for module in model.modules()):
             taken = "fsdp"
         elif isinstance(model, DistributedDataParallel):
