@@ -149,7 +149,7 @@ class Run:
             "leave_after": self.leave_after,
             "num_samples": self.num_samples,
             "width": self.width,
-            "errno": f"{self.folder}/errno",
+            "errnos": [f"{self.folder}/errno", f"{self.folder}/errno-{rank}"],
             "kill_at": self.kill_at.get(rank),
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,

@@ -153,6 +153,35 @@ class FailingStorage:
         raise StorageUnavailable("the disk of rank 1 is full")
 
 
+class UnreachableStorage(FailingStorage):
+    """A store to which this rank can't write at all."""
+
+    def put(self, key: str, data: Any, **condition: Any) -> str:
+        raise StorageUnavailable("rank 1 is cut off")
+
+
+def one_rank_is_cut_off(me: Rank) -> None:
+    """It can't say so in the store, where rank 0 would wait for its receipt; the ranks tell each other."""
+    me.checkpointer.latest()
+    if me.rank == 1:
+        me.storage = UnreachableStorage(me.storage)  # type: ignore[assignment]
+    me.checkpointer = me.new_checkpointer()
+    with pytest.raises(SaveFailed, match="given up, as rank 1 failed: the disk of rank 1 is full"):
+        me.save(10, asynchronous=False)
+    in_background = me.save(20)
+    in_background.join(0.0 if me.rank == 0 else None)
+    assert me.checkpointer.has_failed == (me.rank == 1)
+    me.checkpointer.hear_of_failures(None)
+    assert not me.checkpointer.has_failed
+    with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
+        in_background.wait()
+    before = me.save(30)
+    assert before is not None
+    me.checkpointer.settle()  # as before a roll-back
+    assert before.done
+    assert me.checkpointer.latest() is None
+
+
 def one_rank_fails(me: Rank) -> None:
     """All ranks hear of the failure at once, and the next save is fine."""
     me.checkpointer.latest()
@@ -216,7 +245,7 @@ def busy(me: Rank) -> None:
 
 def agreement(me: Rank) -> None:
     """One start of the processes for all of these; each has a store of its own."""
-    for scenario in (one_rank_fails, unsupported_on_one_rank, busy):
+    for scenario in (one_rank_fails, one_rank_is_cut_off, unsupported_on_one_rank, busy):
         scenario(replace(me, uri=f"{me.uri}/{scenario.__name__}"))
 
 

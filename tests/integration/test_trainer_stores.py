@@ -132,6 +132,22 @@ def test_training_survives_what_befalls_a_folder(run: Run) -> None:
             await_commit(run)
 
 
+def test_a_rank_that_cannot_reach_the_store_is_not_waited_for(run: Run) -> None:
+    """Nor can it leave word there: its receipt would be awaited for ten minutes, without any other save."""
+    unreachable = run.folder / "errno-1"
+    with training(run):
+        unreachable.write_text(str(errno.EHOSTUNREACH))
+        failure = await_failure(run)
+        assert "was given up, as rank 1 failed: " in failure.message
+        wait_for(lambda: run.progress(1).checkpoint_failure, "rank 1 says why itself")
+        own = run.progress(1).checkpoint_failure
+        assert own is not None
+        assert own.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
+        assert own.message in failure.message
+        unreachable.unlink()
+        await_commit(run)
+
+
 def test_the_last_step_waits_for_its_store(run: Run) -> None:
     refusal = run.folder / "errno"
     with run.running(WORLD_SIZE):
@@ -165,15 +181,16 @@ def test_a_drain_without_a_store_leaves_the_newest_commit(run: Run) -> None:
         assert run.progress().start_step == stands.step
 
 
-def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run) -> None:
+@pytest.mark.parametrize("refusal", ["errno", "errno-1"], ids=["all ranks", "one rank"])
+def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run, refusal: str) -> None:
     with run.running(WORLD_SIZE, steps=MANY_STEPS):
         wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
         await_commit(run)
-        (run.folder / "errno").write_text(str(errno.ENOSPC))
+        (run.folder / refusal).write_text(str(errno.ENOSPC))
         await_failure(run)
         run.drain()
         wait_for(lambda: run.progress().phase == "saving", "the last commit is tried", 60)
-        (run.folder / "errno").unlink()
+        (run.folder / refusal).unlink()
     assert_drained(run)
 
 

@@ -66,14 +66,15 @@ def slow_down_uploads(seconds: float) -> None:
     FileStorage.upload = slow_upload  # type: ignore[method-assign]
 
 
-def obey_the_disk(errno: Path) -> None:
-    """While that file is there, writing checkpoints fails as it does with the error number in it."""
+def obey_the_disk(errnos: list[Path]) -> None:
+    """While one of these files is there, writing checkpoints fails as it does with the error number in it."""
     write = FileStorage._write
 
     def write_or_fail(self: FileStorage, key: str, data: Any) -> None:
-        if errno.exists():
-            number = int(errno.read_text())
-            raise OSError(number, os.strerror(number))
+        for errno in errnos:
+            if errno.exists():
+                number = int(errno.read_text())
+                raise OSError(number, os.strerror(number))
         write(self, key, data)
 
     FileStorage._write = write_or_fail  # type: ignore[method-assign]
@@ -125,7 +126,7 @@ inputs = torch.randn(RANK_SETTINGS["num_samples"], RANK_SETTINGS["width"], gener
 targets = inputs.sum(dim=1)
 dataset = [(inputs[index], targets[index]) for index in range(len(inputs))]
 slow_down_uploads(RANK_SETTINGS["upload_seconds"])
-obey_the_disk(Path(RANK_SETTINGS["errno"]))
+obey_the_disk([Path(errno) for errno in RANK_SETTINGS["errnos"]])
 if 0 in RANK_SETTINGS["faults"]:
     strike(0)
 

@@ -318,25 +318,25 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
     assert [key for key, _ in storage.list("attempts/") if "s000000020" in key]
 
 
+def persist(storage: MemoryStorage, rank: int) -> Persist:
+    """The part of one of two ranks in a save."""
+    return Persist(
+        storage=storage,
+        attempt=Attempt.new(1, 10, "a"),
+        handle=SaveHandle(10, 4, 0.0),
+        data=memoryview(b"1234"),
+        receipt=Receipt(rank=rank, world_size=2),
+        tree={},
+        extra={},
+        resumed_from_step=None,
+        receipts_timeout_seconds=60.0,
+        retention=None,
+    )
+
+
 def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
     storage = FullStorage()
-    attempt = Attempt.new(1, 10, "a")
-
-    def persist(rank: int, storage: MemoryStorage) -> Persist:
-        return Persist(
-            storage=storage,
-            attempt=attempt,
-            handle=SaveHandle(10, 4, 0.0),
-            data=memoryview(b"1234"),
-            receipt=Receipt(rank=rank, world_size=2),
-            tree={},
-            extra={},
-            resumed_from_step=None,
-            receipts_timeout_seconds=60.0,
-            retention=None,
-        )
-
-    first, second = (persist(rank, storage) for rank in range(2))
+    first, second = (persist(storage, rank) for rank in range(2))
     storage.no_room_for = "rank-00001.data"
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.run), pool.submit(second.run)]:
@@ -345,3 +345,25 @@ def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
     assert isinstance(first.handle.error, SaveFailed)
     assert "as rank 1 failed: the disk is full" in str(first.handle.error)
     assert list(storage.list("")) == []
+
+
+def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None:
+    storage = MemoryStorage()
+    first = persist(storage, 0)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(first.run)
+        failure = SaveFailed("as rank 1 failed: no route to the store")
+        first.handle.give_up(failure)
+        run.result()
+    assert first.handle.error is failure
+    assert list(storage.list("")) == []
+
+
+def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> None:
+    storage = MemoryStorage()
+    first, second = (persist(storage, rank) for rank in range(2))
+    second.run()
+    first.handle.give_up(SaveFailed("as rank 1 failed: the answer was lost"))
+    first.run()
+    assert first.handle.commit is not None
+    assert first.handle.error is None

@@ -468,7 +468,9 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
     assert decided.status.phase is Phase.RUNNING
     assert [(e.type, e.reason) for e in decided.events] == [("Warning", failure.reason.value)]
 
-    again = failing.decided().later(5)
+    # Rank 0 says later that it has given up the save; the reason stays.
+    told = Failure(reason=FailureReason.CHECKPOINT_SAVE_FAILED, message="given up, as rank 2 failed")
+    again = failing.decided().later(5).says(0, progress=training(50).model_copy(update={"checkpoint_failure": told}))
     assert again.plan().events == ()
     healed = again.says(2, progress=training(60)).plan().status
     assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"

@@ -157,6 +157,7 @@ def test_a_world_of_one_agrees_with_itself_one_boundary_later() -> None:
     agreement.start(Ballot(drain=True, loss=2.5, has_loss=True))
     assert agreement.read() == Decision(drain=True, loss=2.5)
     assert agreement.settle(Ballot(commit=True, save_seconds=1.5)) == Decision(commit=True, save_seconds=1.5)
+    assert agreement.settle(Ballot(save_failed=True)) == Decision(save_failed=True)
     assert agreement.least(3.5) == 3.5
 
 

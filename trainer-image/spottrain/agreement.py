@@ -8,7 +8,7 @@ they take the same decision there. A drain is thus followed at most two steps af
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
@@ -24,18 +24,20 @@ class Ballot:
     loss: float = 0.0  # this rank's share of the mean loss of the step before, if `has_loss`
     has_loss: bool = False
     save_seconds: float = 0.0  # rank 0's forecast of a save, if it has one; only rank 0 sees the whole of a save
+    save_failed: bool = False  # this rank's part of the newest save, which rank 0 may not know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What all ranks know of one boundary: whether any rank asked for a drain, a commit or a replica in peers'
-    memory, the mean loss, and how long a save is expected to take."""
+    memory, the mean loss, how long a save is expected to take, and whether any rank's part of one failed."""
 
     drain: bool = False
     commit: bool = False
     replicate: bool = False
     loss: float | None = None
     save_seconds: float | None = None
+    save_failed: bool = False
 
 
 class Agreement:
@@ -47,8 +49,7 @@ class Agreement:
 
     def start(self, ballot: Ballot) -> None:
         """Cast this rank's ballot; every rank does, once a boundary."""
-        said = [ballot.drain, ballot.commit, ballot.replicate, ballot.loss, ballot.has_loss, ballot.save_seconds]
-        votes = torch.tensor(said, dtype=torch.float64, device="cpu")
+        votes = torch.tensor(astuple(ballot), dtype=torch.float64, device="cpu")
         work = None
         if self._group is not None:
             work = dist.all_reduce(votes, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
@@ -62,13 +63,14 @@ class Agreement:
         self._pending = None
         if work is not None:
             work.wait()
-        drain, commit, replicate, loss, has_loss, save_seconds = votes.tolist()
+        drain, commit, replicate, loss, has_loss, save_seconds, save_failed = votes.tolist()
         return Decision(
             drain=drain > 0,
             commit=commit > 0,
             replicate=replicate > 0,
             loss=loss if has_loss else None,
             save_seconds=save_seconds or None,
+            save_failed=save_failed > 0,
         )
 
     def settle(self, ballot: Ballot) -> Decision:

@@ -142,7 +142,7 @@ class CheckpointSchedule:
         none. Learning rates and random numbers go on. A collective; raises CheckpointError."""
         if self.checkpointer is None:
             return None
-        self.checkpointer.close()  # the save under way may become the newest commit
+        self.checkpointer.settle()  # the save under way may become the newest commit
         self.newest = self.checkpointer.latest()
         if self.newest is None:
             return None
@@ -180,6 +180,16 @@ class CheckpointSchedule:
             self.failed(handle.error)
             return
         self._note(handle)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank's part of the newest save has failed, and the others haven't heard of it yet."""
+        return self.checkpointer is not None and self.checkpointer.has_failed
+
+    def hear_of_failures(self) -> None:
+        """Where a rank's part of the newest save has failed: rank 0 gives the save up. A collective."""
+        if self.checkpointer is not None:
+            self.checkpointer.hear_of_failures()
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
@@ -240,8 +250,7 @@ class CheckpointSchedule:
         needed = self.agreed_seconds
         if self.checkpointer is None or needed is None or needed <= seconds_left or step <= self.committed_step:
             return True
-        if self._handle is not None:
-            self._handle.join(max(0.0, seconds_left))
+        self.checkpointer.settle(max(0.0, seconds_left))
         self.poll()
         newest = self.reporter.progress.commit
         which = f", step {newest.step}," if newest is not None else ""  # only rank 0 hears of those in the background

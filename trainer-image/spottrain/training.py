@@ -215,6 +215,8 @@ class Training:
         self._checkpoints.agreed_seconds = decision.save_seconds
         if decision.drain:
             self._drain()
+        if decision.save_failed:
+            self._checkpoints.hear_of_failures()
         if decision.commit or self._checkpoints.interval.due_at_step(self.step):
             self._checkpoints.save(self._state, self.step)
         if decision.replicate:
@@ -234,6 +236,7 @@ class Training:
             loss=loss or 0.0,
             has_loss=loss is not None,
             save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
+            save_failed=self._checkpoints.has_failed,
         )
 
     def _observe_loss(self, decision: Decision) -> None:

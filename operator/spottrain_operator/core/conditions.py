@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract import CapacityType, FailureReason, Progress
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 
 from .capacity import places
@@ -121,7 +121,8 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     if not said:
         return draft
     failing = [p for p in said if p.checkpoint_failure is not None]
-    newest = max(failing, key=lambda p: p.updated_at, default=None)
+    # The rank that met the fault knows its reason; rank 0 only that the save was given up.
+    newest = max(failing, key=lambda p: (_knows_why(p), p.updated_at), default=None)
     failure = newest.checkpoint_failure if newest is not None else None
     if failure is None:
         message = "No save has failed since the newest commit"
@@ -130,6 +131,11 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     if known is None or (known.status, known.reason) != ("False", failure.reason.value):
         draft = draft.tell(failure.reason.value, failure.message, warning=True)
     return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)
+
+
+def _knows_why(progress: Progress) -> bool:
+    failure = progress.checkpoint_failure
+    return failure is not None and failure.reason is not FailureReason.CHECKPOINT_SAVE_FAILED
 
 
 def _suspension(phase: Phase) -> str:

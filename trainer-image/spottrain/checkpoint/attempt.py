@@ -1,7 +1,8 @@
 """An attempt: the prefix that one save, and no other, writes to.
 
 Ranks meet through the store alone: each leaves a receipt, and rank 0 collects them. So a save in the
-background needs no collective, and a rank that dies is noticed by the receipt that doesn't come.
+background needs no collective, and a rank that dies is noticed by the receipt that doesn't come. A rank that
+can't reach the store, not even to say so there, tells rank 0's training thread (`SaveHandle.give_up`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def collect_receipts(
     """Wait until every rank has left its receipt, and return them in order of rank.
 
     Each receipt's data must be there with the size that the receipt names. Raises SaveFailed when a rank
-    reports a failure, or when a receipt is missing at `deadline` (of `clock`).
+    reports a failure, or when a receipt is missing at `deadline` (of `clock`); and what `pause` raises.
     """
     wanted = {receipt_key(attempt.prefix, rank): rank for rank in range(world_size)}
     receipts: dict[int, Receipt] = {}

@@ -43,9 +43,9 @@ class Loaded:
 class Checkpointer:
     """One rank's access to a job's checkpoints.
 
-    `latest`, `load`, `save` and `prepare` are collectives: every rank calls them, in the same order, from
-    the training thread. They use `process_group` only, a gloo group that nothing else uses, so that they
-    never meet a collective of the model. What runs in the background uses no collective at all.
+    `latest`, `load`, `save`, `prepare`, `settle` and `hear_of_failures` are collectives: every rank calls them,
+    in the same order, from the training thread. They use `process_group` only, a gloo group that nothing else
+    uses, so that they never meet a collective of the model. What runs in the background uses no collective at all.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Checkpointer:
         sharded tensors are rank 0's; `rank_state` is each rank's own.
         """
         started = time.monotonic()
-        if (wait or not asynchronous) and self._current is not None:
-            self._current.join(deadline_seconds)
+        if wait or not asynchronous:
+            self.settle(deadline_seconds)
 
         def parts() -> tuple[codec.Tensors, codec.Json, codec.Json, codec.Json]:
             return *codec.split(state), codec.encode(extra or {}), codec.encode(rank_state)
@@ -189,11 +189,13 @@ class Checkpointer:
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
             retention=self._retention if asynchronous else None,
         )
-        if asynchronous:
+        if asynchronous or self._group is not None:
             threading.Thread(target=task.run, name=f"checkpoint-{step}", daemon=True).start()
-            return handle
-        task.run()
-        handle.commit = self._agreement.from_rank_0(handle.wait)
+        else:
+            task.run()  # there is nobody to be heard meanwhile
+        if not asynchronous:
+            self.hear_of_failures(deadline_seconds)
+            handle.commit = self._agreement.from_rank_0(handle.wait)
         return handle
 
     def wait(self) -> None:
@@ -210,10 +212,38 @@ class Checkpointer:
             return 0
         return clean_up(self._storage, self._generation, Retention(last=keep_last, every=keep_every))
 
-    def close(self) -> None:
-        """Wait for the save under way; its error, if any, stays on its handle."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank's part of the newest save has failed, and the others haven't heard of it yet."""
+        current = self._current
+        return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
+
+    def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
+        """Let rank 0 give up the newest save where another rank's part of it has failed: that rank may not reach the
+        store, not even to say so there. Waits, so long, for the parts of all ranks but rank 0's. A collective."""
+        handle = self._current
+        if handle is None:
+            return
+        if self._rank != 0:
+            handle.join(timeout_seconds)
+        if (error := self._agreement.first_error(self._raise_failure)) is not None:
+            handle.give_up(error)
+
+    def settle(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the save under way has ended, well or not, or the time is over. Its error, if any, stays on its
+        handle. A collective."""
         if self._current is not None:
-            self._current.join()
+            started = time.monotonic()
+            self.hear_of_failures(timeout_seconds)
+            waited = time.monotonic() - started
+            self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
+
+    def _raise_failure(self) -> None:
+        handle = self._current
+        if self._rank != 0 and handle is not None and handle.error is not None:
+            raise SaveFailed(
+                f"The checkpoint at step {handle.step} was given up, as rank {self._rank} failed: {handle.error}"
+            )
 
     def _is_busy(self) -> bool:
         return self._current is not None and not self._current.done

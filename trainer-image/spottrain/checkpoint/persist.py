@@ -46,6 +46,9 @@ class SaveHandle:
         self.commit_begun = False
         """On rank 0: whether HEAD may name this save, whatever else is known of it."""
         self.error: CheckpointError | None = None
+        self.given_up: CheckpointError | None = None
+        """What other ranks' parts of it failed with, once the ranks have told each other."""
+        self._heard = threading.Event()
         self._finished = threading.Event()
 
     @property
@@ -64,6 +67,16 @@ class SaveHandle:
     def join(self, timeout_seconds: float | None = None) -> None:
         """Wait until this rank's part has ended, well or not, or until the time is over."""
         self._finished.wait(timeout_seconds)
+
+    def give_up(self, error: CheckpointError) -> None:
+        """Wait no longer for receipts that won't come. Changes nothing where all of them were there already."""
+        self.given_up = error
+        self._heard.set()
+
+    def pause(self, seconds: float) -> None:
+        """Let so much time pass; raises what `give_up` was told as soon as that is known."""
+        if self._heard.wait(seconds) and self.given_up is not None:
+            raise self.given_up
 
     def finish(self, error: CheckpointError | None = None) -> None:
         """Called once by the save itself."""
@@ -116,7 +129,9 @@ class Persist:
         self.storage.put(receipt_key(prefix, rank), receipt)
 
     def _commit(self, deadline: float) -> Commit:
-        receipts = collect_receipts(self.storage, self.attempt, self.receipt.world_size, deadline=deadline)
+        receipts = collect_receipts(
+            self.storage, self.attempt, self.receipt.world_size, deadline=deadline, pause=self.handle.pause
+        )
         manifest = build_manifest(
             receipts,
             generation=self.attempt.generation,
