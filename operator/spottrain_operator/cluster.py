@@ -63,6 +63,10 @@ class ClusterClient(Protocol):
 
     async def get_job(self, key: JobKey) -> Manifest | None: ...
 
+    async def list_jobs(self) -> list[Manifest]:
+        """Those of all namespaces."""
+        ...
+
     async def replace_job_status(self, job: Manifest) -> Manifest:
         """Write `job["status"]` alone and return the new object; ConflictError if the job has changed since."""
         ...

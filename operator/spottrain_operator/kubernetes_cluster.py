@@ -100,6 +100,10 @@ class KubernetesCluster:
             self._call(self._custom.get_namespaced_custom_object, GROUP, VERSION, key.namespace, PLURAL, key.name)
         )
 
+    async def list_jobs(self) -> list[Manifest]:
+        answer = await self._call(self._custom.list_cluster_custom_object, GROUP, VERSION, PLURAL)
+        return list(answer["items"])
+
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
         replace = self._custom.replace_namespaced_custom_object_status

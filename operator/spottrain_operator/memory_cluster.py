@@ -63,6 +63,9 @@ class MemoryCluster:
     async def get_job(self, key: JobKey) -> Manifest | None:
         return copy.deepcopy(self.jobs.get(key))
 
+    async def list_jobs(self) -> list[Manifest]:
+        return [copy.deepcopy(job) for _, job in sorted(self.jobs.items())]
+
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
         key = JobKey(namespace=meta["namespace"], name=meta["name"])

@@ -18,6 +18,7 @@ from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
 from .apply import apply
+from .claims import RivalFinder
 from .cluster import ClusterClient, ClusterError, ForbiddenError, JobKey, Manifest
 from .controller import PassResult
 from .core.assignments import assignment_for
@@ -61,6 +62,7 @@ class Reconciler:
         self._board = board
         self._reports = reports
         self._events = EventRecorder(cluster)
+        self._rivals = RivalFinder(cluster)
         self._metrics = metrics
         self._history = history
         self._control_url = control_url
@@ -116,6 +118,7 @@ class Reconciler:
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
             refusal=self._refusals.get(key),
+            rival=await self._rivals.rival_of(job),
         )
 
     async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
@@ -156,6 +159,7 @@ class Reconciler:
 
     async def _reject(self, key: JobKey, job: Manifest, pods: Sequence[Manifest], sentence: str) -> PassResult:
         """The job can't be run as it is: it fails, and its pods go."""
+        self._rivals.forget(key)
         before = job_status(job)
         if before.phase is not Phase.FAILED:
             job = await self._write_status(job, failed_status(before, sentence, self._now()))
@@ -180,6 +184,7 @@ class Reconciler:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._refusals.pop(key, None)
+        self._rivals.forget(key)
         self._metrics.forget(key)
         self._history.forget(key)
 

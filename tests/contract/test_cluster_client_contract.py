@@ -134,6 +134,14 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.read_config_map(setup.namespace, "nobody") is None
 
 
+async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:
+    setup.put_job("other")
+    found = await setup.cluster.list_jobs()
+    mine = [each for each in found if each["metadata"]["namespace"] == setup.namespace]
+    assert sorted(each["metadata"]["name"] for each in mine) == ["gpt", "other"]
+    assert next(each for each in mine if each["metadata"]["name"] == "gpt") == job
+
+
 async def test_a_status_is_written_once_per_version(setup: Setup, job: Manifest) -> None:
     written = await setup.cluster.replace_job_status(job | {"status": {"phase": "Running", "message": "first"}})
     assert written["status"]["phase"] == "Running"

@@ -136,7 +136,7 @@ class Jobs:
             "batch": {"global": 8},
             # The pods need not run: no node has that many accelerators.
             "resources": {"limits": {"nvidia.com/gpu": "64"}},
-            "checkpoint": {"uri": "s3://checkpoints/none"},
+            "checkpoint": {"uri": f"s3://checkpoints/{self.namespace}/{name}"},
         }
         job = {
             "apiVersion": "spottrain.dev/v1alpha1",
@@ -239,3 +239,21 @@ def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kube
     wait_for(lambda: jobs.status("gpt").get("phase") == "Suspended" and not jobs.pods("gpt"), "suspended")
     suspend(False)
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "resumed")
+
+
+def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl
+) -> None:
+    uri = f"s3://checkpoints/{jobs.namespace}/shared"
+    jobs.apply("older", checkpoint={"uri": uri})
+    created = kubectl.get("tj", "older", "-n", jobs.namespace)["metadata"]["creationTimestamp"]
+    wait_for(lambda: len(jobs.pods("older")) == 3, f"its pods\n{operator.log()}")
+    wait_for(lambda: f"{datetime.now(UTC):%FT%TZ}" > created, "the next second: two jobs of one aren't ordered")
+    jobs.apply("younger", checkpoint={"uri": f"{uri}/"})
+    wait_for(lambda: "older, which comes first" in jobs.status("younger").get("message", ""), "it says why it waits")
+    operator.end(signal.SIGKILL)
+    operator.start()  # the new one knows of both before it decides about either
+    operator.wait_ready()
+    assert [len(jobs.pods(name)) for name in ("older", "younger")] == [3, 0]
+    kubectl("delete", "tj", "older", "-n", jobs.namespace)
+    wait_for(lambda: len(jobs.pods("younger")) == 3, f"it goes on by itself\n{operator.log()}")

@@ -44,6 +44,7 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
     ReportView,
+    Rival,
 )
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.situation import Situation
@@ -777,3 +778,61 @@ def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
         non_finite=StabilityAction.SKIP,
         loss_spike=LossSpikeConfig(factor=3, window=20, action=StabilityAction.ROLLBACK),
     )
+
+
+RIVAL = Rival(namespace="team", name="older", uri="s3://b/run/")
+
+
+def with_rival(scene: Scene, uri: str = RIVAL.uri) -> Scene:
+    return replace(scene, observed=replace(scene.observed, rival=replace(RIVAL, uri=uri)))
+
+
+def blocked(status: TrainingJobStatus) -> str | None:
+    return next((c.status for c in status.conditions if c.type == "Blocked"), None)
+
+
+RIVALRY = {
+    "new": (replace(waiting_job(0), now=START), "True", Phase.PENDING),
+    "its pods are up": (replace(waiting_job(), now=at(3)), "True", Phase.PENDING),
+    "it runs": (training_job(), None, Phase.RUNNING),
+    "between generations": (training_job().generation(state=GenerationState.ENDED), "True", Phase.RECOVERING),
+    "suspended": (replace(waiting_job(0, runPolicy={"suspend": True}), now=START), None, Phase.SUSPENDED),
+}
+
+
+@pytest.mark.parametrize(("scene", "truth", "phase"), RIVALRY.values(), ids=RIVALRY)
+def test_a_job_waits_for_the_one_that_comes_first_at_its_checkpoints(
+    scene: Scene, truth: str | None, phase: Phase
+) -> None:
+    before = scene.observed.job.status.generation
+    held = with_rival(scene)
+    decided = held.plan()
+    status = decided.status
+    assert (blocked(status), status.phase) == (truth, phase)
+    assert not [action for action in decided.actions if isinstance(action, CreatePod)]
+    assert (status.generation and status.generation.number) == (before and before.number)
+    if truth is None:
+        assert decided.actions == scene.plan().actions
+        return
+    assert {action.uid for action in decided.actions if isinstance(action, DeletePod)} == set(held.observed.reports)
+    assert [(event.type, event.reason) for event in decided.events][-1:] == [("Warning", "CheckpointURIInUse")]
+    assert "team/older, which comes first: apply this job anew with another checkpoint.uri" in status.message
+    again = held.decided().plan()
+    assert (again.status, again.events) == (status, ())
+    free = scene.job(status=status).later(6).plan()
+    assert blocked(free.status) == "False"
+    assert free.actions or free.status.generation != before
+    assert "checkpoint.uri" not in free.status.message
+
+
+@pytest.mark.parametrize(
+    ("other", "relation"),
+    [
+        ("s3://b/run", "is also that of the unfinished job"),
+        ("s3://b", "lies inside that (s3://b) of the unfinished job"),
+        ("s3://b/run/x", "contains that (s3://b/run/x) of the unfinished job"),
+    ],
+)
+def test_how_the_folders_lie_is_said(other: str, relation: str) -> None:
+    scene = with_rival(replace(waiting_job(0, checkpoint={"uri": "s3://b/run/"}), now=START), other)
+    assert f"checkpoint.uri (s3://b/run/) {relation}" in scene.plan().status.message

@@ -36,7 +36,8 @@ FINISHED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 class Condition(StatusResource):
-    """As metav1.Condition. Types: Ready, Progressing, Preempted, SpotAvailable, Suspended, Succeeded, Failed."""
+    """As metav1.Condition. Types: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, Blocked,
+    Suspended, Succeeded, Failed."""
 
     type: str
     status: str  # "True", "False", "Unknown"

@@ -16,6 +16,7 @@ from spottrain_api.v1alpha1 import (
 from .draft import Draft
 from .failure_policy import start_failures
 from .model import CreatePod, DeletePod
+from .rivals import rival_of
 from .situation import PodFacts, Situation
 from .timing import START_FAILURE_PAUSE, seconds_between
 from .words import counted
@@ -140,7 +141,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the pods that are missing, under names that were never used before."""
-    if situation.spec.run_policy.suspend or _pauses(situation, draft):
+    if situation.spec.run_policy.suspend or rival_of(situation, draft) or _pauses(situation, draft):
         return draft
     leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
     needed = places(situation, draft.status, leaving=leaving)

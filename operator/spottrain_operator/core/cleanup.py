@@ -8,6 +8,7 @@ from .capacity import places
 from .draft import Draft
 from .failure_policy import CANNOT_START, start_failures
 from .model import DeleteJob, DeletePod
+from .rivals import rival_of
 from .situation import BUSY, PodFacts, Situation
 from .timing import SILENT_ALONE, STRAY, STUCK_START, seconds_between
 
@@ -58,6 +59,8 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
     """Why a pod that isn't in a running generation is to be deleted, if it is."""
     if situation.spec.run_policy.suspend:
         return "the job is suspended"
+    if rival_of(situation, draft) is not None:
+        return "the job waits for another one"
     if facts.finished:
         return "its container has ended"
     if not facts.current:

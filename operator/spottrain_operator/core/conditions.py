@@ -10,6 +10,7 @@ from .causes import PREEMPTIONS
 from .draft import Draft
 from .members import says_nothing
 from .progress import reported
+from .rivals import BLOCKED
 from .situation import Situation
 from .words import counted
 
@@ -60,6 +61,9 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
     generation = status.generation
+    blocked = next((c for c in status.conditions if c.type == BLOCKED and c.status == "True"), None)
+    if blocked is not None:
+        return blocked.message
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
     ):

@@ -16,6 +16,7 @@ from .growth import coming
 from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
 from .memory import newest_in_memory
 from .progress import newest_progress, record_progress
+from .rivals import rival_of
 from .situation import PodFacts, Situation
 from .timing import (
     CULPRIT_GRACE,
@@ -124,7 +125,7 @@ def _message(
 
 def start_next(situation: Situation, draft: Draft) -> Draft:
     """Start a generation with the pods that are up, if there are enough and no more are worth waiting for."""
-    if draft.running is not None or situation.spec.run_policy.suspend:
+    if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
         return draft
     kept = places(situation, draft.status).kept
     chosen = situation.candidates(kept)[: situation.spec.nodes.max]

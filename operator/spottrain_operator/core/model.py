@@ -88,6 +88,15 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """An unfinished job that comes first at this job's checkpoint folder, or at one that holds it or lies in it."""
+
+    namespace: str
+    name: str
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job with everything a decision about it needs.
 
@@ -102,6 +111,7 @@ class Observed:
     template_hash: str
     operator_started_at: datetime
     refusal: Refusal | None = None
+    rival: Rival | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from . import (
     preemption,
     progress,
     rhythm,
+    rivals,
     transitions,
 )
 from .draft import Draft, Policy
@@ -40,6 +41,7 @@ POLICIES: tuple[Policy, ...] = (
     membership.press,
     membership.conclude,
     lifecycle.end_at_deadline,
+    rivals.give_way,
     membership.start_next,
     capacity.fall_back,
     cleanup.delete_useless,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spottrain_api.v1alpha1 import GenerationState
 
 from .draft import Draft
+from .rivals import rival_of
 from .situation import Situation
 from .timing import RECORD_INTERVAL, seconds_between
 
@@ -12,6 +13,7 @@ from .timing import RECORD_INTERVAL, seconds_between
 _ENDING = 0.5
 _WAITING = 1.0
 _SUSPENDED = 30.0
+_BLOCKED = 5.0
 
 
 def look_again(situation: Situation, draft: Draft) -> float | None:
@@ -23,6 +25,8 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
         return RECORD_INTERVAL if running.state is GenerationState.ACTIVE else _ENDING
     if situation.spec.run_policy.suspend and not situation.pods:
         return _SUSPENDED
+    if rival_of(situation, draft) is not None and not situation.pods:
+        return _BLOCKED
     return _WAITING
 
 

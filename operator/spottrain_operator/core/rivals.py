@@ -1,0 +1,45 @@
+"""Two jobs at one checkpoint folder would fence each other until both have spent their budgets: one waits."""
+
+from __future__ import annotations
+
+from .draft import Draft
+from .model import Rival
+from .situation import Situation
+
+BLOCKED = "Blocked"
+REASON = "CheckpointURIInUse"
+
+
+def rival_of(situation: Situation, draft: Draft) -> Rival | None:
+    """The job that this one waits for before it has pods and a generation; a running generation is left alone."""
+    if draft.running is not None or situation.spec.run_policy.suspend:
+        return None
+    return situation.observed.rival
+
+
+def give_way(situation: Situation, draft: Draft) -> Draft:
+    """Blocked: another unfinished job comes first at the job's checkpoint folder; an event tells when it begins."""
+    rival, now = rival_of(situation, draft), situation.now
+    known = next((c for c in draft.status.conditions if c.type == BLOCKED), None)
+    if rival is not None:
+        message = sentence(situation.spec.checkpoint.uri, rival)
+        if known is None or known.status == "False":
+            draft = draft.tell(REASON, message, warning=True)
+        return draft.condition(BLOCKED, True, REASON, message, now)
+    if known is None or known.status == "False":
+        return draft
+    return draft.condition(BLOCKED, False, "Free", "No other job comes first at checkpoint.uri", now)
+
+
+def sentence(uri: str, rival: Rival) -> str:
+    """What is wrong, and what to do."""
+    own, other = (text.rstrip("/") for text in (uri, rival.uri))
+    relation = "is also that"
+    if len(own) > len(other):
+        relation = f"lies inside that ({rival.uri})"
+    elif len(own) < len(other):
+        relation = f"contains that ({rival.uri})"
+    return (
+        f"checkpoint.uri ({uri}) {relation} of the unfinished job {rival.namespace}/{rival.name}, which comes first: "
+        "apply this job anew with another checkpoint.uri, or wait until that one is finished, or delete it"
+    )
