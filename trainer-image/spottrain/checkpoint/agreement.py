@@ -25,14 +25,19 @@ class Agreement:
         """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
         if self._group is None:
             return work()
-        outcome: list[T | CheckpointError | None] = [_outcome(work) if self._rank == 0 else None]
+        outcome: list[T | CheckpointError | None] = [attempt(work) if self._rank == 0 else None]
         dist.broadcast_object_list(outcome, group=self._group, group_src=0)
         return _result(outcome[0])
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank. A rank whose own work failed raises that; the others what failed first."""
-        outcome = _outcome(work)
-        first = self._first(outcome)
+        outcome = attempt(work)
+        (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
+        return self.settled(outcome, failed)
+
+    def settled(self, outcome: T | CheckpointError, failed: bool) -> T:
+        """As `together`, where the work is done, and known whether it failed on any rank."""
+        first = self._first(outcome) if failed else None
         if isinstance(outcome, CheckpointError):
             raise outcome
         if first is not None:
@@ -41,7 +46,9 @@ class Agreement:
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
         """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
-        return self._first(_outcome(work))
+        outcome = attempt(work)
+        (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
+        return self._first(outcome) if failed else None
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
         """Which flags are set on any rank, and a random number of rank 0's, in one small reduction."""
@@ -53,19 +60,17 @@ class Agreement:
         return [bool(flag) for flag in any_of], token
 
     def _first(self, outcome: object) -> CheckpointError | None:
+        """Of the ranks' outcomes, once it is known that not all are good."""
         error = outcome if isinstance(outcome, CheckpointError) else None
         if self._group is None:
             return error
-        failed = torch.tensor([error is not None], dtype=torch.int64)
-        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
-        if not failed.item():
-            return None
         errors: list[CheckpointError | None] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(errors, error, group=self._group)
         return next(found for found in errors if found is not None)
 
 
-def _outcome(work: Callable[[], T]) -> T | CheckpointError:
+def attempt(work: Callable[[], T]) -> T | CheckpointError:
+    """Its result, or the CheckpointError that it raised."""
     try:
         return work()
     except CheckpointError as error:

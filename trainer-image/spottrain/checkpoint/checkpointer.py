@@ -13,11 +13,12 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain.checkpoint import codec
-from spottrain.checkpoint.agreement import Agreement
+from spottrain.checkpoint.agreement import Agreement, attempt
 from spottrain.checkpoint.attempt import Attempt
+from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
-from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, SaveFailed
+from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.head import Commit, fence, read_head
 from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
@@ -38,6 +39,21 @@ class Loaded:
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
     """What this rank saved; None at another world size, where no rank is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What one rank has to save: tensors, and the rest as JSON."""
+
+    tensors: codec.Tensors
+    tree: codec.Json
+    extra: codec.Json
+    rank_state: codec.Json
+
+    @classmethod
+    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> _Parts:
+        tensors, tree = codec.split(state)
+        return cls(tensors=tensors, tree=tree, extra=codec.encode(extra or {}), rank_state=codec.encode(rank_state))
 
 
 class Checkpointer:
@@ -74,6 +90,7 @@ class Checkpointer:
         self._retention = retention
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
+        self._background = Background("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
@@ -155,15 +172,16 @@ class Checkpointer:
         if wait or not asynchronous:
             self.settle(deadline_seconds)
 
-        def parts() -> tuple[codec.Tensors, codec.Json, codec.Json, codec.Json]:
-            return *codec.split(state), codec.encode(extra or {}), codec.encode(rank_state)
-
-        tensors, tree, encoded_extra, encoded_rank_state = self._agreement.together(parts)
-        changed = self._plan is None or self._plan[1] != signature(tensors)
-        # The ranks finish their parts at different times, so only together they know how it stands.
-        (busy, unsaved, changed), unique = self._agreement.any_and_token(
-            self._is_busy(), asynchronous or not self._has_saved(step), changed
+        parts = attempt(lambda: _Parts.of(state, extra, rank_state))
+        failed = isinstance(parts, CheckpointError)
+        changed = isinstance(parts, CheckpointError) or self._is_new(parts.tensors)
+        # The ranks finish their parts at different times, so only together they know how it stands. One question is
+        # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
+        # processors that slows the copy of the others.
+        (failed, busy, unsaved, changed), unique = self._agreement.any_and_token(
+            failed, self._is_busy(), asynchronous or not self._has_saved(step), changed
         )
+        parts = self._agreement.settled(parts, failed)
         if busy and not asynchronous:
             raise SaveFailed(
                 f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
@@ -173,8 +191,8 @@ class Checkpointer:
         if not unsaved and self._current is not None:
             self._current.commit = self._agreement.from_rank_0(self._current.wait)
             return self._current
-        plan = self._planned(tensors, changed)
-        data = self._staging.stage(plan, tensors)
+        plan = self._planned(parts.tensors, changed)
+        data = self._staging.stage(plan, parts.tensors)
         handle = SaveHandle(step, plan.size, time.monotonic() - started)
         self._current = handle
         task = Persist(
@@ -182,20 +200,22 @@ class Checkpointer:
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
             handle=handle,
             data=data,
-            receipt=self._receipt(plan, encoded_rank_state),
-            tree=tree,
-            extra=encoded_extra,
+            receipt=self._receipt(plan, parts.rank_state),
+            tree=parts.tree,
+            extra=parts.extra,
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
             retention=self._retention if asynchronous else None,
         )
-        if asynchronous or self._group is not None:
+        if asynchronous:
+            self._background.submit(task.run)
+            return handle
+        if self._group is not None:
             threading.Thread(target=task.run, name=f"checkpoint-{step}", daemon=True).start()
         else:
             task.run()  # there is nobody to be heard meanwhile
-        if not asynchronous:
-            self.hear_of_failures(deadline_seconds)
-            handle.commit = self._agreement.from_rank_0(handle.wait)
+        self.hear_of_failures(deadline_seconds)
+        handle.commit = self._agreement.from_rank_0(handle.wait)
         return handle
 
     def wait(self) -> None:
@@ -254,6 +274,9 @@ class Checkpointer:
 
     def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
         return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)
+
+    def _is_new(self, tensors: codec.Tensors) -> bool:
+        return self._plan is None or self._plan[1] != signature(tensors)
 
     def _planned(self, tensors: codec.Tensors, changed: bool) -> RankPlan:
         if changed or self._plan is None:

@@ -25,6 +25,7 @@ from google.auth.exceptions import DefaultCredentialsError, TransportError
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.retry import DEFAULT_RETRY
 
+from spottrain.checkpoint.body import Body
 from spottrain.checkpoint.errors import (
     ObjectNotFound,
     PreconditionFailed,
@@ -94,7 +95,7 @@ class GcsStorage:
         names = [f"{key}.part-{index}" for index in range(-(-len(view) // size))]
         try:
             with ThreadPoolExecutor(_PARTS) as pool:
-                list(pool.map(lambda i: self.put(names[i], view[i * size : (i + 1) * size]), range(len(names))))
+                list(pool.map(lambda i: self._send(names[i], view[i * size : (i + 1) * size]), range(len(names))))
             with self._sentences(key):
                 self._blob(key).compose([self._blob(name) for name in names], retry=self._retry)
         finally:
@@ -131,6 +132,11 @@ class GcsStorage:
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
         return 0
+
+    def _send(self, key: str, part: memoryview) -> None:
+        # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
+        with self._sentences(key):
+            self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", retry=self._retry)
 
     def _bucket_exists(self) -> bool:
         exists: bool = self._bucket.exists(retry=self._retry)

@@ -11,9 +11,8 @@ import json
 import logging
 import math
 import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 
 from spottrain.checkpoint import codec
 from spottrain.checkpoint.agreement import Agreement
+from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, ObjectNotFound
@@ -73,7 +73,8 @@ class Replicas:
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._sequence = 0
         self._newest_step: int | None = None
-        self._thread: threading.Thread | None = None
+        self._background = Background("replicate")
+        self._sending: Future[None] | None = None
         self._complained = False
         self.cost_seconds: float | None = None
         """What one replica takes of training, smoothed: the wait for staging, and a share of the processors."""
@@ -144,13 +145,7 @@ class Replicas:
             ranks=(self._rank,),
         )
         stall_seconds = time.monotonic() - started
-        self._thread = threading.Thread(
-            target=self._send,
-            args=(data, receipt, other, place, stall_seconds),
-            name=f"replicate-{step}",
-            daemon=True,
-        )
-        self._thread.start()
+        self._sending = self._background.submit(lambda: self._send(data, receipt, other, place, stall_seconds))
         return True
 
     def read(self, checkpoint: MemoryCheckpoint) -> tuple[Manifest, PartReader]:
@@ -162,11 +157,11 @@ class Replicas:
 
     def close(self) -> None:
         """Wait for what is under way."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._sending is not None:
+            wait([self._sending])
 
     def _is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._sending is not None and not self._sending.done()
 
     def _send(
         self, data: memoryview, receipt: Receipt, other: bytes | None, place: MemoryStep, stall_seconds: float

@@ -1,0 +1,68 @@
+"""What runs beside the training, and the bodies that it uploads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.body import Body
+
+
+def test_work_is_done_in_order_by_one_thread() -> None:
+    background, seen = Background("worker"), []
+    done = [background.submit(lambda n=n: seen.append((n, threading.current_thread().name))) for n in range(3)]
+    wait(done)
+    assert seen == [(0, "worker"), (1, "worker"), (2, "worker")]
+
+
+def test_an_error_is_on_the_future_and_the_next_work_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    background = Background("worker")
+    failed, done = background.submit(lambda: 1 / 0), background.submit(lambda: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        failed.result()
+    assert done.result() is None
+    assert "failed" in caplog.text
+
+
+def test_submitting_waits_for_nothing() -> None:
+    background, go_on = Background("worker"), threading.Event()
+    first = background.submit(lambda: (go_on.wait(), None)[1])
+    second = background.submit(lambda: None)
+    assert not first.done()
+    go_on.set()
+    wait([first, second])
+
+
+def test_the_thread_ends_with_its_owner() -> None:
+    background = Background("worker-that-ends")
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "worker-that-ends"]
+    background.submit(lambda: None).result()
+    del background
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_body_is_read_in_pieces_without_a_copy() -> None:
+    memory = bytearray(b"abcdefgh")
+    body = Body(memoryview(memory))
+    first = body.read(3)
+    memory[0] = ord("x")
+    assert first == b"xbc"
+    assert (body.tell(), body.read(3), body.read(3), body.read(3)) == (3, b"def", b"gh", b"")
+    assert len(body) == 8
+
+
+@pytest.mark.parametrize(
+    ("offset", "whence", "rest"), [(0, 0, b"abcd"), (2, 0, b"cd"), (1, 1, b"d"), (-1, 2, b"d"), (0, 2, b"")]
+)
+def test_a_body_is_sought_as_a_file(offset: int, whence: int, rest: bytes) -> None:
+    body = Body(memoryview(b"abcd"))
+    body.read(2)
+    body.seek(offset, whence)
+    assert body.read() == rest
+    assert body.read(None) == b""
