@@ -116,7 +116,9 @@ class Persist:
             log.exception("The checkpoint at step %d failed", self.attempt.step)
             self._give_up(SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}."))
         else:
-            self._clean_up()
+            # Not in this thread, as the next save may need it.
+            if self.retention is not None and self.receipt.rank == 0:
+                threading.Thread(target=self._clean_up, args=(self.retention,), daemon=True).start()
 
     def _upload(self) -> None:
         rank, prefix = self.receipt.rank, self.attempt.prefix
@@ -176,11 +178,9 @@ class Persist:
         except CheckpointError as error:
             log.warning("What was written of step %d could not be deleted: %s", self.attempt.step, error)
 
-    def _clean_up(self) -> None:
-        if self.retention is None or self.receipt.rank != 0:
-            return
+    def _clean_up(self, retention: Retention) -> None:
         try:
-            clean_up(self.storage, self.attempt.generation, self.retention)
+            clean_up(self.storage, self.attempt.generation, retention)
         except CheckpointError as error:
             # What is left over costs space only; the next clean-up finds it again.
             log.warning("Old checkpoints could not be deleted: %s", error)
