@@ -105,7 +105,11 @@ def test_of_many_conditional_writers_exactly_one_wins(reopen: Open) -> None:
             assert writers[0].get("head") == (data, etag)
 
 
-@pytest.mark.parametrize("size", [0, 1, 8 << 20, (20 << 20) + 3], ids=["empty", "byte", "one part", "parts"])
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, 8 << 20, (20 << 20) + 3, (36 << 20) + 3],
+    ids=["empty", "byte", "one part", "parts", "larger parts"],
+)
 def test_upload_stores_every_byte(storage: CheckpointStorage, size: int) -> None:
     data = os.urandom(size)
     storage.upload("big", memoryview(data))

@@ -134,6 +134,9 @@ class GcsStorage:
         return 0
 
     def _send(self, key: str, part: memoryview) -> None:
+        if len(part) <= _SMALLEST_PART:
+            self.put(key, part)  # Google's client sends so much in one request, for which it wants bytes
+            return
         # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
         with self._sentences(key):
             self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", retry=self._retry)
