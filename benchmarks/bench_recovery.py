@@ -13,6 +13,7 @@ import platform
 import shutil
 import socket
 import statistics
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import matplotlib
@@ -31,7 +32,7 @@ CASES = {
     "store-host": "the host of the rendezvous store is gone",
 }
 WARM_STEPS = 150
-PATIENCE_SECONDS = 200.0
+PATIENCE_SECONDS = 400.0
 
 
 def free_port() -> int:
@@ -40,91 +41,93 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one case came to on both sides, and where spottrain's seconds went."""
+
+    title: str
+    plain: Outcome
+    spottrain: Outcome
+    phases: dict[str, float]
+
+
 def median(outcomes: list[Outcome]) -> Outcome:
-    """Medians; None where the job didn't come back in some round."""
-    gaps = [outcome.seconds_without_step for outcome in outcomes]
-    redone = [outcome.steps_redone for outcome in outcomes]
-    if any(gap is None for gap in gaps):
-        return Outcome(None, None)
+    """Medians; the first round in which the job didn't come back, where there is one."""
+    lost = next((outcome for outcome in outcomes if outcome.seconds_without_step is None), None)
+    if lost is not None:
+        return lost
     return Outcome(
-        statistics.median(gap for gap in gaps if gap is not None),
-        round(statistics.median(steps for steps in redone if steps is not None)),
+        statistics.median(outcome.seconds_without_step or 0.0 for outcome in outcomes),
+        round(statistics.median(outcome.steps_redone or 0 for outcome in outcomes)),
     )
 
 
-def run(out: Path, rounds: int) -> dict[str, dict[str, object]]:
+def run(out: Path, rounds: int) -> list[Result]:
     console = Console()
-    results: dict[str, dict[str, object]] = {}
+    results = []
     for case, title in CASES.items():
         plains, ours, phases = [], [], []
         for number in range(rounds):
             console.print(f"[dim]{title}, round {number + 1}: plain torchrun …[/dim]")
             folder = out / "runs" / f"{case}-{number}"
-            plains.append(
-                plain.measure(
-                    case, folder / "plain", free_port(), warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS
-                )
-            )
+            limits = {"warm_steps": WARM_STEPS, "patience_seconds": PATIENCE_SECONDS}
+            plains.append(plain.measure(case, folder / "plain", free_port(), **limits))
             console.print(f"[dim]{title}, round {number + 1}: spottrain …[/dim]")
             job = managed.ManagedJob(folder / "spottrain")
             try:
-                outcome, spent = managed.measure(job, case, warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS)
+                outcome, spent = managed.measure(job, case, **limits)
             finally:
                 job.close()
             ours.append(outcome)
             phases.append(spent)
-            console.print(f"[dim]  plain {plains[-1]}, spottrain {outcome}[/dim]")
-        names = list(phases[0])
-        results[case] = {
-            "title": title,
-            "plain": median(plains),
-            "spottrain": median(ours),
-            "phases": {name: statistics.median(spent.get(name, 0.0) for spent in phases) for name in names},
-        }
+            console.print(f"[dim]  plain {shown(plains[-1])[0]}, spottrain {shown(outcome)[0]}[/dim]")
+        spent = {name: statistics.median(each.get(name, 0.0) for each in phases) for name in phases[0]}
+        results.append(Result(title=title, plain=median(plains), spottrain=median(ours), phases=spent))
     return results
 
 
 def shown(outcome: Outcome) -> tuple[str, str]:
+    """Seconds without a step, and steps redone."""
+    if outcome.has_ended:
+        return "never: all agents have ended", "–"
     if outcome.seconds_without_step is None:
-        return f"never (> {PATIENCE_SECONDS:.0f})", "–"
+        return f"not within {PATIENCE_SECONDS:.0f}", "–"
     return f"{outcome.seconds_without_step:.1f}", str(outcome.steps_redone)
 
 
-def print_table(results: dict[str, dict[str, object]]) -> None:
+def print_table(results: list[Result]) -> None:
     table = Table("", "torchrun: seconds", "redone", "spottrain: seconds", "redone", "ratio", title="Without a step")
-    for result in results.values():
-        before, after = result["plain"], result["spottrain"]
-        assert isinstance(before, Outcome)
-        assert isinstance(after, Outcome)
-        ratio = "–"
-        if before.seconds_without_step and after.seconds_without_step:
-            ratio = f"{after.seconds_without_step / before.seconds_without_step:.2f}"
-        table.add_row(str(result["title"]), *shown(before), *shown(after), ratio)
+    for result in results:
+        before, after = result.plain.seconds_without_step, result.spottrain.seconds_without_step
+        ratio = f"{after / before:.3f}" if before and after else "–"
+        table.add_row(result.title, *shown(result.plain), *shown(result.spottrain), ratio)
     Console().print(table)
-    phases = Table("spottrain, phase by phase (seconds)", *(str(result["title"]) for result in results.values()))
-    names = dict.fromkeys(name for result in results.values() for name in result["phases"])  # type: ignore[attr-defined]
-    for name in names:
-        cells = (result["phases"].get(name) for result in results.values())  # type: ignore[attr-defined]
+    phases = Table("spottrain, phase by phase (seconds)", *(result.title for result in results))
+    for name in dict.fromkeys(name for result in results for name in result.phases):
+        cells = (result.phases.get(name) for result in results)
         phases.add_row(name, *("–" if cell is None else f"{cell:.2f}" for cell in cells))
     Console().print(phases)
 
 
-def plot(results: dict[str, dict[str, object]], path: Path) -> None:
+def plot(results: list[Result], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 3.2))
-    for index, side in enumerate(("plain", "spottrain")):
-        outcomes = [result[side] for result in results.values()]
-        gaps = [getattr(outcome, "seconds_without_step", None) for outcome in outcomes]
+    sides = {
+        "plain elastic torchrun": [result.plain for result in results],
+        "spottrain": [result.spottrain for result in results],
+    }
+    for index, (label, outcomes) in enumerate(sides.items()):
         bars = axes.barh(
             [place + 0.4 * index for place in range(len(results))],
-            [PATIENCE_SECONDS if gap is None else gap for gap in gaps],
+            [outcome.seconds_without_step or PATIENCE_SECONDS for outcome in outcomes],
             height=0.36,
-            label={"plain": "plain elastic torchrun", "spottrain": "spottrain"}[side],
+            label=label,
         )
-        axes.bar_label(bars, ["never" if gap is None else f"{gap:.1f} s" for gap in gaps], padding=3)
-    axes.set_yticks([place + 0.2 for place in range(len(results))], [str(item["title"]) for item in results.values()])
-    axes.set(xlabel="seconds without a step", xlim=(0, PATIENCE_SECONDS * 1.12))
+        axes.bar_label(bars, [shown(outcome)[0] for outcome in outcomes], padding=3)
+    axes.set_yticks([place + 0.2 for place in range(len(results))], [result.title for result in results])
+    axes.set(xlabel="seconds without a step", xlim=(0, PATIENCE_SECONDS * 1.45))
+    axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right")
+    axes.legend(loc="center right")
     figure.savefig(path, bbox_inches="tight")
 
 
@@ -138,7 +141,7 @@ def main() -> None:
     results = run(out, arguments.rounds)
     print_table(results)
     plot(results, out / "recovery.svg")
-    (out / "recovery.json").write_text(json.dumps(results, indent=1, default=lambda value: [*shown(value)]))
+    (out / "recovery.json").write_text(json.dumps([asdict(result) for result in results], indent=1))
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}. Written to {out}.")
 
 

@@ -124,7 +124,7 @@ class ManagedJob:
             Progress.read(path) for path in self.cluster.layout.root.rglob(f"g{generation.number}/progress-0.json")
         ]
         rank = next(progress for progress in found if progress is not None and "first_step" in progress.milestones)
-        marks = [("decision of the operator", generation.started_at.timestamp())]
+        marks = [("noticing and deciding", generation.started_at.timestamp())]
         names = {
             "python_started": "start of the ranks (rendezvous, fork)",
             "process_group": "process group",

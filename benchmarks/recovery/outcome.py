@@ -21,10 +21,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`seconds_without_step` is None where the job didn't come back within the patience."""
+    """`seconds_without_step` is None where the job didn't come back in time, or, with `has_ended`, never will."""
 
     seconds_without_step: float | None
     steps_redone: int | None
+    has_ended: bool = False
 
 
 def read_steps(path: Path) -> list[Step]:
@@ -34,8 +35,14 @@ def read_steps(path: Path) -> list[Step]:
     return [Step(float(at), int(number)) for at, number in (line.split() for line in lines)]
 
 
-def outcome_of(steps: Callable[[], list[Step]], hurt_at: float, patience_seconds: float) -> Outcome:
-    """Wait until steps are made by a world that came after `hurt_at`, and read off what it cost.
+def outcome_of(
+    steps: Callable[[], list[Step]],
+    hurt_at: float,
+    patience_seconds: float,
+    has_ended: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Wait until steps are made by a world that came after `hurt_at`, and read off what it cost; or until
+    `has_ended` says that none will.
 
     The world before may make a few more steps after the fault; the gap is the longest one between two steps.
     """
@@ -46,6 +53,8 @@ def outcome_of(steps: Callable[[], list[Step]], hurt_at: float, patience_seconds
         if index is not None and gap > 1.0 and len(done) - index > SETTLED_STEPS:
             highest_before = max(step.number for step in done[:index])
             return Outcome(gap, max(0, highest_before - done[index].number + 1))
+        if has_ended():
+            return Outcome(None, None, has_ended=True)
         time.sleep(0.2)
     return Outcome(None, None)
 

@@ -56,6 +56,10 @@ class PlainJob:
         """As when a machine is gone: the agent and all its workers at once."""
         _kill_tree(self._agents[node].pid)
 
+    def has_ended(self) -> bool:
+        """Whether no agent is left to bring the job back."""
+        return all(agent.poll() is not None for agent in self._agents)
+
     def close(self) -> None:
         for agent in self._agents:
             _kill_tree(agent.pid)
@@ -88,6 +92,6 @@ def measure(case: str, folder: Path, port: int, *, warm_steps: int, patience_sec
             "sigkill": lambda: job.kill(NUM_NODES - 1),
             "store-host": lambda: job.kill(0),
         }[case]()
-        return outcome_of(job.steps, hurt_at, patience_seconds)
+        return outcome_of(job.steps, hurt_at, patience_seconds, job.has_ended)
     finally:
         job.close()
