@@ -60,7 +60,7 @@ bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
 bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
-	$(BIN)/python -m benchmarks.bench_agreement
+	$(BIN)/torchrun --nproc-per-node=4 --standalone benchmarks/bench_agreement.py
 
 bench-memory: $(STAMP) ## The estimate of memory beside the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory

@@ -1,11 +1,12 @@
 """What the agreement on the stop step, and the heartbeat, cost a step of 50 ms.
 
-Run: torchrun --nproc-per-node 4 benchmarks/bench_agreement.py
+Run: torchrun --standalone --nproc-per-node 4 benchmarks/bench_agreement.py
 
 Every rank runs steps that take 50 ms each and end with a small all-reduce, as gradients do. At each boundary
 it does what the step loop does: read the agreement, stat drain.json, cast its ballot, report progress. The time
 spent there is measured directly: the difference of whole steps would drown in the noise of the machine. `judge` is
-what `stability` adds before the update: the losses of all ranks, at once.
+what `stability` adds before the update: the losses of all ranks, at once. Where ranks outnumber processors they wait
+for one; the processor time of the training thread leaves that out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spottrain.agreement import Agreement, Ballot
 from spottrain.drain import DrainFlag
 from spottrain.progress import ProgressReporter
 
-JUDGE = "judge"
+JUDGE, PROCESSOR = "judge", "processor"
 
 
 def main() -> None:
@@ -44,7 +45,8 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
     agreement, flag = Agreement(group), DrainFlag(run_dir)
     reporter = ProgressReporter(run_dir, local_rank=0, generation=1)
     gradient = torch.ones(1024)
-    spent: dict[str, list[float]] = {JUDGE: [], "read": [], "flag": [], "start": [], "report": []}
+    parts = (JUDGE, "read", "flag", "start", "report")
+    spent: dict[str, list[float]] = {name: [] for name in (*parts, PROCESSOR)}
     agreement.settle(Ballot())
     for step in range(1, num_steps + 1):
         time.sleep(step_seconds)
@@ -52,6 +54,7 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
         marks = [time.perf_counter()]
         agreement.total([1.0, 0.0])
         marks.append(time.perf_counter())
+        busy = time.thread_time()
         agreement.read()
         marks.append(time.perf_counter())
         drain = flag.is_set()
@@ -60,7 +63,8 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
         marks.append(time.perf_counter())
         reporter.step(step, seconds=step_seconds, samples=1, tokens=None)
         marks.append(time.perf_counter())
-        for name, begin, end in zip(spent, marks, marks[1:], strict=False):
+        spent[PROCESSOR].append(time.thread_time() - busy)
+        for name, begin, end in zip(parts, marks, marks[1:], strict=False):
             spent[name].append(end - begin)
     agreement.read()
     return spent
@@ -68,9 +72,11 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
 
 def report(spent: dict[str, list[float]], step_seconds: float) -> None:
     """Print rank 0's table; the share of a step is that of the slowest rank."""
+    processor = spent.pop(PROCESSOR)
     always = [seconds for name, seconds in spent.items() if name != JUDGE]
     total = [sum(parts) for parts in zip(*always, strict=True)]
-    shares = torch.tensor([statistics.median(total), statistics.mean(total)], dtype=torch.float64) / step_seconds
+    figures = [statistics.median(total), statistics.mean(total), statistics.mean(processor)]
+    shares = torch.tensor(figures, dtype=torch.float64) / step_seconds
     dist.all_reduce(shares, op=dist.ReduceOp.MAX)
     if dist.get_rank() != 0:
         return
@@ -79,9 +85,9 @@ def report(spent: dict[str, list[float]], step_seconds: float) -> None:
         p99 = statistics.quantiles(seconds, n=100)[98]
         columns = (statistics.median(seconds), statistics.mean(seconds), p99)
         print(f"{name:<10}" + "".join(f"{value * 1e6:>12.0f}" for value in columns))
-    median, mean = shares.tolist()
+    median, mean, busy = shares.tolist()
     of = f"a step of {step_seconds * 1e3:.0f} ms, on the slowest of {dist.get_world_size()} ranks"
-    print(f"{median:.2%} (median) and {mean:.2%} (mean) of {of}")
+    print(f"{median:.2%} (median) and {mean:.2%} (mean) of {of}; {busy:.2%} (mean) without waiting for a processor")
 
 
 if __name__ == "__main__":
