@@ -8,11 +8,11 @@ from pathlib import Path
 
 from spottrain_api.contract import Entrypoint
 
-_LIBRARY, _SESSION = "spottrain", "session"
+_LIBRARY = "spottrain"
 
 
 def opens_session(entrypoint: Entrypoint) -> bool:
-    """Whether the program is going to open a session of the library: it imports it, and names `session`.
+    """Whether the program is going to open a session of the library: it imports it, and names its `session`.
 
     One whose own modules do so for it isn't recognised, and one that can't be read or parsed says so itself when it
     runs.
@@ -30,17 +30,24 @@ def names_session(source: bytes) -> bool:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    imports_library = any(
-        _is_of_library(alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    )
-    imports_session = any(
-        alias.name == _SESSION
+    libraries = {
+        alias.asname or _LIBRARY
         for node in nodes
-        if isinstance(node, ast.ImportFrom) and _is_of_library(node.module or "")
+        if isinstance(node, ast.Import)
         for alias in node.names
-    )
-    has_session = any(isinstance(node, ast.Attribute) and node.attr == _SESSION for node in nodes)
-    return imports_session or (imports_library and has_session)
+        if _is_of_library(alias.name)
+    }
+    return any(_is_session(node, libraries) for node in nodes)
+
+
+def _is_session(node: ast.AST, libraries: set[str]) -> bool:
+    """Whether it is `library.session` or an import of `session`; `libraries` are the names of what was imported."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=name), attr="session"):
+            return name in libraries
+        case ast.ImportFrom(module=str(module), names=aliases, level=0):
+            return _is_of_library(module) and any(alias.name == "session" for alias in aliases)
+    return False
 
 
 def _is_of_library(module: str) -> bool:
