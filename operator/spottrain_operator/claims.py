@@ -1,20 +1,17 @@
-"""Who comes first at a checkpoint folder: an index of the unfinished jobs by checkpoint.uri."""
+"""Who comes first at a checkpoint folder: an index of the unfinished jobs by folder."""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Checkpoint
+from spottrain_api.v1alpha1 import FINISHED_PHASES
 
 from .cluster import ClusterClient, JobKey, Manifest
+from .core.folders import Folder, folder_of
 from .core.model import JobView, Rival
 from .observe import InvalidJobError, job_view
-
-Folder = tuple[str, ...]  # the endpoint, the scheme, the bucket (or the first folder), and what follows
-OUTERMOST = 3
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -25,16 +22,15 @@ class Claim:
     created_at: datetime
     uid: str
     key: JobKey = field(compare=False)
-    folder: Folder = field(compare=False)
+    folder: Folder
 
 
 class Claims:
-    """The claims of all jobs, as far as it was told. A look-up takes as long as the folder is deep."""
+    """The claims of all jobs, as far as it was told."""
 
     def __init__(self) -> None:
         self._claims: dict[JobKey, Claim] = {}
-        # Sorted; by folder, and whether they are claims to it or to folders inside of it.
-        self._by_place: dict[tuple[Folder, bool], list[Claim]] = {}
+        self._by_folder: dict[Folder, list[Claim]] = {}  # sorted
 
     def note(self, job: JobView) -> None:
         """The job as it was read last."""
@@ -45,31 +41,20 @@ class Claims:
         self.forget(key)
         if claim is not None:
             self._claims[key] = claim
-            for place in _places(claim.folder):
-                insort(self._by_place.setdefault(place, []), claim)
+            insort(self._by_folder.setdefault(claim.folder, []), claim)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone, or claims nothing any more."""
         claim = self._claims.pop(key, None)
         if claim is None:
             return
-        for place in _places(claim.folder):
-            self._by_place[place].remove(claim)
-            if not self._by_place[place]:
-                del self._by_place[place]
+        self._by_folder[claim.folder].remove(claim)
+        if not self._by_folder[claim.folder]:
+            del self._by_folder[claim.folder]
 
     def first(self, folder: Folder) -> JobKey | None:
-        """The job that comes first at this folder, at one that it lies in, or inside of it."""
-        places = [(outer, False) for outer in _outer(folder)] + [(folder, False), (folder, True)]
-        firsts = (self._by_place[place][0] for place in places if place in self._by_place)
-        first = min(firsts, default=None)
-        return first.key if first is not None else None
-
-
-def folder_of(checkpoint: Checkpoint) -> Folder:
-    """Slashes at the end, or two in a row, make no other folder."""
-    endpoint = (checkpoint.endpoint_url or "").rstrip("/")
-    return (endpoint, *(part for part in checkpoint.uri.split("/") if part))
+        """The job that comes first at this folder."""
+        return self._by_folder[folder][0].key if folder in self._by_folder else None
 
 
 def _claim(key: JobKey, job: JobView) -> Claim | None:
@@ -80,20 +65,8 @@ def _claim(key: JobKey, job: JobView) -> Claim | None:
         created_at=job.created_at,
         uid=job.uid,
         key=key,
-        folder=folder_of(job.spec.checkpoint),
+        folder=folder_of(job),
     )
-
-
-def _places(folder: Folder) -> Iterator[tuple[Folder, bool]]:
-    """Where a claim to the folder is found."""
-    yield folder, False
-    for outer in _outer(folder):
-        yield outer, True
-
-
-def _outer(folder: Folder) -> Iterator[Folder]:
-    """The folders that it lies in, a bucket as well."""
-    return (folder[:length] for length in range(OUTERMOST, len(folder)))
 
 
 class RivalFinder:
@@ -113,12 +86,12 @@ class RivalFinder:
         self._claims.note(job)
         if job.status.phase in FINISHED_PHASES:
             return None
-        own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job.spec.checkpoint)
+        own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job)
         while (first := self._claims.first(folder)) not in (None, own):
             # It may be over: a watch that breaks off misses deletions.
             other = await self._read(first)
             if other is not None and self._claims.first(folder) == first:
-                return Rival(namespace=other.namespace, name=other.name, uri=other.spec.checkpoint.uri)
+                return Rival(namespace=other.namespace, name=other.name)
         return None
 
     def forget(self, key: JobKey) -> None:

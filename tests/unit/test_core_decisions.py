@@ -780,11 +780,11 @@ def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
     )
 
 
-RIVAL = Rival(namespace="team", name="older", uri="s3://b/run/")
+RIVAL = Rival(namespace="team", name="older")
 
 
-def with_rival(scene: Scene, uri: str = RIVAL.uri) -> Scene:
-    return replace(scene, observed=replace(scene.observed, rival=replace(RIVAL, uri=uri)))
+def with_rival(scene: Scene) -> Scene:
+    return replace(scene, observed=replace(scene.observed, rival=RIVAL))
 
 
 def blocked(status: TrainingJobStatus) -> str | None:
@@ -825,14 +825,37 @@ def test_a_job_waits_for_the_one_that_comes_first_at_its_checkpoints(
     assert "checkpoint.uri" not in free.status.message
 
 
-@pytest.mark.parametrize(
-    ("other", "relation"),
-    [
-        ("s3://b/run", "is also that of the unfinished job"),
-        ("s3://b", "lies inside that (s3://b) of the unfinished job"),
-        ("s3://b/run/x", "contains that (s3://b/run/x) of the unfinished job"),
-    ],
-)
-def test_how_the_folders_lie_is_said(other: str, relation: str) -> None:
-    scene = with_rival(replace(waiting_job(0, checkpoint={"uri": "s3://b/run/"}), now=START), other)
-    assert f"checkpoint.uri (s3://b/run/) {relation}" in scene.plan().status.message
+NODES = {"min": 2, "max": 4}
+NOT_BLOCKED: dict[str, tuple[Change, str, str]] = {
+    "the other is over": (
+        lambda s: replace(s, observed=replace(s.observed, rival=None)),
+        "Free",
+        "No other job comes first at checkpoint.uri",
+    ),
+    "it is suspended": (
+        lambda s: s.spec(nodes=NODES, runPolicy={"suspend": True}),
+        "Suspended",
+        "A suspended job waits for no other",
+    ),
+    "it runs, and comes second since": (
+        lambda s: s.generation(state=GenerationState.ACTIVE),
+        "Running",
+        "A generation that runs is left alone",
+    ),
+    "its deadline passes": (
+        lambda s: s.spec(nodes=NODES, runPolicy={"activeDeadlineSeconds": 1}),
+        "Finished",
+        "The job is over",
+    ),
+    "it was over already": (lambda s: s.status(phase=Phase.FAILED), "Finished", "The job is over"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason", "message"), NOT_BLOCKED.values(), ids=NOT_BLOCKED)
+def test_why_a_job_that_was_blocked_is_not(change: Change, reason: str, message: str) -> None:
+    held = with_rival(training_job().generation(state=GenerationState.ENDED)).decided()
+    assert blocked(held.observed.job.status) == "True"
+    status = change(held).plan().status
+    told = next(c for c in status.conditions if c.type == "Blocked")
+    assert (told.status, told.reason, told.message) == ("False", reason, message)
+    assert (status.phase is Phase.FAILED) == (reason == "Finished")

@@ -89,11 +89,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """An unfinished job that comes first at this job's checkpoint folder, or at one that holds it or lies in it."""
+    """An unfinished job that comes first at this job's checkpoint folder."""
 
     namespace: str
     name: str
-    uri: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,7 @@ POLICIES: tuple[Policy, ...] = (
 # A finished job holds nothing, and goes when its time is over.
 FINISHED_POLICIES: tuple[Policy, ...] = (
     cleanup.delete_pods_of_finished,
+    rivals.give_way,
     conditions.describe_finished,
     cleanup.expire,
 )

@@ -12,7 +12,7 @@ REASON = "CheckpointURIInUse"
 
 def rival_of(situation: Situation, draft: Draft) -> Rival | None:
     """The job that this one waits for before it has pods and a generation; a running generation is left alone."""
-    if draft.running is not None or situation.spec.run_policy.suspend:
+    if draft.finished or draft.running is not None or situation.spec.run_policy.suspend:
         return None
     return situation.observed.rival
 
@@ -26,20 +26,25 @@ def give_way(situation: Situation, draft: Draft) -> Draft:
         if known is None or known.status == "False":
             draft = draft.tell(REASON, message, warning=True)
         return draft.condition(BLOCKED, True, REASON, message, now)
-    if known is None or known.status == "False":
+    if known is None:
         return draft
-    return draft.condition(BLOCKED, False, "Free", "No other job comes first at checkpoint.uri", now)
+    return draft.condition(BLOCKED, False, *_why_not(situation, draft), now)
+
+
+def _why_not(situation: Situation, draft: Draft) -> tuple[str, str]:
+    """Reason and message of a job that was blocked once, and isn't."""
+    if draft.finished:
+        return "Finished", "The job is over"
+    if situation.observed.rival is None:
+        return "Free", "No other job comes first at checkpoint.uri"
+    if draft.running is not None:
+        return "Running", "A generation that runs is left alone"
+    return "Suspended", "A suspended job waits for no other"
 
 
 def sentence(uri: str, rival: Rival) -> str:
     """What is wrong, and what to do."""
-    own, other = (text.rstrip("/") for text in (uri, rival.uri))
-    relation = "is also that"
-    if len(own) > len(other):
-        relation = f"lies inside that ({rival.uri})"
-    elif len(own) < len(other):
-        relation = f"contains that ({rival.uri})"
     return (
-        f"checkpoint.uri ({uri}) {relation} of the unfinished job {rival.namespace}/{rival.name}, which comes first: "
-        "apply this job anew with another checkpoint.uri, or wait until that one is finished, or delete it"
+        f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
+        "first: apply this job anew with another checkpoint.uri, or wait until that one is finished, or delete it"
     )
