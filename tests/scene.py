@@ -1,0 +1,214 @@
+"""A scene: one observation of a job, and what changes it in one thing; for truth tables of `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from simulation import spec_of
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    CapacityType,
+    CommitRef,
+    Failure,
+    FailureReason,
+    Notice,
+    Progress,
+    TrainerPhase,
+)
+from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
+from spottrain_operator.core.model import (
+    JobView,
+    NodeView,
+    Observed,
+    Plan,
+    PodView,
+    ReportView,
+)
+from spottrain_operator.core.plan import plan
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = START + timedelta(seconds=100)
+ACTIVE, DRAINING, STOPPING, ENDED = GenerationState
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def pod(sequence: int, **changes: Any) -> PodView:
+    """A pod that is up; the first two are on-demand."""
+    fields: dict[str, Any] = {
+        "name": f"job-{sequence}",
+        "uid": f"u{sequence}",
+        "sequence": sequence,
+        "capacity_type": CapacityType.ON_DEMAND if sequence <= 2 else CapacityType.SPOT,
+        "template_hash": "t1",
+        "created_at": START,
+        "phase": "Running",
+        "ready": True,
+        "ready_since": at(2),
+        "node": f"n{sequence}",
+        "scheduled_at": START,
+        "ip": f"10.0.0.{sequence}",
+        "container_started": True,
+    }
+    return PodView(**(fields | changes))
+
+
+def report(sequence: int, generation: int, phase: AgentPhase, **changes: Any) -> AgentReport:
+    fields: dict[str, Any] = {
+        "pod": f"job-{sequence}",
+        "pod_uid": f"u{sequence}",
+        "generation": generation,
+        "phase": phase,
+        "warm": True,
+        "rendezvous_port": 29000 + sequence,
+        "sent_at": NOW,
+    }
+    return AgentReport(**(fields | changes))
+
+
+def commit(generation: int, step: int) -> CommitRef:
+    return CommitRef(generation=generation, step=step, manifest=f"m{generation}-{step}", committed_at=NOW)
+
+
+def training(step: int = 50) -> Progress:
+    return Progress(
+        generation=1,
+        phase=TrainerPhase.TRAINING,
+        step=step,
+        total_steps=1000,
+        step_seconds=1.0,
+        first_step_at=at(10),
+        last_step_at=at(99),
+        updated_at=NOW,
+    )
+
+
+def notice(sequence: int, lead: float = 30.0, **changes: Any) -> Notice:
+    fields: dict[str, Any] = {
+        "id": f"notice-{sequence}",
+        "node": f"n{sequence}",
+        "source": "ec2",
+        "deadline": NOW + timedelta(seconds=lead),
+        "observed_at": NOW,
+    }
+    return Notice(**(fields | changes))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One observation; its methods change one thing each."""
+
+    observed: Observed
+    now: datetime = NOW
+
+    def plan(self) -> Plan:
+        return plan(self.observed, self.now)
+
+    def decided(self) -> Scene:
+        """After the plan's status was written; nothing else has happened."""
+        return self.job(status=self.plan().status)
+
+    def job(self, **changes: Any) -> Scene:
+        return replace(self, observed=replace(self.observed, job=replace(self.observed.job, **changes)))
+
+    def spec(self, **changes: Any) -> Scene:
+        return self.job(spec=spec_of(**changes))
+
+    def status(self, **changes: Any) -> Scene:
+        return self.job(status=self.observed.job.status.model_copy(update=changes))
+
+    def generation(self, **changes: Any) -> Scene:
+        generation = self.observed.job.status.generation
+        assert generation is not None
+        return self.status(generation=generation.model_copy(update=changes))
+
+    def pod(self, sequence: int, **changes: Any) -> Scene:
+        pods = tuple(replace(p, **changes) if p.sequence == sequence else p for p in self.observed.pods)
+        return replace(self, observed=replace(self.observed, pods=pods))
+
+    def with_pod(self, new: PodView) -> Scene:
+        nodes = dict(self.observed.nodes)
+        if new.node is not None:
+            nodes[new.node] = NodeView(name=new.node)
+        return replace(self, observed=replace(self.observed, pods=(*self.observed.pods, new), nodes=nodes))
+
+    def without_pod(self, sequence: int) -> Scene:
+        pods = tuple(p for p in self.observed.pods if p.sequence != sequence)
+        return replace(self, observed=replace(self.observed, pods=pods))
+
+    def node(self, sequence: int, **changes: Any) -> Scene:
+        node = replace(self.observed.nodes[f"n{sequence}"], **changes)
+        return replace(self, observed=replace(self.observed, nodes={**self.observed.nodes, node.name: node}))
+
+    def says(self, sequence: int, *, age: float = 0.0, **changes: Any) -> Scene:
+        """The newest report of a pod's agent, changed in some fields, as old as `age`."""
+        uid = f"u{sequence}"
+        known = self.observed.reports.get(uid)
+        base = known.report if known is not None else report(sequence, 0, AgentPhase.IDLE)
+        view = ReportView(report=base.model_copy(update=changes), received_at=self.now - timedelta(seconds=age))
+        return replace(self, observed=replace(self.observed, reports={**self.observed.reports, uid: view}))
+
+    def all_say(self, **changes: Any) -> Scene:
+        scene = self
+        for each in self.observed.pods:
+            scene = scene.says(each.sequence, **changes)
+        return scene
+
+    def forgets(self, sequence: int) -> Scene:
+        reports = {uid: view for uid, view in self.observed.reports.items() if uid != f"u{sequence}"}
+        return replace(self, observed=replace(self.observed, reports=reports))
+
+    def later(self, seconds: float) -> Scene:
+        """Time passes; all agents go on reporting the same."""
+        now = self.now + timedelta(seconds=seconds)
+        reports = {uid: replace(view, received_at=now) for uid, view in self.observed.reports.items()}
+        return replace(self, observed=replace(self.observed, reports=reports), now=now)
+
+
+def waiting_job(num_pods: int = 4, **spec: Any) -> Scene:
+    """A new job whose pods are up and warm; nothing was started yet."""
+    pods = tuple(pod(sequence) for sequence in range(1, num_pods + 1))
+    job = JobView(
+        namespace="default",
+        name="job",
+        uid="0123456789ab",
+        spec=spec_of(**({"nodes": {"min": 2, "max": 4}} | spec)),
+        metadata_generation=1,
+        created_at=START,
+        status=TrainingJobStatus(last_sequence=num_pods),
+    )
+    observed = Observed(
+        job=job,
+        pods=pods,
+        nodes={f"n{p.sequence}": NodeView(name=f"n{p.sequence}") for p in pods},
+        template_hash="t1",
+        operator_started_at=START,
+    )
+    return Scene(observed).all_say(phase=AgentPhase.IDLE)
+
+
+def starting_job(**spec: Any) -> Scene:
+    """Generation 1 was started 100 s ago and is about to make its first step."""
+    scene = replace(waiting_job(**spec), now=at(3)).all_say(phase=AgentPhase.IDLE).decided()
+    return replace(scene, now=at(4)).all_say(generation=1, phase=AgentPhase.STARTING, step_age_seconds=1.0)
+
+
+def training_job(**spec: Any) -> Scene:
+    """Generation 1 with four members has made 50 steps and committed 40."""
+    scene = replace(starting_job(**spec), now=NOW)
+    running = {"generation": 1, "phase": AgentPhase.RUNNING, "step_age_seconds": 1.0, "progress": training()}
+    return scene.all_say(**running, commit=commit(1, 40)).decided()
+
+
+Change = Callable[[Scene], Scene]
+
+
+def failed(scene: Scene, reason: FailureReason, message: str = "it broke") -> Scene:
+    failure = Failure(reason=reason, message=message)
+    return scene.all_say(phase=AgentPhase.FAILED, failure=failure)

@@ -1,0 +1,218 @@
+"""Truth tables of `plan` where something fails: whose fault it was, what counts, and when a job is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from scene import (
+    START,
+    at,
+    failed,
+    starting_job,
+    training,
+    training_job,
+    waiting_job,
+)
+from spottrain_api.contract import (
+    AgentPhase,
+    Failure,
+    FailureReason,
+    Progress,
+    TrainerPhase,
+)
+from spottrain_api.v1alpha1 import Phase
+from spottrain_operator.core.model import (
+    DeletePod,
+    Refusal,
+)
+
+
+def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
+    scene = failed(training_job(), FailureReason.LOST_PEER).decided()
+    assert scene.plan().status.failures == 0
+    assert scene.later(3).plan().status.failures == 0
+    later = scene.later(6).plan().status
+    assert later.failures == 1
+    assert later.transitions[0].message == "it broke"
+
+
+def test_a_failure_without_peers_counts_at_once() -> None:
+    alone = replace(waiting_job(1, nodes={"min": 1, "max": 1}), now=at(3)).all_say(phase=AgentPhase.IDLE).decided()
+    failed = alone.later(5).all_say(generation=1, phase=AgentPhase.FAILED)
+    assert failed.plan().status.failures == 1
+
+
+def test_a_lost_node_explains_the_failures_of_its_peers() -> None:
+    scene = (
+        failed(training_job(), FailureReason.SCRIPT_ERROR).decided().says(4, phase=AgentPhase.RUNNING, failure=None)
+    )
+    status = replace(scene, now=scene.now + timedelta(seconds=5)).plan().status
+    assert (status.failures, status.preemptions, status.preemptions_without_notice) == (0, 1, 1)
+
+
+def test_peers_that_fail_before_their_node_is_missed_are_told_as_one_lost_node() -> None:
+    first = failed(training_job(), FailureReason.LOST_PEER).says(4, age=2, phase=AgentPhase.RUNNING, failure=None)
+    scene = first.decided()
+    gone = replace(scene.node(4, ready=False), now=scene.now + timedelta(seconds=1)).plan()
+    told = [(event.reason, event.message) for event in (*first.plan().events, *gone.events)]
+    warnings = [(reason, message) for reason, message in told if reason in ("Failure", "NodeLost")]
+    assert warnings == [("NodeLost", "Generation 1 is stopped: node n4 with pod job-4 is gone or not ready")]
+    assert (gone.status.failures, gone.status.preemptions_without_notice) == (0, 1)
+
+
+def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
+    scene = failed(training_job(), FailureReason.SCRIPT_ERROR, "ValueError: x")
+    assert "Failure" not in [event.reason for event in scene.plan().events]
+    told = scene.decided().later(6).plan().events
+    failures = [event.message for event in told if event.reason == "Failure"]
+    assert failures == ["Generation 1 has ended: ValueError: x"]
+
+
+@pytest.mark.parametrize(
+    "reason", [FailureReason.ENTRYPOINT_NOT_FOUND, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
+)
+def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None:
+    decided = failed(training_job(), reason, "change this").plan()
+    assert decided.status.phase is Phase.FAILED
+    assert decided.status.message == "change this"
+    assert len([a for a in decided.actions if isinstance(a, DeletePod)]) == 4
+
+
+def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
+    message = "The bucket of s3://b/run is gone: make it again."
+    failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_MISSING, message=message)
+    # Only the member that was told of it says so, and it isn't the one that is furthest.
+    failing = training_job().says(2, progress=training(49).model_copy(update={"checkpoint_failure": failure}))
+
+    decided = failing.plan()
+    condition = next(c for c in decided.status.conditions if c.type == "CheckpointsHealthy")
+    assert (condition.status, condition.reason, condition.message) == ("False", failure.reason.value, message)
+    assert decided.status.phase is Phase.RUNNING
+    assert [(e.type, e.reason) for e in decided.events] == [("Warning", failure.reason.value)]
+
+    # Rank 0 says later that it has given up the save; the reason stays.
+    told = Failure(reason=FailureReason.CHECKPOINT_SAVE_FAILED, message="given up, as rank 2 failed")
+    again = failing.decided().later(5).says(0, progress=training(50).model_copy(update={"checkpoint_failure": told}))
+    assert again.plan().events == ()
+    healed = again.says(2, progress=training(60)).plan().status
+    assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"
+
+
+def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_above_it() -> None:
+    fenced = Failure(reason=FailureReason.LOST_PEER, message="generation 7 has taken over this job", fence=7)
+    scene = starting_job(runPolicy={"failureBudget": 0}).all_say(phase=AgentPhase.FAILED, failure=fenced)
+    status = scene.decided().later(6).plan().status
+    assert status.failures == 0
+    assert status.generation is not None
+    assert status.generation.number == 8
+
+
+def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:
+    silent = {"generation": 1, "phase": AgentPhase.RUNNING, "progress": None, "step_age_seconds": 2000.0}
+    scene = replace(starting_job(), now=at(2000)).all_say(**silent)
+    status = scene.plan().status
+    assert status.phase is Phase.RUNNING
+    assert status.message == "Training in generation 1 with 4 nodes; its script doesn't report steps"
+    hung = scene.all_say(
+        progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None})
+    )
+    generation = hung.plan().status.generation
+    assert generation is not None
+    assert generation.reason == "Hang"
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["is-going-to-open-a-session", "may-not-use-the-library"])
+def test_a_script_that_opens_no_session_hangs_only_if_it_was_going_to(says: bool) -> None:
+    progress = Progress(generation=1, updated_at=at(5)) if says else None
+    scene = replace(starting_job(runPolicy={"startTimeoutSeconds": 10, "failureBudget": 0}), now=at(20))
+    status = scene.all_say(phase=AgentPhase.RUNNING, progress=progress).plan().status
+    assert status.generation is not None
+    assert status.generation.reason == ("Hang" if says else None)
+    assert status.phase is (Phase.RECOVERING if says else Phase.STARTING)
+    if says:
+        ended = replace(scene.status(**dict(status)), now=at(22)).all_say(phase=AgentPhase.STOPPED, progress=progress)
+        failed_status = ended.later(10).plan().status
+        assert failed_status.phase is Phase.FAILED
+        assert "no rank made a first step within runPolicy.startTimeoutSeconds (10)" in failed_status.message
+
+
+def test_the_failure_budget_is_spent() -> None:
+    scene = failed(training_job().status(failures=3), FailureReason.SCRIPT_ERROR, "ValueError").decided().later(6)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert "ValueError" in status.message
+    assert "failureBudget" in status.message
+
+
+def test_three_generations_without_a_step_end_the_job() -> None:
+    scene = failed(starting_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR).decided()
+    status = scene.later(6).plan().status
+    assert status.phase is Phase.FAILED
+    assert {c.type: c.reason for c in status.conditions}["Failed"] == "NoProgress"
+
+
+def test_whether_a_script_without_the_library_made_progress_is_left_open() -> None:
+    """It ran for a minute: only the failure budget ends it."""
+    silent = failed(starting_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR)
+    scene = replace(silent.all_say(progress=None), now=at(90)).decided()
+    status = scene.later(6).plan().status
+    assert status.phase is not Phase.FAILED
+    assert (status.failures, status.generations_without_progress) == (1, 2)
+
+
+def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 5):
+        broken = {"ready": False, "container_started": False, "phase": "Pending"}
+        scene = scene.pod(sequence, **broken, waiting_reason="ErrImagePull", waiting_message="no such image")
+        scene = scene.forgets(sequence)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert "no such image" in status.message
+
+
+MISSING = 'secret "keys" not found'
+WAITS = {"ready": False, "container_started": False, "waiting_reason": "FailedMount"}
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "fails"),
+    [(MISSING, 10, False), (MISSING, 25, True), ("waiting for attachment", 25, False)],
+)
+def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
+    said: str, seconds: float, fails: bool
+) -> None:
+    scene = replace(waiting_job(1), now=at(seconds)).pod(1, **WAITS, waiting_message=said)
+    status = scene.plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert said in status.message
+
+
+@pytest.mark.parametrize(
+    ("lasting", "seconds", "fails"), [(True, 5, False), (True, 15, True), (False, 600, False)], ids=str
+)
+def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fails: bool) -> None:
+    refusal = Refusal(since=START, message='serviceaccount "trainer" not found', lasting=lasting)
+    scene = replace(waiting_job(0), now=at(seconds))
+    status = replace(scene, observed=replace(scene.observed, refusal=refusal)).plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert refusal.message in status.message
+
+
+def test_a_hang_says_which_limit_it_broke() -> None:
+    scene = training_job(runPolicy={"failureBudget": 0}).all_say(step_age_seconds=700.0).decided()
+    status = scene.all_say(phase=AgentPhase.STOPPED).later(10).plan().status
+    assert status.phase is Phase.FAILED
+    assert "no rank made a step within runPolicy.hangTimeoutSeconds (600)" in status.message
+
+
+def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    scene = scene.without_pod(4)
+    assert scene.plan().status.phase is Phase.FAILED

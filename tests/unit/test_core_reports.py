@@ -1,0 +1,157 @@
+"""What ranks are told of their job, and what the status tells of what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scene import (
+    NOW,
+    START,
+    at,
+    training,
+    training_job,
+)
+from spottrain_api.contract import (
+    AgentPhase,
+    Interruptions,
+    LossSpikeConfig,
+    MemoryCheckpoint,
+    MemoryEstimate,
+    MemoryStep,
+    StabilityAction,
+    StabilityConfig,
+    StrategyChoice,
+)
+from spottrain_api.v1alpha1 import Checkpoint, TrainingJobSpec, Transition
+from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.situation import Situation
+
+
+def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
+    def ended(generation: int, reason: str, with_notice: bool) -> Transition:
+        return Transition(generation=generation, reason=reason, with_notice=with_notice, at=at(50))
+
+    transitions = (ended(1, "Preempted", True), ended(2, "Grow", False), ended(3, "NodeLost", False))
+    scene = training_job().status(transitions=transitions, start_time=START)
+    scene = scene.generation(number=4, started_at=at(60))
+    told = assignment_for(scene.observed.job, "u1")
+    assert told.generation is not None
+    interruptions = told.generation.trainer.checkpoint.interruptions
+    assert interruptions == Interruptions(num=2, num_noticed=1, observed_seconds=60.0)
+    # What happens to the generation itself changes nothing in what it was told: an assignment is told once.
+    own_end = scene.status(transitions=(*transitions, ended(4, "Preempted", True)))
+    assert assignment_for(own_end.observed.job, "u1").revision == told.revision
+
+
+@pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
+def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int) -> None:
+    def ended(generation: int, **said: Any) -> Transition:
+        return Transition(generation=generation, at=at(50), **said)
+
+    transitions = (
+        ended(1, reason="NodeLost"),
+        ended(2, reason="NodeLost", from_memory=True),
+        ended(3, reason="Preempted", with_notice=True, from_memory=True),  # its drain wasn't done in time
+        ended(4, reason="Failure", from_memory=True),
+    )
+    scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": replicas})
+    scene = scene.status(transitions=transitions, start_time=START).generation(number=5, started_at=at(60))
+    told = assignment_for(scene.observed.job, "u1")
+    assert told.generation is not None
+    interruptions = told.generation.trainer.checkpoint.interruptions
+    assert interruptions == Interruptions(num=3, num_noticed=1, num_covered=covered, observed_seconds=60.0)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 1, 2)], ids=["complete", "a-member-and-its-peer-at-once"])
+def test_a_generation_that_begins_in_memory_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
+    held = MemoryStep(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
+    scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": 1}).without_pod(4).decided()
+    scene = scene.all_say(phase=AgentPhase.STOPPED, memory_port=9000, held=(held,)).decided()
+    status = scene.later(6).plan().status
+    assert status.generation is not None
+    assert (status.generation.number, status.generation.memory is not None) == (2, len(ranks) == 4)
+    [transition] = status.transitions
+    assert (transition.reason, transition.from_memory) == ("NodeLost", len(ranks) == 4)
+
+
+@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-memory", "fell-back"])
+def test_a_loss_is_covered_where_training_went_on_from_memory(start_step: int, covered: bool) -> None:
+    lost = Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_memory=True)
+    memory = MemoryCheckpoint(generation=1, sequence=3, step=48, world_size=4, holders=())
+    scene = training_job().status(transitions=(lost,)).generation(number=2, memory=memory, first_step_at=at(90))
+    resumed = training(start_step + 2).model_copy(update={"generation": 2, "start_step": start_step})
+    status = scene.all_say(generation=2, progress=resumed).plan().status
+    [transition] = status.transitions
+    assert (transition.from_memory, transition.steps_redone) == (covered, 50 - start_step)
+
+
+def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
+    scene = training_job()
+    before = scene.observed.job.status.cost
+    after = scene.later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
+    assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
+
+
+def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:
+    class NewerCheckpoint(Checkpoint):
+        compression: str = "none"
+
+    class NewerSpec(TrainingJobSpec):
+        checkpoint: NewerCheckpoint
+
+    scene = training_job()
+    newer = NewerSpec.model_validate(scene.observed.job.spec.to_dict())
+    upgraded = replace(scene.observed, job=replace(scene.observed.job, spec=newer))
+    assert Situation(upgraded, NOW).run_hash == Situation(scene.observed, NOW).run_hash
+
+
+def test_what_auto_came_to_is_in_the_status_and_told_once() -> None:
+    memory = MemoryEstimate(total=3, available=4, parameters=1, gradients=1, optimizer=1, activations=0, working=0)
+    choice = StrategyChoice(strategy="fsdp", name="fsdp", reason="It fits.", memory=memory)
+    scene = training_job().all_say(progress=training(60).model_copy(update={"strategy": choice}))
+    first = scene.status(accounted_at=None).plan()
+    assert first.status.strategy == choice
+    assert [event.message for event in first.events if event.reason == "StrategyChosen"] == ["It fits."]
+    again = scene.job(status=first.status).status(accounted_at=None).plan()
+    assert again.status.strategy == choice
+    assert not [event for event in again.events if event.reason == "StrategyChosen"]
+
+
+def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
+    job = training_job(processesPerNode=2).observed.job
+    assert job.status.generation is not None
+    told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
+    assert told is not None
+    assert told.trainer.min_world_size == job.spec.nodes.min * 2
+
+
+def test_steps_that_were_left_out_are_told_once() -> None:
+    message = "The loss of step 52 is nan. The step was skipped."
+    told = training(60).model_copy(update={"skipped_steps": 1, "message": message})
+    first = training_job().status(accounted_at=None).all_say(progress=told).plan()
+    assert first.status.progress.skipped_steps == 1
+    assert [(event.type, event.reason, event.message) for event in first.events] == [
+        ("Warning", "StepSkipped", message)
+    ]
+    scene = training_job().status(accounted_at=None, progress=first.status.progress)
+    assert scene.all_say(progress=told).plan().events == ()
+    rolled_back = told.model_copy(update={"skipped_steps": 9, "rollbacks": 1})
+    assert [event.reason for event in scene.all_say(progress=rolled_back).plan().events] == ["RolledBack"]
+
+
+def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
+    spike = {"factor": 3, "window": 20}
+    job = training_job(stability={"nonFinite": "skip", "lossSpike": spike}).observed.job
+    assert job.status.generation is not None
+    told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
+    assert told is not None
+    assert told.trainer.stability == StabilityConfig(
+        non_finite=StabilityAction.SKIP,
+        loss_spike=LossSpikeConfig(factor=3, window=20, action=StabilityAction.ROLLBACK),
+    )
