@@ -187,6 +187,26 @@ def test_s3_abandons_only_the_uploads_that_are_over(server: str, request: pytest
     assert [upload["Key"] for upload in left] == ["p/attempts/new"]
 
 
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize("server", ["s3_store", "moto_store"])
+def test_s3_passes_over_an_upload_that_somebody_else_abandons(server: str, request: pytest.FixtureRequest) -> None:
+    store: ObjectStore = request.getfixturevalue(server)
+    bucket = store.new_bucket()
+    storage = open_storage(f"s3://{bucket}/p", endpoint_url=store.endpoint_url)
+    uploads = {
+        key: store.client.create_multipart_upload(Bucket=bucket, Key=f"p/{key}")["UploadId"]
+        for key in ("attempts/one", "attempts/two")
+    }
+
+    def abandoned_meanwhile(key: str) -> bool:
+        if key == "attempts/one":
+            store.client.abort_multipart_upload(Bucket=bucket, Key=f"p/{key}", UploadId=uploads[key])
+        return True
+
+    storage.abandon_uploads("attempts/", abandoned_meanwhile)
+    assert store.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
+
+
 def test_a_folder_abandons_what_a_killed_writer_left(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     for name in ("attempts%old.123", "attempts%new.456"):

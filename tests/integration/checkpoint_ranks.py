@@ -154,10 +154,25 @@ class FailingStorage:
 
 
 class UnreachableStorage(FailingStorage):
-    """A store to which this rank can't write at all."""
+    """A store to which this rank can't write at all, and for its receipt with an error that nobody expects."""
 
     def put(self, key: str, data: Any, **condition: Any) -> str:
-        raise StorageUnavailable("rank 1 is cut off")
+        raise RuntimeError("rank 1 is cut off")
+
+
+class ForgetfulStorage(FailingStorage):
+    """Stores the first object that is put, and denies it; stores no other."""
+
+    puts = 0
+
+    def upload(self, key: str, data: Any) -> None:
+        self._inner.upload(key, data)
+
+    def put(self, key: str, data: Any, **condition: Any) -> str:
+        self.puts += 1
+        if self.puts == 1:
+            self._inner.put(key, data, **condition)
+        raise StorageUnavailable("rank 1 got no answer")
 
 
 def one_rank_is_cut_off(me: Rank) -> None:
@@ -196,6 +211,19 @@ def one_rank_fails(me: Rank) -> None:
     me.storage = healthy
     me.checkpointer = me.new_checkpointer(retention=Retention(last=1))
     assert me.save(10, asynchronous=False).commit.step == 10
+
+
+def one_answer_is_lost(me: Rank) -> None:
+    """Rank 1's receipt is stored, though it can't know, and rank 0 commits: the step isn't saved again."""
+    me.checkpointer.latest()
+    if me.rank == 1:
+        me.storage = ForgetfulStorage(me.storage)  # type: ignore[assignment]
+    me.checkpointer = me.new_checkpointer()
+    in_background = me.save(10)
+    in_background.join()
+    assert (in_background.error is None) == (me.rank == 0)
+    assert me.save(10, asynchronous=False) is in_background
+    assert in_background.wait().step == 10
 
 
 def unsupported_on_one_rank(me: Rank) -> None:
@@ -245,7 +273,7 @@ def busy(me: Rank) -> None:
 
 def agreement(me: Rank) -> None:
     """One start of the processes for all of these; each has a store of its own."""
-    for scenario in (one_rank_fails, one_rank_is_cut_off, unsupported_on_one_rank, busy):
+    for scenario in (one_rank_fails, one_rank_is_cut_off, one_answer_is_lost, unsupported_on_one_rank, busy):
         scenario(replace(me, uri=f"{me.uri}/{scenario.__name__}"))
 
 

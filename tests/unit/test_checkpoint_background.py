@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from concurrent.futures import wait
 
 import pytest
 
 from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.body import Body
+from spottrain.checkpoint.head import Commit, commit, read_head
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.retention import CleanUp, Retention
 
 
 def test_work_is_done_in_order_by_one_thread() -> None:
@@ -45,6 +49,47 @@ def test_the_thread_ends_with_its_owner() -> None:
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
+
+
+class SlowStorage(MemoryStorage):
+    """Clean-ups wait at their end, and are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting, self.go_on, self.clean_ups = threading.Semaphore(0), threading.Event(), 0
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        self.clean_ups += 1
+        self.waiting.release()
+        self.go_on.wait()
+        return 0
+
+
+def test_clean_ups_do_not_pile_up_and_the_newest_commit_is_followed_by_one() -> None:
+    storage = SlowStorage()
+
+    def commit_step(step: int) -> None:
+        attempt = f"attempts/g000001-s{step:09d}-a/"
+        commit(storage, Commit(generation=1, step=step, attempt=attempt, manifest_sha256="", committed_at=""))
+
+    commit_step(10)
+    others = set(threading.enumerate())
+    clean_up = CleanUp(storage, 1, Retention(last=1))
+    (thread,) = set(threading.enumerate()) - others
+    clean_up.begin()
+    storage.waiting.acquire()
+    for step in range(20, 60, 10):
+        commit_step(step)
+        clean_up.begin()
+    storage.go_on.set()
+    del clean_up
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert storage.clean_ups == 2
+    head = read_head(storage)
+    assert head is not None
+    assert [kept.step for kept in head.commits] == [50]
 
 
 def test_a_body_is_read_in_pieces_without_a_copy() -> None:

@@ -330,7 +330,7 @@ def persist(storage: MemoryStorage, rank: int) -> Persist:
         extra={},
         resumed_from_step=None,
         receipts_timeout_seconds=60.0,
-        retention=None,
+        clean_up=None,
     )
 
 

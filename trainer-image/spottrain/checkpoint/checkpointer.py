@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from spottrain.checkpoint.head import Commit, fence, read_head
 from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.replicas import Replicas
-from spottrain.checkpoint.retention import Retention, clean_up
+from spottrain.checkpoint.retention import CleanUp, Retention, clean_up
 from spottrain.checkpoint.staging import StagingBuffer
 from spottrain.checkpoint.storage import CheckpointStorage
 from spottrain_api.contract import MemoryCheckpoint
@@ -87,7 +86,7 @@ class Checkpointer:
         self._world_size = world_size
         self._group = process_group if world_size > 1 else None
         self._agreement = Agreement(self._group, rank)
-        self._retention = retention
+        self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
         self._background = Background("checkpoint")
@@ -179,7 +178,7 @@ class Checkpointer:
         # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
         # processors that slows the copy of the others.
         (failed, busy, unsaved, changed), unique = self._agreement.any_and_token(
-            failed, self._is_busy(), asynchronous or not self._has_saved(step), changed
+            failed, self._is_busy(), self._is_unsaved(step, asynchronous), changed
         )
         parts = self._agreement.settled(parts, failed)
         if busy and not asynchronous:
@@ -189,12 +188,10 @@ class Checkpointer:
         if busy:
             return None
         if not unsaved and self._current is not None:
-            self._current.commit = self._agreement.from_rank_0(self._current.wait)
-            return self._current
+            return self._committed(self._current)
         plan = self._planned(parts.tensors, changed)
         data = self._staging.stage(plan, parts.tensors)
         handle = SaveHandle(step, plan.size, time.monotonic() - started)
-        self._current = handle
         task = Persist(
             storage=self._storage,
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
@@ -205,18 +202,17 @@ class Checkpointer:
             extra=parts.extra,
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
-            retention=self._retention if asynchronous else None,
+            clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
         )
-        if asynchronous:
-            self._background.submit(task.run)
-            return handle
-        if self._group is not None:
-            threading.Thread(target=task.run, name=f"checkpoint-{step}", daemon=True).start()
-        else:
+        self._current = handle
+        if not asynchronous and self._group is None:
             task.run()  # there is nobody to be heard meanwhile
+        else:
+            self._background.submit(task.run)
+        if asynchronous:
+            return handle
         self.hear_of_failures(deadline_seconds)
-        handle.commit = self._agreement.from_rank_0(handle.wait)
-        return handle
+        return self._committed(handle)
 
     def wait(self) -> None:
         """Wait for this rank's part of the save under way, if there is one. Raises what it ended with."""
@@ -268,9 +264,17 @@ class Checkpointer:
     def _is_busy(self) -> bool:
         return self._current is not None and not self._current.done
 
-    def _has_saved(self, step: int) -> bool:
+    def _is_unsaved(self, step: int, asynchronous: bool) -> bool:
+        """Whether to save this step, as rank 0 sees it, the others being none the wiser: what it has committed is
+        committed, also where another rank's answer from the store was lost."""
         current = self._current
-        return current is not None and current.done and current.error is None and current.step == step
+        saved = current is not None and current.done and current.error is None and current.step == step
+        return self._rank == 0 and (asynchronous or not saved)
+
+    def _committed(self, handle: SaveHandle) -> SaveHandle:
+        """What the save ended with on rank 0 holds for all ranks."""
+        handle.commit, handle.error = self._agreement.from_rank_0(handle.wait), None
+        return handle
 
     def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
         return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)

@@ -12,6 +12,7 @@ import requests
 from google.api_core.exceptions import (
     Forbidden,
     GoogleAPICallError,
+    GoogleAPIError,
     NotFound,
     RequestRangeNotSatisfiable,
     RetryError,
@@ -21,7 +22,7 @@ from google.api_core.exceptions import (
 )
 from google.api_core.exceptions import PreconditionFailed as GenerationMismatch
 from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import DefaultCredentialsError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.retry import DEFAULT_RETRY
 
@@ -167,13 +168,19 @@ class GcsStorage:
             raise StorageUnavailable(
                 f"{where} can't be reached: check checkpoint.endpointURL and the network. ({error})"
             ) from error
+        except GoogleAuthError as error:
+            # It may pass: the metadata server of workload identity takes its time to start, and nobody has retried.
+            raise StorageUnavailable(
+                f"The credentials for {where} could not be had: check the job's service account and its workload "
+                f"identity. ({error})"
+            ) from error
         except GoogleAPICallError as error:
             raise StorageDenied(f"{where} refused the request: {error}") from error
 
     def _not_found(self, key: str) -> StorageError:
         try:
             missing = not self._bucket_exists()
-        except (GoogleAPICallError, requests.RequestException):
+        except (GoogleAPIError, GoogleAuthError, requests.RequestException, OSError):
             missing = False
         if missing:
             return StorageMissing(

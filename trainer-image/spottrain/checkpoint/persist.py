@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +23,6 @@ from spottrain.checkpoint.manifest import (
     receipt_key,
     serialise,
 )
-from spottrain.checkpoint.retention import Retention, clean_up
 from spottrain.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
@@ -97,28 +97,41 @@ class Persist:
     extra: Any
     resumed_from_step: int | None
     receipts_timeout_seconds: float
-    retention: Retention | None
+    clean_up: Callable[[], None] | None
+    """Begins a clean-up, after a commit."""
 
     def run(self) -> None:
+        error: CheckpointError | None = SaveFailed(f"The checkpoint at step {self.attempt.step} was interrupted.")
         try:
-            started = time.monotonic()
-            self._upload()
-            uploaded = time.monotonic()
-            self.handle.upload_seconds = uploaded - started
-            if self.receipt.rank == 0:
-                self.handle.commit = self._commit(uploaded + self.receipts_timeout_seconds)
-                self.handle.commit_seconds = time.monotonic() - uploaded
-            self.handle.finish()
+            error = self._outcome()
+        finally:
+            self.handle.finish(error)  # whatever happens: each later save would find this one under way
+        if error is None and self.clean_up is not None:
+            self.clean_up()
+
+    def _outcome(self) -> CheckpointError | None:
+        try:
+            self._save()
         except CheckpointError as error:
-            self._give_up(error)
+            failure = error
         except Exception as error:
-            # In the background nobody else would hear of it, and `wait` would wait for ever.
+            # In the background nobody else would hear of it.
             log.exception("The checkpoint at step %d failed", self.attempt.step)
-            self._give_up(SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}."))
+            failure = SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}.")
         else:
-            # Not in this thread, as the next save may need it.
-            if self.retention is not None and self.receipt.rank == 0:
-                threading.Thread(target=self._clean_up, args=(self.retention,), daemon=True).start()
+            return None
+        log.warning("%s", failure)
+        self._give_up(failure)
+        return failure
+
+    def _save(self) -> None:
+        started = time.monotonic()
+        self._upload()
+        uploaded = time.monotonic()
+        self.handle.upload_seconds = uploaded - started
+        if self.receipt.rank == 0:
+            self.handle.commit = self._commit(uploaded + self.receipts_timeout_seconds)
+            self.handle.commit_seconds = time.monotonic() - uploaded
 
     def _upload(self) -> None:
         rank, prefix = self.receipt.rank, self.attempt.prefix
@@ -156,31 +169,25 @@ class Persist:
 
     def _give_up(self, error: CheckpointError) -> None:
         """Tell rank 0 through the store, so that it need not wait for the deadline; or, as rank 0, make room."""
-        log.warning("%s", error)
-        # A store that doesn't answer would not answer this either.
-        if self.receipt.rank == 0 and (isinstance(error, StorageFull) or not isinstance(error, StorageError)):
-            self._discard()
-        if self.receipt.rank != 0:
-            failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
-            try:
-                self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
-            except CheckpointError as unsaid:
-                log.warning("Rank 0 could not be told: %s", unsaid)
-        self.handle.finish(error)
+        try:
+            if self.receipt.rank != 0:
+                self._tell(error)
+            # A store that doesn't answer would not answer this either.
+            elif isinstance(error, StorageFull) or not isinstance(error, StorageError):
+                self._discard()
+        except CheckpointError as second:
+            log.warning(
+                "The failure of the checkpoint at step %d could not be followed up: %s", self.attempt.step, second
+            )
+        except Exception:
+            log.exception("The failure of the checkpoint at step %d could not be followed up", self.attempt.step)
+
+    def _tell(self, error: CheckpointError) -> None:
+        failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
+        self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
         """Delete what the ranks have written. A store that is full would be filled by saves that fail for that,
         and clean-up only follows one that succeeds."""
-        if self.handle.commit_begun:
-            return
-        try:
+        if not self.handle.commit_begun:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])
-        except CheckpointError as error:
-            log.warning("What was written of step %d could not be deleted: %s", self.attempt.step, error)
-
-    def _clean_up(self, retention: Retention) -> None:
-        try:
-            clean_up(self.storage, self.attempt.generation, retention)
-        except CheckpointError as error:
-            # What is left over costs space only; the next clean-up finds it again.
-            log.warning("Old checkpoints could not be deleted: %s", error)

@@ -6,11 +6,17 @@ is left), never because something is missing.
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import dataclass
 
 from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.errors import CheckpointError
 from spottrain.checkpoint.head import Commit, Head, prune
 from spottrain.checkpoint.storage import CheckpointStorage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,31 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
     over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
     storage.delete(over)
     return len(over) + storage.abandon_uploads(ATTEMPTS, is_over)
+
+
+class CleanUp:
+    """Cleans up beside the training and the saves, which may need their thread for the next one."""
+
+    def __init__(self, storage: CheckpointStorage, generation: int, retention: Retention) -> None:
+        self._storage = storage
+        self._generation = generation
+        self._retention = retention
+        self._background = Background("clean-up")
+        self._waiting = threading.Event()
+
+    def begin(self) -> None:
+        """Returns at once. One that is under way is followed by one more, however often this is called meanwhile."""
+        if not self._waiting.is_set():
+            self._waiting.set()
+            self._background.submit(self._run)
+
+    def _run(self) -> None:
+        self._waiting.clear()
+        try:
+            clean_up(self._storage, self._generation, self._retention)
+        except CheckpointError as error:
+            # What is left over costs space only; the next clean-up finds it again.
+            log.warning("Old checkpoints could not be deleted: %s", error)
 
 
 def _is_over(attempt: Attempt, head: Head) -> bool:

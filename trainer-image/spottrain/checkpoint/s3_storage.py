@@ -70,20 +70,24 @@ class S3Storage:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        # Over TLS the checksum that parts have is enough: SHA-256 of all of them only takes processors from training.
+        secure = {"payload_signing_enabled": False} if (self._endpoint or "https").startswith("https") else {}
         attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self._endpoint,
-            region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-            config=Config(
-                connect_timeout=5,
-                read_timeout=60,
-                retries={"mode": "standard", "total_max_attempts": attempts},
-                max_pool_connections=4 * _PARALLEL_PARTS,
-                # Servers other than AWS rarely have a host name for each bucket.
-                s3={"addressing_style": "path" if self._endpoint else "auto"},
-            ),
-        )
+        with self._sentences(""):
+            self._client: Any = boto3.session.Session().client(
+                "s3",
+                endpoint_url=self._endpoint,
+                region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+                config=Config(
+                    connect_timeout=5,
+                    read_timeout=60,
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=4 * _PARALLEL_PARTS,
+                    # Servers other than AWS rarely have a host name for each bucket.
+                    s3={"addressing_style": "path" if self._endpoint else "auto", **secure},
+                ),
+            )
+        self._client.meta.events.register_last("before-call.s3", _send_at_once)
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         condition = {"IfMatch": if_match} if if_match is not None else {"IfNoneMatch": "*"} if if_absent else {}
@@ -156,8 +160,9 @@ class S3Storage:
             for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
                 key = upload["Key"].removeprefix(self._prefix)
                 if is_over(key):
-                    self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
-                    abandoned += 1
+                    with contextlib.suppress(_UploadGone):  # another process was first
+                        self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
+                        abandoned += 1
         return abandoned
 
     def _upload_parts(self, key: str, view: memoryview) -> None:
@@ -219,6 +224,12 @@ class S3Storage:
             raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
         except BotoCoreError as error:
             raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
+        except (OSError, RuntimeError) as error:
+            # botocore's where the file of a token can't be read, and where credentials come expired.
+            raise StorageUnavailable(
+                f"The credentials for {self._where(key)} could not be had: check the job's service account and its "
+                f"role. ({error})"
+            ) from error
 
     def _of_answer(self, key: str, error: ClientError) -> StorageError:
         code = str(error.response.get("Error", {}).get("Code", ""))
@@ -228,7 +239,7 @@ class S3Storage:
         if code == "NoSuchBucket":
             return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
         if code == "NoSuchUpload":
-            return StorageUnavailable(f"The upload of {where} was aborted by another process.")
+            return _UploadGone(f"The upload of {where} was aborted by another process.")
         if code == "InvalidRange" or status == "416":
             return _BeyondTheEnd(where)
         for codes, make in (
@@ -256,11 +267,21 @@ def _crc32(data: memoryview) -> str:
     return base64.b64encode(zlib_ng.crc32(data).to_bytes(4)).decode()
 
 
+def _send_at_once(params: dict[str, Any], **_: Any) -> None:
+    """botocore asks a server before it sends what it reads from a file: a round trip a part, or a second where the
+    server doesn't know the question."""
+    params["headers"].pop("Expect", None)
+
+
 _ALLOW = "let the job's service account read, write, list and delete there."
 
 
 class _Conflict(StorageUnavailable):
     """S3's 409: send the same conditional request again."""
+
+
+class _UploadGone(StorageUnavailable):
+    """An upload in parts that is finished or aborted."""
 
 
 class _BrokenOff(StorageUnavailable):

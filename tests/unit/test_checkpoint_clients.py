@@ -1,0 +1,117 @@
+"""What the clients of the clouds are told to send, and what becomes of credentials that can't be had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+from spottrain.checkpoint.errors import StorageUnavailable
+from spottrain.checkpoint.gcs_storage import GcsStorage
+from spottrain.checkpoint.s3_storage import S3Storage
+
+
+class Server:
+    """Answers in the place of the network, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[AWSPreparedRequest] = []
+
+    def answer(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        self.requests.append(request)
+        body = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+        return AWSResponse(
+            request.url, 200, {"ETag": '"1"'}, Answer(body if request.url.endswith("?uploads") else b"")
+        )
+
+
+class Answer:
+    """What botocore reads an answer from."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._body
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize("endpoint", [None, "https://s3.example.org", "http://s3.example.org"])
+@pytest.mark.parametrize("size", [4, 9 << 20], ids=["whole", "in parts"])
+def test_an_upload_is_sent_at_once_and_over_tls_without_a_second_checksum(
+    endpoint: str | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    server, storage = Server(), S3Storage(bucket="b", endpoint_url=endpoint)
+    storage._client.meta.events.register("before-send.s3", server.answer)
+    storage.put("HEAD", b"1", if_absent=True)
+    storage.upload("k", bytes(size))
+    assert not [request for request in server.requests if "Expect" in request.headers]
+    sent = [request.headers for request in server.requests if request.method == "PUT" and "/k" in request.url]
+    assert all("x-amz-checksum-crc32" in headers for headers in sent)
+    unsigned = {headers["X-Amz-Content-SHA256"] == b"UNSIGNED-PAYLOAD" for headers in sent}
+    assert unsigned == {endpoint != "http://s3.example.org"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "sentence"),
+    [
+        ("credential_process = false", "Error when retrieving credentials"),
+        (
+            "credential_process = cat {folder}/expired",
+            "could not be had: check the job's service account and its role",
+        ),
+        ("role_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = {folder}/nothing", "could not be had.*nothing"),
+    ],
+    ids=["fails", "expired", "no token"],
+)
+def test_credentials_of_aws_that_cannot_be_had_get_a_sentence(
+    profile: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expired = {"AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "c", "Expiration": "2001-01-01T00:00:00Z"}
+    (tmp_path / "expired").write_text(json.dumps({"Version": 1, **expired}))
+    (tmp_path / "config").write_text(f"[default]\n{profile.format(folder=tmp_path)}\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "nothing"))
+    with pytest.raises(StorageUnavailable, match=sentence):
+        S3Storage(bucket="b", endpoint_url="http://127.0.0.1:9", max_attempts=1).put("k", b"")
+
+
+def test_credentials_of_google_that_cannot_be_had_get_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "identity.json").write_text(
+        json.dumps(
+            {
+                "type": "external_account",
+                "audience": "//iam.googleapis.com/pools/p",
+                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+                "token_url": "https://sts.googleapis.com/v1/token",
+                "credential_source": {"file": str(tmp_path / "nothing")},
+            }
+        )
+    )
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "identity.json"))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    storage = GcsStorage(bucket="b")
+    for use in USES:
+        with pytest.raises(StorageUnavailable, match=r"credentials for gs://b/.* could not be had.*nothing"):
+            use(storage)
+
+
+USES: list[Callable[[GcsStorage], object]] = [
+    lambda storage: storage.put("k", b""),
+    lambda storage: storage.put("k", b"", if_match="1"),
+    lambda storage: storage.upload("k", bytes(9 << 20)),
+    lambda storage: storage.get("k"),
+    lambda storage: list(storage.list("")),
+    lambda storage: storage.delete(["k"]),
+]

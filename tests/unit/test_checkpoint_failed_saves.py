@@ -1,0 +1,95 @@
+"""Saves end, well or not, whatever their store raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch
+
+from spottrain.checkpoint.attempt import Attempt
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
+from spottrain.checkpoint.manifest import Receipt
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.persist import Persist, SaveHandle
+from spottrain.checkpoint.storage import Buffer
+
+
+class BrokenStorage(MemoryStorage):
+    """Whatever writes, lists or deletes raises the next of these errors, while there is one."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        super().__init__()
+        self._errors = iter(errors)
+
+    def _break(self) -> None:
+        for error in self._errors:
+            raise error
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        self._break()
+        return super().put(key, data, if_match=if_match, if_absent=if_absent)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        self._break()
+        return super().list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._break()
+        super().delete(keys)
+
+
+def persist(storage: MemoryStorage, rank: int) -> Persist:
+    """The part of one of two ranks in a save."""
+    return Persist(
+        storage=storage,
+        attempt=Attempt.new(1, 10, "a"),
+        handle=SaveHandle(10, 4, 0.0),
+        data=memoryview(b"1234"),
+        receipt=Receipt(rank=rank, world_size=2),
+        tree={},
+        extra={},
+        resumed_from_step=None,
+        receipts_timeout_seconds=60.0,
+        clean_up=None,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("first", [StorageFull("it is full"), RuntimeError("first")], ids=["full", "unexpected"])
+@pytest.mark.parametrize("then", [StorageUnavailable("gone"), RuntimeError("second")], ids=["gone", "unexpected"])
+def test_a_save_ends_also_when_what_follows_its_failure_fails(
+    rank: int, first: Exception, then: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = persist(BrokenStorage(first, then), rank)
+    broken.run()
+    assert broken.handle.done
+    with pytest.raises(CheckpointError, match=str(first)):
+        broken.handle.wait()
+    assert str(then) in caplog.text
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_store_that_raises_what_nobody_expects_keeps_no_later_save_back(asynchronous: bool) -> None:
+    storage = BrokenStorage(RuntimeError("first"), RuntimeError("second"))
+    saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
+    with pytest.raises(SaveFailed, match=r"The checkpoint at step 10 failed: RuntimeError\('first'\)"):
+        save(saver, 10, asynchronous)
+    assert save(saver, 20, asynchronous) == 20
+
+
+def save(saver: Checkpointer, step: int, asynchronous: bool) -> int:
+    handle = saver.save({"w": torch.ones(3)}, step=step, asynchronous=asynchronous)
+    assert handle is not None
+    commit = handle.wait(60)
+    assert commit is not None
+    return commit.step
+
+
+def test_a_save_that_is_interrupted_is_not_taken_for_a_commit() -> None:
+    interrupted = persist(BrokenStorage(KeyboardInterrupt()), 1)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run()
+    with pytest.raises(SaveFailed, match="was interrupted"):
+        interrupted.handle.wait(0.0)
