@@ -112,7 +112,9 @@ def test_batches_come_in_order_from_any_step_on(num_workers: int) -> None:
 HEADER = AuditHeader(seed=9, shuffle=True, num_samples=20, global_batch=4)
 
 
-def write_steps(folder: Path, generation: int, world: int, steps: range, *, without_rank: int | None = None) -> None:
+def write_steps(
+    folder: Path, generation: int, world: int, steps: range, *, without_rank: int | None = None, late: float = 0.0
+) -> None:
     order, plan = DataOrder(num_samples=20, seed=9), BatchPlan(global_batch=4, micro_batch=4, world_size=world)
     for rank in range(world):
         if rank == without_rank:
@@ -122,7 +124,7 @@ def write_steps(folder: Path, generation: int, world: int, steps: range, *, with
                 share = plan.share(rank, step - 1)
                 writer.write(
                     AuditRecord(
-                        at=float(step),
+                        at=step + late,
                         generation=generation,
                         step=step,
                         rank=rank,
@@ -145,6 +147,14 @@ def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(t
     assert audit.num_redone == 2
     assert audit.problems(8) == []
     assert audit.problems(9) == ["1 steps were completed by no generation, the first of them step 9"]
+
+
+def test_the_time_without_a_step_ends_with_the_first_step_that_is_done_again(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 2, range(1, 4))
+    write_steps(tmp_path, 2, 1, range(1, 9), late=10.0)
+    audit = read_audit(tmp_path)
+    assert audit.longest_gap(3.5, 12.0) == 8.0
+    assert audit.longest_gap(12.5, 20.0) == 1.0
 
 
 def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:

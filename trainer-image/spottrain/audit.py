@@ -77,16 +77,17 @@ class AuditedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was used: `steps` in order, and how often steps were computed again (`num_redone`)."""
+    """What was used: `steps` in order, and how often steps were computed again (`num_redone`). `step_times` says in
+    order when a rank completed a step, of those as well that were computed again later."""
 
     header: AuditHeader
     steps: tuple[AuditedStep, ...]
+    step_times: tuple[float, ...]
     num_redone: int
 
     def longest_gap(self, begin: float, end: float) -> float:
         """The longest time without a step, in seconds, that began or ended between two moments (Unix seconds)."""
-        times = sorted(step.at for step in self.steps)
-        gaps = [later - earlier for earlier, later in pairwise(times) if later > begin and earlier < end]
+        gaps = [later - earlier for earlier, later in pairwise(self.step_times) if later > begin and earlier < end]
         return max(gaps, default=0.0)
 
     def problems(self, total_steps: int | None = None) -> list[str]:
@@ -145,7 +146,8 @@ def _merge(header: AuditHeader, records: Sequence[AuditRecord]) -> Audit:
         if generation is not None
     ]
     redone = sum(len(of_step) - 1 for of_step in by_step.values())
-    return Audit(header=header, steps=tuple(steps), num_redone=redone)
+    times = sorted(record.at for record in records)
+    return Audit(header=header, steps=tuple(steps), step_times=tuple(times), num_redone=redone)
 
 
 def _newest_complete(of_step: dict[int, list[AuditRecord]]) -> int | None:
