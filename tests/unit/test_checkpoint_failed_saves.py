@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
-from spottrain.checkpoint.attempt import Attempt
+from rank_parts import persist
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
-from spottrain.checkpoint.manifest import Receipt
+from spottrain.checkpoint.head import HEAD_KEY
 from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.storage import Buffer
 
 
@@ -38,22 +37,6 @@ class BrokenStorage(MemoryStorage):
     def delete(self, keys: Iterable[str]) -> None:
         self._break()
         super().delete(keys)
-
-
-def persist(storage: MemoryStorage, rank: int) -> Persist:
-    """The part of one of two ranks in a save."""
-    return Persist(
-        storage=storage,
-        attempt=Attempt.new(1, 10, "a"),
-        handle=SaveHandle(10, 4, 0.0),
-        data=memoryview(b"1234"),
-        receipt=Receipt(rank=rank, world_size=2),
-        tree={},
-        extra={},
-        resumed_from_step=None,
-        receipts_timeout_seconds=60.0,
-        clean_up=None,
-    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -93,3 +76,44 @@ def test_a_save_that_is_interrupted_is_not_taken_for_a_commit() -> None:
         interrupted.run()
     with pytest.raises(SaveFailed, match="was interrupted"):
         interrupted.handle.wait(0.0)
+
+
+class SilentStorage(MemoryStorage):
+    """When it is about to fall silent, it takes one more HEAD, and answers neither that nor anything after it."""
+
+    about_to_fall_silent = False
+    is_silent = False
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        self._answer()
+        etag = super().put(key, data, if_match=if_match, if_absent=if_absent)
+        self.is_silent = self.about_to_fall_silent and key == HEAD_KEY
+        self._answer()
+        return etag
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        self._answer()
+        return super().get(key)
+
+    def _answer(self) -> None:
+        if self.is_silent:
+            raise StorageUnavailable("no answer")
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["store-is-back", "store-stays-silent"])
+def test_a_commit_whose_answer_was_lost_is_found_again(is_back: bool) -> None:
+    storage = SilentStorage()
+    saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
+    storage.about_to_fall_silent = True
+    with pytest.raises(StorageUnavailable):
+        save(saver, 10, asynchronous=True)
+    storage.about_to_fall_silent = False
+    storage.is_silent = not is_back
+    if not is_back:
+        with pytest.raises(StorageUnavailable):
+            save(saver, 10, asynchronous=False)
+        return
+    written = list(storage.list(""))
+    assert save(saver, 10, asynchronous=False) == 10
+    assert list(storage.list("")) == written
+    assert save(saver, 20, asynchronous=False) == 20

@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from spottrain.checkpoint.attempt import Attempt
+from rank_parts import persist
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -26,9 +26,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.head import read_head
-from spottrain.checkpoint.manifest import Receipt
 from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.storage import Buffer
 from spottrain.checkpoint.stores import open_storage
 from spottrain_cli.checkpoints import checkpoints
@@ -316,22 +314,6 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
     storage.no_room_for = ""
     assert resumed_step(storage, 2) == 10
     assert [key for key, _ in storage.list("attempts/") if "s000000020" in key]
-
-
-def persist(storage: MemoryStorage, rank: int) -> Persist:
-    """The part of one of two ranks in a save."""
-    return Persist(
-        storage=storage,
-        attempt=Attempt.new(1, 10, "a"),
-        handle=SaveHandle(10, 4, 0.0),
-        data=memoryview(b"1234"),
-        receipt=Receipt(rank=rank, world_size=2),
-        tree={},
-        extra={},
-        resumed_from_step=None,
-        receipts_timeout_seconds=60.0,
-        clean_up=None,
-    )
 
 
 def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -267,9 +268,20 @@ class Checkpointer:
     def _is_unsaved(self, step: int, asynchronous: bool) -> bool:
         """Whether to save this step, as rank 0 sees it, the others being none the wiser: what it has committed is
         committed, also where another rank's answer from the store was lost."""
+        if self._rank != 0:
+            return False
         current = self._current
-        saved = current is not None and current.done and current.error is None and current.step == step
-        return self._rank == 0 and (asynchronous or not saved)
+        if asynchronous or current is None or not current.done or current.step != step:
+            return True
+        return current.error is not None and not self._was_committed(current)
+
+    def _was_committed(self, failed: SaveHandle) -> bool:
+        """Whether HEAD names what the store gave no answer on; then it is a commit like any other."""
+        with contextlib.suppress(CheckpointError):
+            head = read_head(self._storage) if failed.begun is not None else None
+            if head is not None and failed.begun in head.commits:
+                failed.commit, failed.error = failed.begun, None
+        return failed.error is None
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
         """What the save ended with on rank 0 holds for all ranks."""

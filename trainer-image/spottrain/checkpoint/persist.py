@@ -43,8 +43,8 @@ class SaveHandle:
         """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
         self.commit: Commit | None = None
         """Known on rank 0 and, after a synchronous save, on every rank."""
-        self.commit_begun = False
-        """On rank 0: whether HEAD may name this save, whatever else is known of it."""
+        self.begun: Commit | None = None
+        """On rank 0: what HEAD may name, whatever else is known of this save."""
         self.error: CheckpointError | None = None
         self.given_up: CheckpointError | None = None
         """What other ranks' parts of it failed with, once the ranks have told each other."""
@@ -163,7 +163,7 @@ class Persist:
             committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         self.storage.upload(new.manifest, data)
-        self.handle.commit_begun = True
+        self.handle.begun = new
         commit(self.storage, new, resumed_from_step=self.resumed_from_step)
         return new
 
@@ -189,5 +189,5 @@ class Persist:
     def _discard(self) -> None:
         """Delete what the ranks have written. A store that is full would be filled by saves that fail for that,
         and clean-up only follows one that succeeds."""
-        if not self.handle.commit_begun:
+        if self.handle.begun is None:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])

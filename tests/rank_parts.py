@@ -1,0 +1,24 @@
+"""Parts that single ranks have in a save, without the ranks."""
+
+from __future__ import annotations
+
+from spottrain.checkpoint.attempt import Attempt
+from spottrain.checkpoint.manifest import Receipt
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.persist import Persist, SaveHandle
+
+
+def persist(storage: MemoryStorage, rank: int) -> Persist:
+    """The part of one of two ranks in a save."""
+    return Persist(
+        storage=storage,
+        attempt=Attempt.new(1, 10, "a"),
+        handle=SaveHandle(10, 4, 0.0),
+        data=memoryview(b"1234"),
+        receipt=Receipt(rank=rank, world_size=2),
+        tree={},
+        extra={},
+        resumed_from_step=None,
+        receipts_timeout_seconds=60.0,
+        clean_up=None,
+    )
