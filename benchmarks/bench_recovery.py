@@ -127,7 +127,7 @@ def plot(results: list[Result], path: Path) -> None:
     axes.set(xlabel="seconds without a step", xlim=(0, PATIENCE_SECONDS * 1.45))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center right")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     figure.savefig(path, bbox_inches="tight")
 
 

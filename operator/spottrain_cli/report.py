@@ -126,13 +126,11 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
     for kept, redone in loss_lines(history):
         for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
             axes.plot([step for step, _ in line], [loss for _, loss in line], color=colour, linewidth=1.2)
-    for transition in transitions:
-        if transition.resume_step is None:
-            continue
-        axes.axvline(transition.resume_step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
+    for step, generations in generations_by_step(transitions).items():
+        axes.axvline(step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
         axes.annotate(
-            f"g{transition.generation + 1}",
-            (transition.resume_step, 1),
+            ", ".join(f"g{generation}" for generation in generations),
+            (step, 1),
             xycoords=("data", "axes fraction"),
             fontsize=8,
             color=SPOT_COLOUR,
@@ -141,6 +139,15 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
         )
     axes.set(xlabel="step", ylabel="loss")
     return _svg(figure)
+
+
+def generations_by_step(transitions: Sequence[Transition]) -> dict[int, list[int]]:
+    """The generations that began, by the step that they resumed from: at times several from the same."""
+    found: dict[int, list[int]] = {}
+    for transition in transitions:
+        if transition.resume_step is not None:
+            found.setdefault(transition.resume_step, []).append(transition.generation + 1)
+    return found
 
 
 Line = list[tuple[int, float]]

@@ -22,7 +22,7 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
 from spottrain_cli.live_view import job_view, seconds, sparkline
-from spottrain_cli.report import html_report, loss_lines, phase_spans, time_by_phase
+from spottrain_cli.report import generations_by_step, html_report, loss_lines, phase_spans, time_by_phase
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -173,6 +173,15 @@ def test_steps_that_were_done_again_are_a_line_of_their_own() -> None:
     assert [step for step, _ in again] == [2, 3, 4, 5]
     assert [step for step, _ in after] == [3, 4, 5, 6]
     assert none == []
+
+
+def test_generations_that_resumed_from_the_same_step_share_a_label() -> None:
+    common = {"at": START, "reason": "Preempted", "with_notice": True, "last_step": 0}
+    numbered = [
+        Transition(generation=number, resume_step=step, **common) for number, step in ((1, 15), (2, 15), (3, 77))
+    ]
+    pending = Transition(generation=4, **common)
+    assert generations_by_step([*numbered, pending]) == {15: [2, 3], 77: [4]}
 
 
 def test_small_things() -> None:
