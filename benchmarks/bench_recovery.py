@@ -81,8 +81,8 @@ def run(out: Path, rounds: int) -> list[Result]:
             ours.append(outcome)
             phases.append(spent)
             console.print(f"[dim]  plain {shown(plains[-1])[0]}, spottrain {shown(outcome)[0]}[/dim]")
-        spent = {name: statistics.median(each.get(name, 0.0) for each in phases) for name in phases[0]}
-        results.append(Result(title=title, plain=median(plains), spottrain=median(ours), phases=spent))
+        medians = {name: statistics.median(each.get(name, 0.0) for each in phases) for name in phases[0]}
+        results.append(Result(title=title, plain=median(plains), spottrain=median(ours), phases=medians))
     return results
 
 

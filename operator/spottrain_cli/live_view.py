@@ -69,9 +69,9 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         Text(f"step {commit.step} of generation {commit.generation}" if commit else "none yet"),
         Text(f"{progress.step - commit.step} steps since" if commit and progress.step >= commit.step else ""),
     )
-    unhealthy = next((c for c in status.conditions if c.type == "CheckpointsHealthy" and c.status == "False"), None)
-    if unhealthy is not None:
-        grid.add_row("", Text(unhealthy.message, "red"))
+    healthy = status.condition("CheckpointsHealthy")
+    if healthy is not None and healthy.status == "False":
+        grid.add_row("", Text(healthy.message, "red"))
     if progress.checkpoint_interval:
         grid.add_row("", Text(progress.checkpoint_interval, "dim"))
     if status.strategy is not None:

@@ -65,9 +65,8 @@ class AuditWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedStep:
-    """A step as the run counts it: by the newest generation that all ranks of completed it, `at` the last of them."""
+    """A step as the run counts it: by the newest generation that all ranks of completed it."""
 
-    at: float
     step: int
     generation: int
     world: int
@@ -161,7 +160,6 @@ def _newest_complete(of_step: dict[int, list[AuditRecord]]) -> int | None:
 
 def _audited(step: int, generation: int, records: Sequence[AuditRecord]) -> AuditedStep:
     return AuditedStep(
-        at=max(record.at for record in records),
         step=step,
         generation=generation,
         world=records[0].world,

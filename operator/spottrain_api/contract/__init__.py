@@ -35,9 +35,7 @@ from .memory import (
     MemoryStep,
     PeerMemory,
 )
-from .message import (
-    Message,
-)
+from .message import Message
 from .names import (
     ANNOTATION_NOTICE,
     API_VERSION,

@@ -4,10 +4,7 @@ These models are the single source of the CRD: `python -m spottrain_api.crd` wri
 their descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
-from .resource import (
-    FreeForm,
-    Resource,
-)
+from .resource import FreeForm, Resource
 from .spec import (
     INTERVAL_PATTERN,
     MAX_MEMBERS,

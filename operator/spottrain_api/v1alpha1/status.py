@@ -162,6 +162,10 @@ class TrainingJobStatus(StatusResource):
     start_time: datetime | None = None
     completion_time: datetime | None = None
 
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type, or None where it was never set."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
 
 PRINTER_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     # name, type, JSONPath, priority (0: always shown)

@@ -61,8 +61,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
     generation = status.generation
-    blocked = next((c for c in status.conditions if c.type == BLOCKED and c.status == "True"), None)
-    if blocked is not None:
+    blocked = status.condition(BLOCKED)
+    if blocked is not None and blocked.status == "True":
         return blocked.message
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
@@ -131,7 +131,7 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     if failure is None:
         message = "No save has failed since the newest commit"
         return draft.condition("CheckpointsHealthy", True, "Healthy", message, situation.now)
-    known = next((c for c in draft.status.conditions if c.type == "CheckpointsHealthy"), None)
+    known = draft.status.condition("CheckpointsHealthy")
     if known is None or (known.status, known.reason) != ("False", failure.reason.value):
         draft = draft.tell(failure.reason.value, failure.message, warning=True)
     return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)

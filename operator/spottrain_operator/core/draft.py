@@ -51,7 +51,7 @@ class Draft:
     def condition(self, kind: str, holds: bool, reason: str, message: str, now: datetime) -> Draft:
         """With the condition `kind`, whose transition time changes only with its truth."""
         truth = "True" if holds else "False"
-        old = next((c for c in self.status.conditions if c.type == kind), None)
+        old = self.status.condition(kind)
         since = now if old is None or old.status != truth else old.last_transition_time
         new = Condition(type=kind, status=truth, reason=reason, message=message, last_transition_time=since)
         others = tuple(c for c in self.status.conditions if c.type != kind)

@@ -20,7 +20,7 @@ def rival_of(situation: Situation, draft: Draft) -> Rival | None:
 def give_way(situation: Situation, draft: Draft) -> Draft:
     """Blocked: another unfinished job comes first at the job's checkpoint folder; an event tells when it begins."""
     rival, now = rival_of(situation, draft), situation.now
-    known = next((c for c in draft.status.conditions if c.type == BLOCKED), None)
+    known = draft.status.condition(BLOCKED)
     if rival is not None:
         message = sentence(situation.spec.checkpoint.uri, rival)
         if known is None or known.status == "False":
