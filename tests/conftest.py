@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
-pytest_plugins = ["cluster_fixtures", "object_stores", "forked_ranks"]
+pytest_plugins = ["cluster_fixtures", "object_stores", "forked_ranks", "agent_pods"]
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any-machine", deadline=None)

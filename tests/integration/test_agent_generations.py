@@ -5,46 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-from aiohttp import web
-
+from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
-    PATH_ASSIGNMENT,
-    PATH_NOTICE,
-    PATH_REPORT,
     AgentPhase,
-    AgentReport,
     Assignment,
     AssignmentAction,
-    DrainRequest,
     Entrypoint,
     FailureReason,
-    GenerationAssignment,
     Notice,
-    NoticeList,
-    TrainerConfig,
 )
-
-WAIT = Assignment(action=AssignmentAction.WAIT)
-
-GATHER = """
-    import os, sys, torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    with open(sys.argv[1] + f"/{os.environ['GROUP_RANK']}", "w") as file:
-        file.write(f"{int(total.item())} {__name__} {sys.argv[0]}")
-"""
 
 TRAIN_FOREVER = """
     import os, sys, time, signal, pathlib, torch, torch.distributed as dist
@@ -65,183 +39,6 @@ TRAIN_FOREVER = """
             break
         time.sleep(0.02)
 """
-
-
-@dataclass
-class FakeOperator:
-    """Hands out assignments by pod and keeps the newest reports; also plays the watcher."""
-
-    url: str = ""
-    assignments: dict[str, Assignment] = field(default_factory=dict)
-    reports: dict[str, AgentReport] = field(default_factory=dict)
-    notices: NoticeList = field(default_factory=lambda: NoticeList(revision="0"))
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    def application(self) -> web.Application:
-        application = web.Application()
-        application.router.add_get(PATH_ASSIGNMENT, self._assignment)
-        application.router.add_post(PATH_REPORT, self._report)
-        application.router.add_get(PATH_NOTICE, self._notice)
-        return application
-
-    async def assign(self, assignments: dict[str, Assignment]) -> None:
-        async with self.changed:
-            self.assignments |= assignments
-            self.changed.notify_all()
-
-    async def announce(self, *notices: Notice) -> None:
-        async with self.changed:
-            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices)
-            self.changed.notify_all()
-
-    async def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        async with asyncio.timeout(seconds), self.changed:
-            await self.changed.wait_for(condition)
-
-    async def wait_for_phase(self, phase: AgentPhase, generation: int, pods: list[str], seconds: float = 60) -> None:
-        def reached() -> bool:
-            reports = [self.reports.get(pod) for pod in pods]
-            return all(r is not None and r.generation == generation and r.phase is phase for r in reports)
-
-        await self.wait_for(reached, seconds)
-
-    async def _assignment(self, request: web.Request) -> web.Response:
-        pod = request.headers["Authorization"].removeprefix("Bearer ")
-        after = request.query["after"]
-        try:
-            async with asyncio.timeout(25), self.changed:
-                await self.changed.wait_for(lambda: self.assignments.get(pod, WAIT).revision != after)
-        except TimeoutError:
-            return web.Response(status=204)
-        return web.Response(text=self.assignments.get(pod, WAIT).to_json())
-
-    async def _report(self, request: web.Request) -> web.Response:
-        report = AgentReport.from_json(await request.read())
-        async with self.changed:
-            self.reports[report.pod] = report
-            self.changed.notify_all()
-        return web.Response(status=204)
-
-    async def _notice(self, request: web.Request) -> web.Response:
-        async with asyncio.timeout(25), self.changed:
-            await self.changed.wait_for(lambda: self.notices.revision != request.query["after"])
-        return web.Response(text=self.notices.to_json())
-
-
-@dataclass
-class Pods:
-    """Starts agents as a kubelet would, and ends all they leave behind."""
-
-    folder: Path
-    operator: FakeOperator
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def start(self, *names: str, control_url: str | None = None, **environ: str) -> None:
-        for name in names:
-            token = self.folder / f"token-{name}"
-            token.write_text(name)
-            address = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
-            environment = {
-                "PATH": os.environ["PATH"],
-                "SPOTTRAIN_CONTROL_URL": control_url or self.operator.url,
-                "SPOTTRAIN_TOKEN_FILE": str(token),
-                "SPOTTRAIN_POD_NAME": name,
-                "SPOTTRAIN_POD_UID": f"uid-{name}",
-                "SPOTTRAIN_POD_IP": address,
-                "SPOTTRAIN_NODE_NAME": f"node-{name}",
-                "SPOTTRAIN_RUN_ROOT": str(self.folder / f"run-{name}"),
-                "SPOTTRAIN_GRACE_SECONDS": "20",
-                "OUT": str(self.folder),
-            }
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "spottrain_agent"], env=environment | environ, start_new_session=True
-            )
-
-    def script(self, text: str) -> Entrypoint:
-        path = self.folder / "train.py"
-        path.write_text(textwrap.dedent(text))
-        return Entrypoint(script=str(path), args=(str(self.folder),))
-
-    async def warm(self) -> None:
-        def all_warm() -> bool:
-            reports = [self.operator.reports.get(name) for name in self.processes]
-            return all(report is not None and report.warm for report in reports)
-
-        await self.operator.wait_for(all_warm)
-
-    def generation(
-        self, number: int, entrypoint: Entrypoint, names: list[str], processes_per_node: int = 1
-    ) -> dict[str, Assignment]:
-        """RUN for each of the members; the first hosts the store."""
-        port = self.operator.reports[names[0]].rendezvous_port
-        trainer = TrainerConfig(job="job", generation=number, attempt_id=f"g{number}")
-        return {
-            name: Assignment(
-                action=AssignmentAction.RUN,
-                generation=GenerationAssignment(
-                    number=number,
-                    rendezvous_id=f"g{number}",
-                    rendezvous_endpoint=f"127.0.0.1:{port}",
-                    node_rank=rank,
-                    num_nodes=len(names),
-                    processes_per_node=processes_per_node,
-                    entrypoint=entrypoint,
-                    trainer=trainer,
-                ),
-            )
-            for rank, name in enumerate(names)
-        }
-
-    def kill(self, name: str) -> None:
-        """The node vanishes: every process of the pod at once, without notice."""
-        process = self.processes[name]
-        for pid in [process.pid, *descendants(process.pid)]:
-            os.kill(pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        for process in self.processes.values():
-            for pid in [process.pid, *descendants(process.pid)]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            process.wait()
-
-
-@pytest.fixture
-async def operator() -> AsyncIterator[FakeOperator]:
-    fake = FakeOperator()
-    runner = web.AppRunner(fake.application(), shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield fake
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def pods(tmp_path: Path, operator: FakeOperator) -> AsyncIterator[Pods]:
-    started = Pods(folder=tmp_path, operator=operator)
-    yield started
-    started.end()
-
-
-async def becomes_true(condition: Callable[[], bool], seconds: float) -> None:
-    """Polls, for what tells nobody when it changes: files and processes."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-async def appears(path: Path, seconds: float = 60) -> None:
-    await becomes_true(path.exists, seconds)
-
-
-def drain(assignment: Assignment, seconds: float = 15) -> Assignment:
-    now = datetime.now(UTC)
-    request = DrainRequest(reason="test", deadline=now + timedelta(seconds=seconds), requested_at=now)
-    return assignment.model_copy(update={"action": AssignmentAction.DRAIN, "drain": request})
 
 
 async def test_three_members_run_and_the_next_generation_starts_within_seconds(

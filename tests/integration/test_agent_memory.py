@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from integration.test_agent_generations import GATHER, FakeOperator, Pods, operator, pods
+from agent_pods import GATHER, FakeOperator, Pods
 from spottrain.checkpoint import StorageDenied
 from spottrain.checkpoint.member_memory import MemberMemory
 from spottrain_agent.processes import descendants
 from spottrain_api.contract import AgentPhase, Assignment, MemoryStep, PeerMemory
-
-__all__ = ["operator", "pods"]  # the fixtures
 
 
 def with_memory(assignments: dict[str, Assignment], token: str) -> dict[str, Assignment]:
