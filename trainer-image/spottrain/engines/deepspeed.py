@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -59,9 +60,11 @@ class DeepSpeedEngine:
         bucket = min(num_parameters, _LARGEST_BUCKET)
         self._settings["zero_optimization"].setdefault("reduce_bucket_size", bucket)
         names = {parameter: name for name, parameter in model.named_parameters()}
+        base = optimizer(model)
+        _import_muon()
         with contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
             self._engine, *_ = self._library.initialize(
-                model=model, optimizer=optimizer(model), config=self._settings, dist_init_required=False
+                model=model, optimizer=base, config=self._settings, dist_init_required=False
             )
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._statistics = RunningStatistics(model)
@@ -108,6 +111,13 @@ class DeepSpeedEngine:
 
 def _do_nothing(*_: Any, **__: Any) -> None:
     """An optimizer's step that changes nothing."""
+
+
+def _import_muon() -> None:
+    """DeepSpeed asks of every optimizer whether it is its Muon, and that module compiles when it is imported: 2.5 s
+    of each rank's start go into loading torch's compiler. Here it doesn't; a script that uses Muon has imported it."""
+    with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"), contextlib.suppress(ImportError):
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def _import_library(device: torch.device) -> Any:
