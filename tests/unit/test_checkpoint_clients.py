@@ -54,8 +54,28 @@ def test_an_upload_is_sent_at_once_and_over_tls_without_a_second_checksum(
     assert not [request for request in server.requests if "Expect" in request.headers]
     sent = [request.headers for request in server.requests if request.method == "PUT" and "/k" in request.url]
     assert all("x-amz-checksum-crc32" in headers for headers in sent)
-    unsigned = {headers["X-Amz-Content-SHA256"] == b"UNSIGNED-PAYLOAD" for headers in sent}
-    assert unsigned == {endpoint != "http://s3.example.org"}
+    assert {is_unsigned(request) for request in server.requests if "/k" in request.url} == {
+        endpoint != "http://s3.example.org"
+    }
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_endpoint_that_only_the_users_configuration_knows_is_heeded(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {scheme}://s3.example.org\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    server, storage = Server(), S3Storage(bucket="b")
+    storage._client.meta.events.register("before-send.s3", server.answer)
+    storage.upload("k", b"1234")
+    assert [is_unsigned(request) for request in server.requests] == [scheme == "https"]
+
+
+def is_unsigned(request: AWSPreparedRequest) -> bool:
+    return bool(request.headers["X-Amz-Content-SHA256"] == b"UNSIGNED-PAYLOAD")
 
 
 @pytest.mark.parametrize(

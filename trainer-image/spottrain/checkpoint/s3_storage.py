@@ -70,8 +70,6 @@ class S3Storage:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        # Over TLS the checksum that parts have is enough: SHA-256 of all of them only takes processors from training.
-        secure = {"payload_signing_enabled": False} if (self._endpoint or "https").startswith("https") else {}
         attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
         with self._sentences(""):
             self._client: Any = boto3.session.Session().client(
@@ -84,9 +82,12 @@ class S3Storage:
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     max_pool_connections=4 * _PARALLEL_PARTS,
                     # Servers other than AWS rarely have a host name for each bucket.
-                    s3={"addressing_style": "path" if self._endpoint else "auto", **secure},
+                    s3={"addressing_style": "path" if self._endpoint else "auto"},
                 ),
             )
+        # Over TLS the checksum that parts have is enough: SHA-256 of all of them only takes processors from training.
+        # Only the client knows for certain where it sends to, as the user's ~/.aws/config may say so.
+        self._client.meta.config.s3["payload_signing_enabled"] = self._client.meta.endpoint_url.startswith("http:")
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
