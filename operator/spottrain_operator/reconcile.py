@@ -194,16 +194,15 @@ def _is_owned_by_name(meta: Manifest, job: str) -> bool:
 
 
 def failed_status(before: TrainingJobStatus, sentence: str, now: datetime) -> TrainingJobStatus:
-    """The status of a job whose spec can't be used."""
+    """The status of a job whose spec can't be used. Its other conditions spoke of a job that could be."""
     condition = Condition(
         type="Failed", status="True", reason="InvalidSpec", message=sentence, last_transition_time=now
     )
-    others = tuple(each for each in before.conditions if each.type != "Failed")
     return before.model_copy(
         update={
             "phase": Phase.FAILED,
             "message": sentence,
-            "conditions": (*others, condition),
+            "conditions": (condition,),
             "completion_time": before.completion_time or now,
         }
     )

@@ -276,6 +276,7 @@ async def test_a_spec_that_cannot_be_used_fails_the_job_once_and_takes_its_pods(
         await world.turn()
     assert world.status["phase"] == "Failed"
     assert "spec.strategy" in world.status["message"]
+    assert [condition["type"] for condition in world.status["conditions"]] == ["Failed"]
     assert cluster.pods == {}
     assert [event["reason"] for event in cluster.events].count("InvalidSpec") == 1
     before = cluster.num_writes
