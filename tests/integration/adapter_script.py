@@ -17,6 +17,7 @@ os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import spottrain  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
@@ -24,7 +25,8 @@ from spottrain_api.contract import DrainRequest  # noqa: E402
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
-COMPILE = "COMPILE" in os.environ  # by the framework; the backend "eager" needs no compiler
+# Compiled by the framework (the backend "eager" needs no compiler), in bf16, and activations recomputed.
+ALL_ON = "ALL_ON" in os.environ
 spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
 
@@ -33,10 +35,20 @@ class Model(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), self.dropout, nn.Linear(8, 1))
+        self.recomputes = False
+
+    def gradient_checkpointing_enable(self, **_: Any) -> None:
+        """As models of transformers have it."""
+        self.recomputes = True
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        if self.recomputes:
+            return checkpoint(self.layers, x, use_reentrant=False).squeeze(1)
+        return self.layers(x).squeeze(1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The mean loss, as most models return it; spoilt in the first micro-batch after a step with that fault."""
-        loss = (self.layers(x).squeeze(1) - labels).square().mean()
+        loss = (self.predict(x) - labels).square().mean()
         return {"loss": loss * (math.nan if spoil.pop(True, False) else 1.0)}
 
 
@@ -48,7 +60,7 @@ class ModelThatCounts(Model):
     ) -> dict[str, torch.Tensor]:
         if num_items_in_batch is None:
             return super().forward(x, labels)
-        squares = (self.layers(x).squeeze(1) - labels).square()
+        squares = (self.predict(x) - labels).square()
         return {"loss": torch.where(labels == -100, 0.0, squares).sum() / num_items_in_batch}
 
 
@@ -103,8 +115,10 @@ def train_with_transformers(session: spottrain.Session, model: nn.Module) -> nn.
         disable_tqdm=True,
         use_cpu=True,
         ddp_find_unused_parameters=False,
-        torch_compile=COMPILE,
-        torch_compile_backend="eager" if COMPILE else None,
+        bf16=ALL_ON,
+        gradient_checkpointing=ALL_ON,
+        torch_compile=ALL_ON,
+        torch_compile_backend="eager" if ALL_ON else None,
         log_level="error",
     )
     trainer = SpottrainTrainer(
@@ -128,6 +142,8 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.model = Model()
+            if ALL_ON:
+                self.model.gradient_checkpointing_enable()
 
         def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
             return self.model(**batch)["loss"]
@@ -142,6 +158,7 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
     trainer = lightning.Trainer(
         max_steps=STEPS,
         gradient_clip_val=5.0,
+        precision="bf16-mixed" if ALL_ON else "32-true",
         strategy=strategy,
         callbacks=[SpottrainCallback(strategy)],
         logger=False,
@@ -160,8 +177,11 @@ def train_with_accelerate(session: spottrain.Session) -> nn.Module:
 
     from spottrain.adapters.accelerate import AcceleratedLoop
 
-    accelerator = Accelerator(cpu=True, dynamo_backend="eager" if COMPILE else "no")
+    on = {"mixed_precision": "bf16", "dynamo_backend": "eager"} if ALL_ON else {}
+    accelerator = Accelerator(cpu=True, **on)
     plain = Model()
+    if ALL_ON:
+        plain.gradient_checkpointing_enable()
     optimizer = make_optimizer(plain)
     model, optimizer, scheduler = accelerator.prepare(plain, optimizer, make_scheduler(optimizer))
     loop = AcceleratedLoop(session, accelerator, model, optimizer, dataset, scheduler=scheduler, total=STEPS)

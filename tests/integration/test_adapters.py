@@ -97,12 +97,19 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
     assert INSTEAD[loop] in outcome.failure.message
 
 
-@pytest.mark.parametrize("loop", ["transformers", "accelerate"])
-def test_a_model_that_the_framework_compiles_is_the_same_in_commits(loop: str, tmp_path: Path, fork: Any) -> None:
-    run = run_of(loop, tmp_path, fork, environment={"COMPILE": "yes"})
+@pytest.mark.parametrize("loop", INSTEAD)
+def test_what_is_set_in_the_framework_instead_makes_no_other_commits(
+    loop: str, own_loop: Run, tmp_path: Path, fork: Any
+) -> None:
+    """Precision, activations that are recomputed and, but in Lightning, compilation; then all of them off."""
+    run = run_of(loop, tmp_path, fork, environment={"ALL_ON": "yes"})
     run.generate(2, {1: {3: "drain"}})
     assert 3 <= assert_drained(run) <= 5
     run.environment.clear()
     run.generate(1)
     assert_succeeded(run)
     assert read_audit(tmp_path / "audit").num_redone == 0
+    in_fp32, in_both = own_loop.parameters(), run.parameters()
+    for name, value in in_both.items():
+        torch.testing.assert_close(value, in_fp32[name], rtol=0.05, atol=0.02)
+    assert any(not torch.equal(value, in_fp32[name]) for name, value in in_both.items())
