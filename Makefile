@@ -1,11 +1,12 @@
 # Everything a person or CI does with the checkout. Nothing is installed outside the checkout but the cache of
-# built binaries (~/.cache/spottrain), and nothing needs root.
+# built binaries and of pip's downloads (~/.cache/spottrain), and nothing needs root.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
+export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 .PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan clean
 
@@ -16,7 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	@echo "Installing spottrain and what it needs (torch is large; a minute or two) ..."
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# Not compiled: that takes pip half a minute more, for modules that nobody imports.
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 env: $(STAMP) ## Make the virtual environment .venv with everything pinned by constraints.txt.
