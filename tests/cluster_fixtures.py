@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes
 import psutil
 import pytest
 
+from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import find_kubectl
@@ -30,9 +33,25 @@ SMALL = ClusterSpec(
 )
 
 
+# Where the API has what tests look at; kubectl's names for it.
+PATHS = {
+    "configmap": "api/v1/{}configmaps",
+    "daemonset": "apis/apps/v1/{}daemonsets",
+    "deployment": "apis/apps/v1/{}deployments",
+    "events": "api/v1/{}events",
+    "lease": "apis/coordination.k8s.io/v1/{}leases",
+    "node": "api/v1/nodes",
+    "pod": "api/v1/{}pods",
+    "tj": f"apis/{GROUP}/{VERSION}/{{}}{PLURAL}",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubectl:
-    """kubectl with the kubeconfig of one cluster."""
+    """kubectl with the kubeconfig of one cluster.
+
+    `get` goes through a client: each kubectl costs a tenth of a second of a processor, and tests look often.
+    """
 
     kubeconfig: Path
 
@@ -47,25 +66,52 @@ class Kubectl:
         command = [find_kubectl(), f"--kubeconfig={self.kubeconfig}", *args]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
 
-    def get(self, *args: str) -> Any:
-        """The object or list that `kubectl get` shows, decoded."""
-        return json.loads(self("get", *args, "-o", "json"))
+    def get(self, kind: str, name: str, namespace: str = "default") -> Any:
+        """An object as JSON has it; kubernetes.client.ApiException where there is none."""
+        return self._read(f"{PATHS[kind].format(f'namespaces/{namespace}/')}/{name}")
+
+    def list(self, kind: str, namespace: str = "default", labels: str = "") -> list[Any]:
+        """The objects with these labels, as JSON has them."""
+        path = PATHS[kind].format(f"namespaces/{namespace}/")
+        return list(self._read(path, labelSelector=labels)["items"])
+
+    def _read(self, path: str, **query: str) -> Any:
+        client = _client(self.kubeconfig, self.kubeconfig.stat().st_mtime_ns)
+        answer = client.call_api(
+            f"/{path}",
+            "GET",
+            query_params=[item for item in query.items() if item[1]],
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+        )
+        return json.loads(answer.data)
 
     def ready_nodes(self) -> set[str]:
         """Names of the nodes that are Ready."""
         return {
             node["metadata"]["name"]
-            for node in self.get("nodes")["items"]
+            for node in self.list("node")
             if any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
         }
 
 
+@cache
+def _client(kubeconfig: Path, changed_at: int) -> Any:
+    return kubernetes.config.new_client_from_config(str(kubeconfig))
+
+
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait until a condition holds; fails the test with `what` was missing."""
+    """Wait until a condition holds; fails the test with `what` was missing.
+
+    What takes long to look at is looked at less often: looking takes processors from what is waited for.
+    """
     deadline = time.monotonic() + seconds
+    started = time.monotonic()
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(max(0.05, 3 * (time.monotonic() - started)))
+        started = time.monotonic()
 
 
 def processes_of(root: Path) -> list[psutil.Process]:

@@ -31,6 +31,7 @@ def fork() -> Any:
             "spottrain.adapters.transformers",
             "spottrain.adapters.lightning",
             "spottrain.adapters.accelerate",
+            "freeze",
         ]
     )
     return context

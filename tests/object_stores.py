@@ -49,16 +49,22 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
     names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
     command = [
-        *(str(Path(sys.executable).parent / "weed"), "server", "-filer", "-s3", f"-dir={folder}"),
-        *(
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
-            f"-s3.config={config}",
-            "-s3.iam=false",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-        ),
-        *("-s3.autoCreateBucket=false", "-master.volumeSizeLimitMB=64", "-volume.max=0", "-master.telemetry=false"),
+        str(Path(sys.executable).parent / "weed"),
+        "-logtostderr=true",
+        "server",
+        "-filer",
+        "-s3",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-s3.config={config}",
+        "-s3.iam=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-s3.autoCreateBucket=false",
+        "-master.volumeSizeLimitMB=64",
+        "-master.telemetry=false",
+        "-volume.max=0",
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
     ]
     endpoint = f"http://127.0.0.1:{ports[6]}"

@@ -38,7 +38,8 @@ class PlainJob:
                     sys.executable, "-m", "torch.distributed.run", f"--nnodes={MIN_NODES}:{NUM_NODES}",
                     "--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-id=bench",
                     f"--rdzv-endpoint={LOCAL_ADDRESS}:{port}", f"--local-addr={LOCAL_ADDRESS}",
-                    f"--rdzv-conf=is_host={'true' if node == 0 else 'false'}", str(HERE / "train_plain.py"),
+                    f"--rdzv-conf=is_host={'true' if node == 0 else 'false'}", f"--log-dir={folder}",
+                    str(HERE / "train_plain.py"),
                 ],
                 env=environment, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
             )

@@ -1,4 +1,4 @@
-"""Clusters for end-to-end tests: with the operator installed, as a user has them."""
+"""The cluster of end-to-end tests: with the operator installed, as a user has it."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,12 @@ from spottrain_local.install import install_operator
 from spottrain_local.spec import DEFAULT_SPEC
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def operator_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with the operator, for the tests of one module: 1 system, 2 on-demand and 4 spot nodes."""
+    """A cluster with the operator: 1 system, 2 on-demand and 4 spot nodes.
+
+    One for the whole run: each test leaves all nodes, and no job.
+    """
     with throw_away_cluster(tmp_path_factory.mktemp("e2e") / "cluster", DEFAULT_SPEC) as cluster:
         install_operator(cluster)
         yield cluster

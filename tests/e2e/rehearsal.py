@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import kubernetes
 import psutil
 import yaml
 
-from cluster_fixtures import Kubectl, processes_of
+from cluster_fixtures import Kubectl, processes_of, wait_for
 from spottrain.audit import Audit, AuditRecord, read_audit
 from spottrain_agent.records import WorkerStarted, worker_started_file
-from spottrain_api.contract import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, PLURAL, VERSION, CapacityType, Member, Progress
+from spottrain_api.contract import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, VERSION, CapacityType, Member, Progress
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_local.cluster import Cluster
 
@@ -86,11 +85,6 @@ class Rehearsal:
     name: str
     folder: Path
     evidence: list[Evidence] = field(default_factory=list)
-    _api: Any = None
-
-    def __post_init__(self) -> None:
-        client = kubernetes.config.new_client_from_config(str(self.cluster.kubeconfig))
-        self._api = kubernetes.client.CustomObjectsApi(client)
 
     @property
     def kubectl(self) -> Kubectl:
@@ -99,8 +93,7 @@ class Rehearsal:
     # --- the job -----------------------------------------------------------------------------------------
 
     def status(self) -> TrainingJobStatus:
-        job = self._api.get_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, self.name)
-        return TrainingJobStatus.model_validate(job.get("status") or {})
+        return TrainingJobStatus.model_validate(self.kubectl.get("tj", self.name).get("status") or {})
 
     def generation(self) -> GenerationStatus:
         """The newest generation; fails where there is none yet."""
@@ -134,8 +127,7 @@ class Rehearsal:
 
     def events(self) -> list[tuple[str, str, str]]:
         """Type, reason and message of the job's events, oldest first."""
-        items = self.kubectl.get("events")["items"]
-        own = [item for item in items if item["involvedObject"].get("name") == self.name]
+        own = [item for item in self.kubectl.list("events") if item["involvedObject"].get("name") == self.name]
         own.sort(key=lambda item: item.get("eventTime") or "")
         return [(item["type"], item["reason"], item["message"]) for item in own]
 
@@ -167,11 +159,10 @@ class Rehearsal:
 
     def wait(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until a condition holds; fails with `what` was missing and how the job was then."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.describe()}")
-            time.sleep(0.03)
+        try:
+            wait_for(condition, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from error
 
     def describe(self) -> str:
         status = self.status()
@@ -261,7 +252,7 @@ class Rehearsal:
 
     def run_directory(self, pod: str, generation: int) -> Path:
         """The run directory of a generation in a pod."""
-        uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+        uid = self.kubectl.get("pod", pod)["metadata"]["uid"]
         found = list(self.cluster.layout.root.glob(f"nodes/*/pods/{uid[:8]}/v/*/g{generation}"))
         assert len(found) == 1, f"run directories of generation {generation} in pod {pod}: {found}"
         return found[0]
@@ -297,10 +288,10 @@ class Rehearsal:
 
     # --- begin and end -----------------------------------------------------------------------------------
 
-    def begin(self, spec: dict[str, Any], nodes: int) -> None:
+    def begin(self, spec: dict[str, Any], members: int) -> None:
         (self.folder / "audit").mkdir(parents=True, exist_ok=True)
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(spec))
-        self.wait_for_nodes(nodes)
+        self.wait_for_nodes(members)
 
     def finish(self) -> TrainingJobStatus:
         """Let the script end; the job must succeed, with the samples of an undisturbed run, and leave nothing."""
@@ -314,11 +305,11 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsal(cluster: Cluster, name: str, folder: Path, *, nodes: int, **spec: Any) -> Iterator[Rehearsal]:
-    """A job that trains on `nodes` nodes; deleted afterwards, with all nodes back."""
+def rehearsal(cluster: Cluster, name: str, folder: Path, *, members: int, **spec: Any) -> Iterator[Rehearsal]:
+    """A job that trains once it has so many members; deleted afterwards, with all nodes back."""
     run = Rehearsal(cluster=cluster, name=name, folder=folder)
     try:
-        run.begin(manifest(name, folder, **spec), nodes)
+        run.begin(manifest(name, folder, **spec), members)
         yield run
     finally:
         run.kubectl.run("delete", "tj", name, "--wait=false")

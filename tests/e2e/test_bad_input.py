@@ -197,8 +197,7 @@ class Jobs:
         return TrainingJobStatus.model_validate(self.kubectl.get("tj", name).get("status") or {})
 
     def pods(self, name: str) -> list[str]:
-        found = self.kubectl("get", "pods", "-l", f"spottrain.dev/job={name}", "-o", "name")
-        return found.split()
+        return [pod["metadata"]["name"] for pod in self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")]
 
     def failed(self, name: str, seconds: float = 120.0) -> TrainingJobStatus:
         """The status of the job, which must fail and let its pods go."""
@@ -292,4 +291,4 @@ def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
     created = {wrong.name: jobs.status(wrong.name).last_sequence for wrong in WRONG}
     time.sleep(2)
     assert {name: jobs.status(name).last_sequence for name in created} == created
-    assert jobs.kubectl("get", "pods", "-o", "name").split() == ["pod/healthy-1"]
+    assert [pod["metadata"]["name"] for pod in jobs.kubectl.list("pod")] == ["healthy-1"]

@@ -8,27 +8,21 @@ from typing import Any
 
 import pytest
 
-from cluster_fixtures import throw_away_cluster, wait_for
-from e2e.rehearsal import Rehearsal, manifest
+from cluster_fixtures import wait_for
+from e2e.rehearsal import Rehearsal, rehearsal
+from spottrain_api.contract import LABEL_JOB
 from spottrain_api.v1alpha1 import Phase
-from spottrain_local.install import install_operator
-from spottrain_local.spec import ClusterSpec, NodePool
+from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-NODES = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="on-demand", count=3)])
-JOB = {"nodes": {"min": 1, "max": 2}, "capacity": {"onDemand": {"min": 2}}, "batch": {"global": 24, "micro": 4}}
+TWO_NODES = {"nodes": {"min": 1, "max": 2}, "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}}}
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+def job(operator_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     """A job on two nodes, which all tests of this module edit in turn."""
-    folder = tmp_path_factory.mktemp("editing")
-    with throw_away_cluster(folder / "cluster", NODES) as cluster:
-        install_operator(cluster)
-        run = Rehearsal(cluster=cluster, name="edited", folder=folder)
-        job = manifest("edited", folder)
-        run.begin(job | {"spec": job["spec"] | JOB}, nodes=2)
+    with rehearsal(operator_cluster, "edited", tmp_path_factory.mktemp("editing"), members=2, **TWO_NODES) as run:
         yield run
 
 
@@ -54,8 +48,8 @@ def test_what_would_make_it_another_run_is_refused(job: Rehearsal) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason", "num_nodes", "keeps_pods"),
     [
-        pytest.param({"nodes": {"max": 1}, "capacity": {"onDemand": {"min": 1}}}, "ScaleDown", 1, True, id="fewer"),
-        pytest.param({"nodes": {"max": 2}, "capacity": {"onDemand": {"min": 2}}}, "Grow", 2, True, id="more"),
+        pytest.param({"nodes": {"max": 1}}, "ScaleDown", 1, True, id="fewer"),
+        pytest.param({"nodes": {"max": 2}}, "Grow", 2, True, id="more"),
         pytest.param({"batch": {"micro": 2}}, "Edited", 2, True, id="micro-batch"),
         pytest.param({"env": [{"name": "OMP_NUM_THREADS", "value": "2"}]}, "Edited", 2, False, id="environment"),
     ],
@@ -113,4 +107,4 @@ def test_suspended_in_the_middle_of_a_drain(job: Rehearsal) -> None:
 def test_it_ends_as_if_it_had_never_been_edited(job: Rehearsal) -> None:
     status = job.finish()
     assert (status.failures, status.steps_redone) == (0, 0)
-    wait_for(lambda: not job.kubectl.get("pods")["items"], "its pods go")
+    wait_for(lambda: not job.kubectl.list("pod", labels=f"{LABEL_JOB}={job.name}"), "its pods go")

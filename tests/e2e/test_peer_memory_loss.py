@@ -28,7 +28,7 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
         "peerReplicas": 1,
         "peerInterval": 1,
     }
-    with rehearsal(operator_cluster, "memory", tmp_path, nodes=1, checkpoint=checkpoint) as run:
+    with rehearsal(operator_cluster, "memory", tmp_path, members=1, nodes={"max": 4}, checkpoint=checkpoint) as run:
         run.wait_for_spot(2, ready=4)
         for what in ("a spot node is killed", "another one"):
             # A generation that has only begun has nothing in memory yet, and the commit is as new.

@@ -30,7 +30,7 @@ def test_no_step_is_redone_after_preemptions_with_notice(
 ) -> None:
     print(f"\n{NUM_PREEMPTIONS} preemptions, SPOTTRAIN_PREEMPTION_SEED={SEED}")
     choose = random.Random(SEED)
-    with rehearsal(operator_cluster, f"notice-{strategy}", tmp_path, nodes=1, strategy=strategy) as run:
+    with rehearsal(operator_cluster, f"notice-{strategy}", tmp_path, members=1, strategy=strategy) as run:
         for incident in incidents(NUM_PREEMPTIONS, choose):
             run.wait_for_spot(incident.num_spot, ready=incident.num_spot + 1)
             with run.incident(incident.title):
@@ -46,7 +46,7 @@ def test_no_step_is_redone_after_preemptions_with_notice(
 def test_shards_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path, strategy: str) -> None:
     capacity = {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 2}}
     name = f"shards-{strategy}"
-    with rehearsal(operator_cluster, name, tmp_path, nodes=2, strategy=strategy, capacity=capacity) as run:
+    with rehearsal(operator_cluster, name, tmp_path, members=2, strategy=strategy, capacity=capacity) as run:
         run.wait_for_spot(1, ready=3)
         with run.incident(f"{strategy}: one node, 30 s of notice"):
             run.preempt(run.spot_nodes()[:1], 30)
@@ -58,8 +58,10 @@ def test_shards_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path, s
 def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Rank 0 and the rendezvous store are on a spot node, and go: with notice, then without."""
     capacity = {"onDemand": {"min": 0, "max": 0}}
-    with rehearsal(operator_cluster, "spot", tmp_path, nodes=1, capacity=capacity, strategy="auto") as run:
-        run.wait_for_spot(2, ready=4)
+    with rehearsal(
+        operator_cluster, "spot", tmp_path, members=1, nodes={"max": 3}, capacity=capacity, strategy="auto"
+    ) as run:
+        run.wait_for_spot(2, ready=3)
         with run.incident("the host of the store, 30 s of notice"):
             run.preempt([run.members()[0].node], 30)
         assert run.evidence[-1].redone == 0
@@ -77,7 +79,7 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
 
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Without it the ranks stop together, commit and end; only the next generation waits for it."""
-    with rehearsal(operator_cluster, "alone", tmp_path, nodes=3) as run:
+    with rehearsal(operator_cluster, "alone", tmp_path, members=3, nodes={"max": 3}) as run:
         with run.incident("one node, while the operator is stopped"), run.operator_stopped():
             generation, node = run.generation(), run.spot_nodes()[0]
             folders = [run.run_directory(member.pod, generation.number) for member in generation.members]
@@ -99,7 +101,7 @@ def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: C
         operator_cluster,
         "trainer",
         tmp_path,
-        nodes=1,
+        members=1,
         entrypoint={"script": "tests/e2e/jobs/huggingface.py", "args": ["--until", str(tmp_path / "over")]},
         capacity={"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
         stability={"nonFinite": "skip"},
@@ -147,7 +149,7 @@ KILLS = (
 
 
 def test_without_notice_only_what_was_not_committed_is_redone(operator_cluster: Cluster, tmp_path: Path) -> None:
-    with rehearsal(operator_cluster, "no-notice", tmp_path, nodes=1) as run:
+    with rehearsal(operator_cluster, "no-notice", tmp_path, members=1, nodes={"max": 4}) as run:
         for what, act, num_failures in KILLS:
             run.wait_for_spot(1, ready=3)
             failures = run.status().failures

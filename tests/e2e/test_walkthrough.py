@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_fixtures import processes_of, wait_for
+from cluster_fixtures import Kubectl, processes_of, wait_for
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_local.layout import checkout_root
 
@@ -50,8 +50,8 @@ class Shell:
         )
 
     def status(self, job: str) -> TrainingJobStatus:
-        found = json.loads(self.run("kubectl", "get", "tj", job, "-o", "json"))
-        return TrainingJobStatus.model_validate(found.get("status") or {})
+        kubectl = Kubectl(kubeconfig=Path(self.environment["KUBECONFIG"]))
+        return TrainingJobStatus.model_validate(kubectl.get("tj", job).get("status") or {})
 
     def wait(self, job: str, what: str, condition: Any, seconds: float = 90.0) -> TrainingJobStatus:
         """The status of the job once the condition holds for it."""

@@ -180,7 +180,7 @@ def test_a_name_that_leaves_no_room_for_pod_names_is_refused(jobs: Jobs) -> None
 
 
 def test_the_server_fills_in_what_the_models_do(jobs: Jobs) -> None:
-    stored = jobs.kubectl.get("tj", "job", "-n", jobs.namespace)["spec"]
+    stored = jobs.kubectl.get("tj", "job", jobs.namespace)["spec"]
     assert without_empty(stored) == without_empty(TrainingJobSpec.model_validate(MINIMAL).to_dict())
     assert TrainingJobSpec.model_validate(stored) == TrainingJobSpec.model_validate(MINIMAL)
 
@@ -230,6 +230,6 @@ def test_a_job_is_listed_with_what_its_user_wants_to_know(jobs: Jobs) -> None:
 def test_the_status_is_written_only_through_its_subresource(jobs: Jobs) -> None:
     status = json.dumps({"status": {"phase": "Running", "message": "by hand"}})
     jobs.run("patch", "tj", "job", "--type=merge", "-p", status)
-    assert "status" not in jobs.kubectl.get("tj", "job", "-n", jobs.namespace)
+    assert "status" not in jobs.kubectl.get("tj", "job", jobs.namespace)
     assert jobs.run("patch", "tj", "job", "--type=merge", "--subresource=status", "-p", status)[0]
-    assert jobs.kubectl.get("tj", "job", "-n", jobs.namespace)["status"]["phase"] == "Running"
+    assert jobs.kubectl.get("tj", "job", jobs.namespace)["status"]["phase"] == "Running"

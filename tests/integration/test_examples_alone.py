@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +26,16 @@ SMALL_GPT = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", 
 def torchrun(num_ranks: int, script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*command, str(EXAMPLES / script), *args],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        subprocess.Popen(
+            [*command, f"--log-dir={logs}", str(EXAMPLES / script), *args],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             yield process
         finally:

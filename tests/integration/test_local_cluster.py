@@ -213,6 +213,6 @@ def test_names_of_services_follow_their_pods(local_cluster: Cluster, kubectl: Ku
         return next((entry for entry in hosts if " web.names.svc " in entry), "")
 
     wait_for(line, "the Service has a name")
-    assert line().split()[0] == kubectl.get("pod", "web", "-n", "names")["status"]["podIP"]
+    assert line().split()[0] == kubectl.get("pod", "web", "names")["status"]["podIP"]
     kubectl("delete", "namespace", "names", "--wait=true")
     wait_for(lambda: not line(), "its name is gone")

@@ -14,11 +14,11 @@ def test_the_operator_is_installed_and_upgraded(tmp_path: Path) -> None:
     with throw_away_cluster(tmp_path / "install", SMALL) as cluster:
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
         install_operator(cluster)
-        pods = kubectl.get("pods", "-n", NAMESPACE)["items"]
+        pods = kubectl.list("pod", NAMESPACE)
         by_part = {pod["metadata"]["name"].split("-")[1]: pod["spec"]["nodeName"] for pod in pods}
         assert by_part["operator"] == "system-0"
         assert by_part["watcher"].startswith("spot-")
         kubectl("get", "tj", "-A")
         install_operator(cluster)
-        again = kubectl.get("pods", "-n", NAMESPACE)["items"]
+        again = kubectl.list("pod", NAMESPACE)
         assert {pod["metadata"]["uid"] for pod in again} == {pod["metadata"]["uid"] for pod in pods}

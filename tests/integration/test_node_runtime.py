@@ -127,7 +127,7 @@ class Pods:
         self.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def get(self, name: str, kind: str = "pod") -> dict[str, Any]:
-        found: dict[str, Any] = self.kubectl.get(kind, name, "-n", NAMESPACE)
+        found: dict[str, Any] = self.kubectl.get(kind, name, NAMESPACE)
         return found
 
     def status(self, name: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def pods(kubectl: Kubectl, node: NodeProcess) -> Iterator[Pods]:
     yield Pods(kubectl)
     kinds = "deployment,daemonset,pod"
     kubectl("delete", kinds, "-n", NAMESPACE, "--all", "--grace-period=1")
-    wait_for(lambda: not kubectl.get("pods", "-n", NAMESPACE)["items"], "the test's pods are gone")
+    wait_for(lambda: not kubectl.list("pod", NAMESPACE), "the test's pods are gone")
     wait_for(lambda: not node.pod_processes(), "the test's processes are gone")
 
 
@@ -365,7 +365,7 @@ def test_deployments_and_daemon_sets_work(pods: Pods, kubectl: Kubectl) -> None:
         lambda: pods.get("deployment", "deployment")["status"].get("readyReplicas") == 2, "the deployment is ready"
     )
     wait_for(lambda: pods.get("daemonset", "daemonset")["status"].get("numberReady") == 1, "the daemon set is ready")
-    found = kubectl.get("pods", "-n", NAMESPACE, "-l", "app=daemonset")["items"][0]
+    found = kubectl.list("pod", NAMESPACE, "app=daemonset")[0]
     assert found["status"]["podIP"] == found["status"]["hostIP"]
 
 

@@ -147,10 +147,10 @@ class Jobs:
         self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
 
     def status(self, name: str) -> dict[str, Any]:
-        return dict(self.kubectl.get("tj", name, "-n", self.namespace).get("status", {}))
+        return dict(self.kubectl.get("tj", name, self.namespace).get("status", {}))
 
     def pods(self, name: str) -> list[Any]:
-        pods = self.kubectl.get("pods", "-n", self.namespace, "-l", f"spottrain.dev/job={name}")["items"]
+        pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def capacity(self, name: str) -> list[str]:
@@ -211,7 +211,7 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
 
 def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jobs) -> None:
     assert operator.end(signal.SIGTERM) == 0, operator.log()
-    lease = jobs.kubectl.get("lease", "spottrain-operator", "-n", jobs.namespace)
+    lease = jobs.kubectl.get("lease", "spottrain-operator", jobs.namespace)
     assert not lease["spec"].get("holderIdentity")
     operator.start(identity="operator-1")
     operator.wait_ready(8.0)
@@ -246,7 +246,7 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
 ) -> None:
     uri = f"s3://checkpoints/{jobs.namespace}/shared"
     jobs.apply("older", checkpoint={"uri": uri})
-    created = kubectl.get("tj", "older", "-n", jobs.namespace)["metadata"]["creationTimestamp"]
+    created = kubectl.get("tj", "older", jobs.namespace)["metadata"]["creationTimestamp"]
     wait_for(lambda: len(jobs.pods("older")) == 3, f"its pods\n{operator.log()}")
     wait_for(lambda: f"{datetime.now(UTC):%FT%TZ}" > created, "the next second: two jobs of one aren't ordered")
     jobs.apply("younger", checkpoint={"uri": f"{uri}/"})

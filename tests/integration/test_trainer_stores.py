@@ -42,6 +42,13 @@ def proxy(request: pytest.FixtureRequest, run: Run) -> Iterator[FaultyProxy]:
         yield proxy
 
 
+def refuse_writes(to: Path, number: int) -> None:
+    """Let the ranks that look at this file get an error of the disk; they may look at any moment."""
+    written = to.with_suffix(".new")
+    written.write_text(str(number))
+    written.replace(to)
+
+
 def newest_commit(run: Run) -> Commit | None:
     head = run.head()
     return head.newest if head is not None else None
@@ -111,7 +118,7 @@ def test_training_survives_what_befalls_a_folder(run: Run) -> None:
         folder.rename(gone)
 
     def refuse(number: int) -> Callable[[], None]:
-        return lambda: (run.folder / "errno").write_text(str(number)) and None
+        return lambda: refuse_writes(run.folder / "errno", number)
 
     def heal() -> None:
         (run.folder / "errno").unlink(missing_ok=True)
@@ -136,7 +143,7 @@ def test_a_rank_that_cannot_reach_the_store_is_not_waited_for(run: Run) -> None:
     """Nor can it leave word there: its receipt would be awaited for ten minutes, without any other save."""
     unreachable = run.folder / "errno-1"
     with training(run):
-        unreachable.write_text(str(errno.EHOSTUNREACH))
+        refuse_writes(unreachable, errno.EHOSTUNREACH)
         failure = await_failure(run)
         assert "was given up, as rank 1 failed: " in failure.message
         wait_for(lambda: run.progress(1).checkpoint_failure, "rank 1 says why itself")
@@ -154,7 +161,7 @@ def test_the_last_step_waits_for_its_store(run: Run) -> None:
     with run.running(WORLD_SIZE):
         wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
         await_commit(run)
-        refusal.write_text(str(errno.ENOSPC))
+        refuse_writes(refusal, errno.ENOSPC)
         wait_for(lambda: run.progress().phase == "saving", "the last commit is tried", 60)
         wait_for(lambda: run.progress().checkpoint_failure, "it fails", 60)
         refusal.unlink()
@@ -168,7 +175,7 @@ def test_a_drain_without_a_store_leaves_the_newest_commit(run: Run) -> None:
     with run.running(WORLD_SIZE, steps=MANY_STEPS):
         wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
         await_commit(run)
-        (run.folder / "errno").write_text(str(errno.ENOSPC))
+        refuse_writes(run.folder / "errno", errno.ENOSPC)
         await_failure(run)
         stands = newest_commit(run)
         run.drain(seconds=3)
@@ -187,7 +194,7 @@ def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run, refusal:
     with run.running(WORLD_SIZE, steps=MANY_STEPS):
         wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
         await_commit(run)
-        (run.folder / refusal).write_text(str(errno.ENOSPC))
+        refuse_writes(run.folder / refusal, errno.ENOSPC)
         await_failure(run)
         run.drain()
         wait_for(lambda: run.progress().phase == "saving", "the last commit is tried", 60)
