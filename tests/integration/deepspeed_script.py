@@ -1,6 +1,7 @@
 """The training script that test_deepspeed_ranks.py runs as ranks. RANK_SETTINGS comes from the test."""
 
 import os
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,5 @@ with spottrain.session() as session:
     if RANK_SETTINGS["echo_as"] is not None:
         # What was loaded is saved again, as if it were another step.
         training._checkpoints.commit(training._state, RANK_SETTINGS["echo_as"])
+    # To load torch's compiler would be most of a rank's start.
+    assert "torch._inductor.compile_fx" not in sys.modules
