@@ -16,6 +16,7 @@ from typing import Any
 import kubernetes
 import psutil
 import pytest
+import yaml
 
 from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_local.binaries import find_binaries
@@ -98,7 +99,9 @@ class Kubectl:
 
 @cache
 def _client(kubeconfig: Path, changed_at: int) -> Any:
-    return kubernetes.config.new_client_from_config(str(kubeconfig))
+    # It writes the kubeconfig's keys to files; workers of pytest end without tidying up.
+    config = yaml.safe_load(kubeconfig.read_text())
+    return kubernetes.config.new_client_from_config_dict(config, temp_file_path=str(kubeconfig.parent))
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
