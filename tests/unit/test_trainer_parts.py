@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from cluster_fixtures import wait_for
 from spottrain import random_state
 from spottrain.agreement import Agreement, Ballot, Decision
 from spottrain.batch import BatchPlan
@@ -41,7 +42,6 @@ from spottrain_api.contract import (
     Interruptions,
     Outcome,
     OutcomeKind,
-    Progress,
 )
 
 CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
@@ -226,11 +226,13 @@ def test_sigterm_asks_for_a_drain() -> None:
 
 def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
     reporter = ProgressReporter(tmp_path, local_rank=1, generation=4)
+    path = tmp_path / "progress-1.json"
     reporter.milestone("prepared")
+    assert path.read_text() == reporter.progress.to_json()
     reporter.observe_loss(float("nan"))
     reporter.step(11, seconds=0.5, samples=8, tokens=800)
-    progress = Progress.read(tmp_path / "progress-1.json")
-    assert progress is not None
+    wait_for(lambda: path.read_text() == reporter.progress.to_json(), "a step is written beside the training")
+    progress = reporter.progress
     assert (progress.generation, progress.step, progress.loss) == (4, 11, None)
     assert (progress.samples_per_second, progress.tokens_per_second) == (16, 1600)
     assert progress.milestones.keys() == {"prepared", "first_step"}

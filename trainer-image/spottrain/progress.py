@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spottrain.checkpoint.background import Background
 from spottrain_api.contract import (
     CommitRef,
     Failure,
@@ -19,18 +22,22 @@ from spottrain_api.contract import (
     progress_file,
 )
 
-# The agent reports every second, and a write costs a fraction of a millisecond: not for each of many short steps.
+# The agent reports every second: not for each of many short steps.
 _MIN_SECONDS_BETWEEN_WRITES = 0.25
 _SMOOTHING = 0.2
 
 
 class ProgressReporter:
-    """Keeps this rank's Progress, and writes it; with no run directory it only keeps it."""
+    """Keeps this rank's Progress, and writes it; with no run directory it only keeps it.
+
+    A thread writes: between two steps a write takes a millisecond, as nothing that it needs is in the caches then.
+    """
 
     def __init__(self, run_dir: Path | None, *, local_rank: int, generation: int) -> None:
         self._run_dir = run_dir
         self._local_rank = local_rank
         self._written_at = 0.0
+        self._background = Background("progress")
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
 
     def milestone(self, name: str, at: datetime | None = None) -> None:
@@ -38,9 +45,9 @@ class ProgressReporter:
         self.update(milestones={**self.progress.milestones, name: at or datetime.now(UTC)})
 
     def update(self, **changes: Any) -> None:
-        """Change fields of Progress and write it now."""
+        """Change fields of Progress, and return when that is written."""
         self._change(changes)
-        self._write()
+        self._write().result()
 
     def step(self, step: int, *, seconds: float, samples: int, tokens: int | None) -> None:
         """Report a completed step: how long it took, and its samples and tokens over the whole world."""
@@ -87,7 +94,10 @@ class ProgressReporter:
     def _change(self, changes: dict[str, Any]) -> None:
         self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
 
-    def _write(self) -> None:
+    def _write(self) -> Future[None]:
+        self._written_at = time.monotonic()
+        return self._background.submit(partial(self._write_now, self.progress))
+
+    def _write_now(self, progress: Progress) -> None:
         if self._run_dir is not None:
-            self.progress.write(self._run_dir / progress_file(self._local_rank))
-            self._written_at = time.monotonic()
+            progress.write(self._run_dir / progress_file(self._local_rank))
