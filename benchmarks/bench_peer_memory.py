@@ -1,8 +1,9 @@
 """What peers' memory costs a step, and how quickly a state comes back from it.
 
 `make bench-peer-memory` lets ranks, each a member with a memory of its own, take steps with and without replicas in
-turns, `--blocks` times each. The job doesn't say how often to replicate, so that it is as often as costs 2% of a step
-by its own measure. Then the newest step is read back as after a loss, and from a file store for comparison.
+turns, `--blocks` times each; what it cost is the mean of the pairs' differences, with its standard error. The job
+doesn't say how often to replicate, so that it is as often as may cost 2% of a step. Then the newest step is read back
+as after a loss, and from a file store for comparison.
 """
 
 from __future__ import annotations
@@ -187,10 +188,12 @@ def main() -> None:
 
 def show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     without, with_ = statistics.median(report["without"]), statistics.median(report["with"])
+    costs = [100 * (b / a - 1) for a, b in zip(report["without"], report["with"], strict=True)]
+    error = statistics.stdev(costs) / len(costs) ** 0.5
     print(f"{report['bytes'] / 2**20:.0f} MiB from {arguments.ranks} members on {os.cpu_count()} cores")
     print(f"step without replicas   {1e3 * without:8.2f} ms (blocks {_blocks(report['without'])})")
     print(f"step with replicas      {1e3 * with_:8.2f} ms (blocks {_blocks(report['with'])})")
-    print(f"cost of a step          {100 * (with_ / without - 1):8.2f} %")
+    print(f"cost of a step          {statistics.mean(costs):8.2f} % (± {error:.2f}, of {len(costs)} pairs)")
     print(f"replicas                {report['replicas']:8d}, one in {report['interval']} steps by a cost of", end=" ")
     print(f"{1e3 * report['cost']:.1f} ms")
     print(f"state back from memory  {report['memory']:8.3f} s")
