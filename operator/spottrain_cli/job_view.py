@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, VERSION
 from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
@@ -18,6 +19,10 @@ from spottrain_api.v1alpha1 import TrainingJobStatus
 
 class UserError(Exception):
     """Something that the user can mend; the text is a sentence that says how."""
+
+
+class NotThere(UserError):
+    """What was asked for doesn't exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +60,12 @@ class JobSnapshot:
 
 
 class JobReader:
-    """Reads jobs with the credentials of a kubeconfig (default: kubectl's own rules)."""
+    """Reads jobs with the credentials of a kubeconfig (default: kubectl's own rules). UserError: it can't."""
 
     def __init__(self, kubeconfig: str | None = None) -> None:
+        # Half a second, for which the commands that read no job need not wait.
+        from kubernetes import client, config
+
         try:
             api_client = config.new_client_from_config(config_file=kubeconfig)
         except config.ConfigException as error:
@@ -69,29 +77,26 @@ class JobReader:
 
     def names(self, namespace: str) -> list[str]:
         """The names of the namespace's jobs."""
-        jobs = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
+        with _sentences():
+            jobs = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
         return sorted(job["metadata"]["name"] for job in jobs["items"])
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
         """The job with its pods and events. UserError: there is no such job."""
-        try:
-            job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            raise UserError(
-                f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
-            ) from error
-        return JobSnapshot(
-            namespace=namespace,
-            name=name,
-            spec=job["spec"],
-            created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
-            status=TrainingJobStatus.model_validate(job.get("status", {})),
-            pods=self._pods(namespace, name),
-            events=self._events(namespace, job["metadata"]["uid"]),
-            history=self._history(namespace, name) if with_history else (),
-        )
+        missing = f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
+        with _sentences():
+            with _sentences(missing=missing):
+                job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+            return JobSnapshot(
+                namespace=namespace,
+                name=name,
+                spec=job["spec"],
+                created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
+                status=TrainingJobStatus.model_validate(job.get("status", {})),
+                pods=self._pods(namespace, name),
+                events=self._events(namespace, job["metadata"]["uid"]),
+                history=self._history(namespace, name) if with_history else (),
+            )
 
     def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:
         pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB}={name}").items
@@ -120,13 +125,30 @@ class JobReader:
 
     def _history(self, namespace: str, name: str) -> tuple[HistoryPoint, ...]:
         try:
-            stored = self._core.read_namespaced_config_map(history_name(name), namespace)
-        except ApiException as error:
-            if error.status != 404:
-                raise
+            with _sentences(missing=f"{name} has no history yet."):
+                stored = self._core.read_namespaced_config_map(history_name(name), namespace)
+        except NotThere:
             return ()
         rows = csv.reader(io.StringIO((stored.data or {}).get(HISTORY_KEY, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
+
+
+@contextlib.contextmanager
+def _sentences(missing: str | None = None) -> Iterator[None]:
+    """Errors of the API as UserErrors; NotThere with `missing` where the API knows no such object."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        if missing is not None and error.status == 404:
+            raise NotThere(missing) from error
+        raise UserError(f"The API server refused: {error.reason} ({error.status}).") from error
+    except HTTPError as error:
+        raise UserError(
+            "The API server can't be reached. Is the cluster up (`spottrain local status`), and does KUBECONFIG name "
+            f"it? ({error})"
+        ) from error
 
 
 def _pod_state(pod: Any) -> str:

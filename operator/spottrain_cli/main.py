@@ -8,11 +8,9 @@ from collections import deque
 from pathlib import Path
 
 import click
-from kubernetes.client.exceptions import ApiException
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from urllib3.exceptions import HTTPError
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_local.cli import local
@@ -33,13 +31,6 @@ class Group(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             raise click.ClickException(str(error)) from error
-        except ApiException as error:
-            raise click.ClickException(f"The API server refused: {error.reason} ({error.status}).") from error
-        except HTTPError as error:
-            raise click.ClickException(
-                "The API server can't be reached. Is the cluster up (`spottrain local status`), and does KUBECONFIG "
-                f"name it? ({error})"
-            ) from error
 
 
 @click.group(cls=Group)
