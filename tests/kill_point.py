@@ -1,7 +1,8 @@
-"""Ends its process by SIGKILL at one of the process's operations on a checkpoint store."""
+"""Ends a rank, or the writer process beside it, by SIGKILL at one of their operations on a checkpoint store."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -17,25 +18,50 @@ SECONDS_INTO = 0.002
 
 
 class KillPoint:
-    """Counts the operations on the store `uri` while `armed`, and kills at number `kill_at`, or `seconds_into` it."""
+    """Counts the operations on the store `uri` from `arm` on, those of processes that are forked later included, and
+    kills at number `kill_at`, or `seconds_into` it: the rank with what runs beside it, or with `spares_rank` only the
+    process that was about to make the operation."""
 
     def __init__(self, uri: str) -> None:
         self.folder = uri.removeprefix("file://")
-        self.operations = 0
+        # Shared, and without a lock, as a process that is killed would leave it locked.
+        self._operations = multiprocessing.get_context("fork").RawValue("i", 0)
+        self._in_writer = multiprocessing.get_context("fork").RawValue("b", 0)
         self.kill_at: int | None = None
         self.seconds_into = 0.0
-        self.armed = False
+        self.spares_rank = False
+        self._rank: int | None = None
         sys.addaudithook(self._hook)
 
+    @property
+    def operations(self) -> int:
+        return int(self._operations.value)
+
+    @property
+    def in_writer(self) -> bool:
+        """Whether it was the process beside the rank that came to the point."""
+        return bool(self._in_writer.value)
+
+    def arm(self) -> None:
+        """Begin to count; in the process of the rank."""
+        self._operations.value = self._in_writer.value = 0
+        self._rank = os.getpid()
+
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.armed or event not in OPERATIONS:
+        if self._rank is None or event not in OPERATIONS:
             return
         if not event.startswith("http.") and event != "fcntl.flock" and not str(args[0]).startswith(self.folder):
             return
-        self.operations += 1
-        if self.operations != self.kill_at:
+        number = self._operations.value = self._operations.value + 1
+        if number != self.kill_at:
             return
         if self.seconds_into:
-            threading.Timer(self.seconds_into, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(self.seconds_into, self._kill).start()
         else:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        if not self.spares_rank and self._rank is not None:
+            os.kill(self._rank, signal.SIGKILL)
+        self._in_writer.value = os.getpid() != self._rank
+        os.kill(os.getpid(), signal.SIGKILL)

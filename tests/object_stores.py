@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -100,6 +101,8 @@ def moto_store() -> Iterator[ObjectStore]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    assert server._server is not None
+    server._server.app = _one_at_a_time(server._server.app)
     try:
         host, port = server.get_host_and_port()
         endpoint = f"http://{host}:{port}"
@@ -115,6 +118,18 @@ def moto_store() -> Iterator[ObjectStore]:
         )
     finally:
         server.stop()
+
+
+def _one_at_a_time(app: Any) -> Any:
+    """A web application that answers no two requests at once: moto looks at a condition and writes in two steps,
+    which AWS does in one."""
+    lock = threading.Lock()
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        with lock:
+            return app(environ, start_response)
+
+    return answer
 
 
 @pytest.fixture(scope="session")

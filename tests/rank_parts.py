@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.manifest import Receipt
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.persist import Persist, SaveHandle
+from spottrain.checkpoint.writer import write
 
 
 def persist(storage: MemoryStorage, rank: int) -> Persist:
@@ -14,7 +17,7 @@ def persist(storage: MemoryStorage, rank: int) -> Persist:
         storage=storage,
         attempt=Attempt.new(1, 10, "a"),
         handle=SaveHandle(10, 4, 0.0),
-        data=memoryview(b"1234"),
+        write=partial(write, storage, memoryview(b"1234")),
         receipt=Receipt(rank=rank, world_size=2),
         tree={},
         extra={},

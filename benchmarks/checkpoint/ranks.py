@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from spottrain.checkpoint import WriterProcess
+
 from .state import local_bytes, sharded_state
 from .ways import State, Way, ways_for
 
@@ -78,6 +80,7 @@ def load_all(ways: list[Way], state: State, rounds: int, save_rounds: int) -> Nu
 
 def main() -> None:
     phase, uri, mib, rounds, result = sys.argv[1:]
+    writer = WriterProcess.fork()  # before there are threads and CUDA, as the agent does
     cuda = torch.cuda.is_available() and phase == "save"
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
@@ -86,7 +89,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     state = sharded_state(int(mib), device, fill=phase == "save")
     saves = phase == "save"
-    ways = ways_for(uri, 1 if saves else 2, mib=int(mib), device=device, saves=saves)
+    ways = ways_for(uri, 1 if saves else 2, writer, mib=int(mib), device=device, saves=saves)
     if saves:
         numbers = save_all(ways, state, uri, int(rounds))
         for way, found in load_all(ways, state, 2, int(rounds)).items():

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from boto3.s3.transfer import TransferConfig
 from torch.distributed.tensor import DTensor
 
-from spottrain.checkpoint import Checkpointer, Commit, Retention, open_storage
+from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
 
 from .deepspeed_way import DeepSpeedSave, sync
 from .state import local_tensors
@@ -194,7 +194,8 @@ class Spottrain:
 
     name = "spottrain"
 
-    def __init__(self, uri: str, generation: int) -> None:
+    def __init__(self, uri: str, generation: int, writer: WriterProcess) -> None:
+        writer.connect(uri)
         self._checkpointer = Checkpointer(
             open_storage(uri),
             generation=generation,
@@ -203,6 +204,7 @@ class Spottrain:
             world_size=dist.get_world_size(),
             process_group=dist.new_group(backend="gloo"),
             retention=Retention(last=100),
+            writer=writer,
         )
         self._checkpointer.latest()
         self.newest: Commit | None = None
@@ -220,13 +222,15 @@ class Spottrain:
         self._checkpointer.load(dict(state), newest)
 
 
-def ways_for(uri: str, generation: int, *, mib: int, device: torch.device, saves: bool) -> list[Way]:
+def ways_for(
+    uri: str, generation: int, writer: WriterProcess, *, mib: int, device: torch.device, saves: bool
+) -> list[Way]:
     """Those that can write to this store: torch's and DeepSpeed's own know files alone. Not all can be read by
     another world than the one that `saves`."""
     parts = urlsplit(uri)
     if parts.scheme != "file":
         plain: list[Way] = [PlainS3(uri)] if saves else []
-        return [*plain, Spottrain(f"{uri}/spottrain", generation)]
+        return [*plain, Spottrain(f"{uri}/spottrain", generation, writer)]
     root = Path(parts.path)
     root.mkdir(parents=True, exist_ok=True)
     of_one_world: list[Way] = [BareCopy(), PlainFile(root), DeepSpeedSave(root, mib, device)] if saves else []
@@ -235,5 +239,5 @@ def ways_for(uri: str, generation: int, *, mib: int, device: torch.device, saves
         TorchSave(root),
         Dcp(root, "DCP save", asynchronous=False),
         Dcp(root, "DCP async_save", asynchronous=True),
-        Spottrain(f"{uri}/spottrain", generation),
+        Spottrain(f"{uri}/spottrain", generation, writer),
     ]

@@ -1,12 +1,14 @@
 """SIGKILL a process at each of its operations on a store, in turn; test_checkpoint_kills.py starts it.
 
 Arguments: storage URI, and at how many points (0: at each). One import of torch serves them all: every point
-forks a writer that resumes, saves, commits and cleans up until it is killed, and looks at what it left. The last
-line that is printed is the count, as JSON.
+forks a rank, with a writer process beside it, that resumes, saves, commits and cleans up until it is killed, and
+looks at what it left. At every other point it is only the process which has come there that is killed: a rank
+without its writer goes on. The last line that is printed is the count, as JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,20 +20,23 @@ from typing import Any
 import torch
 
 from kill_point import SECONDS_INTO, KillPoint
-from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, open_storage, read_head
+from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, WriterProcess, open_storage, read_head
 from spottrain.checkpoint.attempt import ATTEMPTS
+from spottrain_agent.processes import become_subreaper
 
 # Large enough for several parts on object stores, and small.
 SIZES = (2_300_000, 1_000)
 SAVES = 3
+ENDPOINT = os.environ.get("TEST_ENDPOINT") or None
 KEEP = Retention(last=2, every=50)
 
 
 @dataclass(slots=True, kw_only=True)
 class Count:
-    """Points at which a writer was killed, and what came of it."""
+    """Points at which a process was killed, and what came of it."""
 
     points: int = 0
+    in_writer: int = 0
     commits: int = 0
     torn: int = 0
     lost: int = 0
@@ -40,7 +45,7 @@ class Count:
     most_saves_redone: int = 0
 
 
-def checkpointer(storage: CheckpointStorage, generation: int) -> Checkpointer:
+def checkpointer(storage: CheckpointStorage, generation: int, writer: WriterProcess | None = None) -> Checkpointer:
     return Checkpointer(
         storage,
         generation=generation,
@@ -48,6 +53,7 @@ def checkpointer(storage: CheckpointStorage, generation: int) -> Checkpointer:
         rank=0,
         world_size=1,
         retention=KEEP,
+        writer=writer,
     )
 
 
@@ -68,9 +74,9 @@ def resume(saver: Checkpointer) -> int:
     return newest.step
 
 
-def write(storage: CheckpointStorage, generation: int, acknowledged: int) -> None:
+def save(storage: CheckpointStorage, generation: int, writer: WriterProcess, acknowledged: int) -> None:
     """Resume, and save three times: in the background with a clean-up after it, and once at the end."""
-    saver = checkpointer(storage, generation)
+    saver = checkpointer(storage, generation, writer)
     step = resume(saver)
     for number in range(1, SAVES + 1):
         handle = saver.save(state(step + number), step=step + number, asynchronous=number < SAVES, wait=True)
@@ -80,21 +86,27 @@ def write(storage: CheckpointStorage, generation: int, acknowledged: int) -> Non
     saver.cleanup(keep_last=KEEP.last, keep_every=KEEP.every)
 
 
-def run_writer(storage: CheckpointStorage, generation: int, point: KillPoint) -> tuple[int, int]:
-    """Fork a writer: how many commits it could still acknowledge, and how many operations it would have made."""
-    reader, writer = os.pipe()
+def run_rank(uri: str, storage: CheckpointStorage, generation: int, point: KillPoint) -> tuple[int, int]:
+    """Fork a rank: how many commits it could still acknowledge, and how many operations it and its writer made if
+    nobody killed it."""
+    reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
-        point.armed = True
         try:
-            write(storage, generation, writer)
-            os.write(writer, point.operations.to_bytes(4))
+            point.arm()
+            writer = WriterProcess.fork()
+            writer.connect(uri, ENDPOINT)
+            save(storage, generation, writer, writes)
+            writer.close()
+            os.write(writes, point.operations.to_bytes(4))
         finally:
             os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
+    os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
         said = pipe.read()
-    os.waitpid(child, 0)
+    with contextlib.suppress(ChildProcessError):
+        while os.wait():  # for the writer, too, which outlives its rank by a moment
+            pass
     acknowledged = len(said) - len(said.lstrip(b"c"))
     return acknowledged, int.from_bytes(said[acknowledged:])
 
@@ -130,17 +142,19 @@ def kill_points(operations: int, wanted: int) -> Iterator[tuple[int, float]]:
 def main() -> None:
     uri, wanted = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
-    endpoint = os.environ.get("TEST_ENDPOINT") or None
-    # Two clients: writers inherit one that has no connection open.
-    mine, theirs = (open_storage(uri, endpoint_url=endpoint) for _ in range(2))
+    become_subreaper()
+    # Two clients: ranks inherit one that has no connection open.
+    mine, theirs = (open_storage(uri, endpoint_url=ENDPOINT) for _ in range(2))
     point = KillPoint(uri)
-    step, operations = run_writer(theirs, 1, point)
+    step, operations = run_rank(uri, theirs, 1, point)
     assert step == SAVES
     count = Count()
     for generation, (point.kill_at, point.seconds_into) in enumerate(kill_points(operations, wanted), start=1):
-        acknowledged, _ = run_writer(theirs, 2 * generation, point)
+        point.spares_rank = generation % 2 == 0
+        acknowledged, _ = run_rank(uri, theirs, 2 * generation, point)
         survivor = checkpointer(mine, 2 * generation + 1)
         count.points += 1
+        count.in_writer += point.in_writer
         try:
             found = resume(survivor)
         except Exception as error:

@@ -102,6 +102,35 @@ async def test_stop_kills_workers_and_their_children_in_sessions_of_their_own(
     await becomes_true(lambda: not any(is_alive(pid) for pid in pids), seconds=5)
 
 
+async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    pods.start("a")
+    await pods.warm()
+    script = """
+        import os, pathlib, sys, time
+        from spottrain.checkpoint.writer import started_writer
+        writer = started_writer()
+        pathlib.Path(sys.argv[1], "pid.new").write_text(str(writer and writer.pid))
+        os.rename(sys.argv[1] + "/pid.new", sys.argv[1] + "/pid")
+        while {names_session} and not pathlib.Path(sys.argv[1], "go on").exists():
+            time.sleep(0.01)
+    """
+    await operator.assign(pods.generation(1, pods.script(script.format(names_session=False)), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
+    assert (pods.folder / "pid").read_text() == "None"
+    (pods.folder / "pid").unlink()
+
+    with_session = script.replace("import os", "import spottrain, os").format(names_session="spottrain.session")
+    await operator.assign(pods.generation(2, pods.script(with_session), ["a"]))
+    await appears(pods.folder / "pid")
+    pid = int((pods.folder / "pid").read_text())
+    assert is_alive(pid)
+    (pods.folder / "go on").touch()
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, ["a"])
+    await becomes_true(lambda: not is_alive(pid), seconds=5)
+
+
 async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_on(
     pods: Pods, operator: FakeOperator
 ) -> None:

@@ -42,6 +42,7 @@ def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobSto
     assert not any(wrong.values()), ended.stdout
     assert count["most_saves_redone"] <= 1
     assert count["points"] >= (200 if POINTS == EACH else POINTS)
+    assert count["in_writer"] > 0 or POINTS != EACH
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
 from spottrain.checkpoint import open_storage, read_head  # noqa: E402
 from spottrain.checkpoint.file_storage import FileStorage  # noqa: E402
+from spottrain.checkpoint.writer import start_writer  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
@@ -132,7 +133,8 @@ if 0 in RANK_SETTINGS["faults"]:
 
 kill_point = KillPoint(RANK_SETTINGS["uri"])
 kill_point.kill_at = RANK_SETTINGS["kill_at"]
-kill_point.armed = True
+kill_point.arm()
+start_writer()  # as the agent does
 with spottrain.session() as session:
     training = session.prepare(
         Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"]),

@@ -25,6 +25,7 @@ from spottrain.checkpoint.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from spottrain.checkpoint.file_storage import FileStorage
 from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.storage import Buffer
@@ -195,6 +196,19 @@ def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
     assert checkpointer(storage, 2).cleanup(keep_last=1) == 1
     assert not [key for key, _ in storage.list("attempts/g000001")]
     assert resumed_step(storage, 2) == 10
+
+
+def test_clean_up_drops_what_a_lost_writer_has_left_of_a_commit(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    save(storage, 1, 10)
+    head = read_head(storage)
+    assert head is not None
+    unfinished = tmp_path / ".unfinished"
+    (unfinished / f"{head.commits[0].attempt}rank-00000.data.1".replace("/", "%")).write_bytes(b"of its first writer")
+    (unfinished / "attempts%g000001-s000000020-z%rank-00000.data.2").write_bytes(b"under way")
+    assert checkpointer(storage, 1).cleanup(keep_last=1) == 1
+    assert [path.name for path in unfinished.iterdir()] == ["attempts%g000001-s000000020-z%rank-00000.data.2"]
+    assert resumed_step(storage, 1) == 10
 
 
 def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None:

@@ -29,6 +29,7 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
+from spottrain.checkpoint.writer import started_writer
 from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
@@ -316,6 +317,9 @@ class Session:
                 generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
                 self.config = self.config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
                 self._reporter.update(generation=generation)
+            writer = started_writer()
+            if writer is not None:
+                writer.connect(settings.uri, settings.endpoint_url)
             checkpointer = Checkpointer(
                 storage,
                 generation=self.config.generation,
@@ -324,6 +328,7 @@ class Session:
                 world_size=self.world_size,
                 process_group=groups.checkpoint,
                 retention=_retention(self.config),
+                writer=writer,
             )
             newest = checkpointer.latest()
             self._refuse_older(newest)

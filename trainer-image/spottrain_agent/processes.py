@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_UNCLAIMED = 64
+_CLAIM_SECONDS = 30.0
 
 
 def _prctl(option: int, value: int) -> None:
@@ -99,7 +102,7 @@ class Reaper:
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[int]] = {}
         # Children that ended before anyone asked: a fork is announced by message, which may come later.
-        self._unclaimed: OrderedDict[int, int] = OrderedDict()
+        self._unclaimed: OrderedDict[int, tuple[int, float]] = OrderedDict()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
@@ -107,8 +110,10 @@ class Reaper:
     def ended(self, pid: int) -> asyncio.Future[int]:
         """Resolves to the exit code of the child `pid` (negative: a signal)."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if pid in self._unclaimed:
-            future.set_result(self._unclaimed.pop(pid))
+        exit_code, ended_at = self._unclaimed.pop(pid, (0, -math.inf))
+        # An older one was another process, of the same number.
+        if time.monotonic() - ended_at < _CLAIM_SECONDS:
+            future.set_result(exit_code)
         else:
             self._waiting[pid] = future
         return future
@@ -126,7 +131,7 @@ class Reaper:
     def _record(self, pid: int, exit_code: int) -> None:
         future = self._waiting.pop(pid, None)
         if future is None:
-            self._unclaimed[pid] = exit_code
+            self._unclaimed[pid] = exit_code, time.monotonic()
             if len(self._unclaimed) > _MAX_UNCLAIMED:
                 self._unclaimed.popitem(last=False)
         elif not future.done():

@@ -61,6 +61,8 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     _forget_the_parent()
     started = WorkerStarted(pid=os.getpid(), started_at=datetime.now(UTC), expects_session=opens_session(entrypoint))
     started.write(run_dir / worker_started_file(local_rank))
+    if started.expects_session:
+        _start_writer()
     ended = _run_as_main(entrypoint)
     if ended.exit_code == 0:
         _finish()
@@ -70,6 +72,15 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     ended.write(run_dir / worker_ended_file(local_rank))
     _finish()
     os._exit(ended.exit_code)
+
+
+def _start_writer() -> None:
+    """While nothing of the script has run: there are no threads and no CUDA context yet that a fork would break."""
+    try:
+        from spottrain.checkpoint.writer import start_writer  # of what the zygote has imported
+    except ImportError:
+        return  # the script will say so itself
+    start_writer()
 
 
 def _forget_the_parent() -> None:

@@ -8,8 +8,9 @@ What lies in the store:
         rank-00000.receipt.json                 their places, size and checksums, and the rank's own state
         manifest.json                           all of that together, and the state that is not tensors
 
-A save goes: stage (staging.py), upload and receipt on every rank, then on rank 0 the manifest and the
-compare-and-swap of HEAD (persist.py). Only what HEAD names exists. Nothing in it is a pickle (codec.py).
+A save goes: stage (staging.py), upload (by a process beside the rank: writer.py) and receipt on every rank, then on
+rank 0 the manifest and the compare-and-swap of HEAD (persist.py). Only what HEAD names exists. Nothing in it is a
+pickle (codec.py).
 Newer steps may be in the memory of members (replicas.py), for a loss without notice.
 """
 
@@ -36,6 +37,7 @@ from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import Retention
 from spottrain.checkpoint.storage import CheckpointStorage
 from spottrain.checkpoint.stores import open_storage
+from spottrain.checkpoint.writer import WriterProcess
 
 __all__ = [
     "CheckpointError",
@@ -60,6 +62,7 @@ __all__ = [
     "StorageMissing",
     "StorageUnavailable",
     "UnsupportedState",
+    "WriterProcess",
     "open_storage",
     "read_head",
 ]

@@ -20,12 +20,13 @@ from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
 from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.head import Commit, fence, read_head
-from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
+from spottrain.checkpoint.manifest import DataFile, Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import CleanUp, Retention, clean_up
-from spottrain.checkpoint.staging import StagingBuffer
+from spottrain.checkpoint.staging import Staged, StagingBuffer
 from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain.checkpoint.writer import WriterLost, WriterProcess, write
 from spottrain_api.contract import MemoryCheckpoint
 
 log = logging.getLogger(__name__)
@@ -75,9 +76,11 @@ class Checkpointer:
         process_group: dist.ProcessGroup | None = None,
         retention: Retention | None = None,
         receipts_timeout_seconds: float = 600.0,
+        writer: WriterProcess | None = None,
     ) -> None:
         """`attempt_id` names this start of the generation and is part of the prefix of all its attempts.
-        With `retention`, each commit made in the background is followed by a clean-up."""
+        With `retention`, each commit made in the background is followed by a clean-up. `writer`, connected to the
+        same store, uploads the data; without one, threads of this process do."""
         if world_size > 1 and process_group is None:
             raise ValueError("a world of more than one rank needs a gloo process group of its own")
         self._storage = storage
@@ -90,6 +93,7 @@ class Checkpointer:
         self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
+        self._writer = writer
         self._background = Background("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
@@ -191,13 +195,13 @@ class Checkpointer:
         if not unsaved and self._current is not None:
             return self._committed(self._current)
         plan = self._planned(parts.tensors, changed)
-        data = self._staging.stage(plan, parts.tensors)
+        staged = self._staging.stage(plan, parts.tensors)
         handle = SaveHandle(step, plan.size, time.monotonic() - started)
         task = Persist(
             storage=self._storage,
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
             handle=handle,
-            data=data,
+            write=partial(self._write, staged),
             receipt=self._receipt(plan, parts.rank_state),
             tree=parts.tree,
             extra=parts.extra,
@@ -290,6 +294,16 @@ class Checkpointer:
 
     def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
         return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)
+
+    def _write(self, staged: Staged, key: str) -> DataFile:
+        """Store what was staged: by the writer process, for as long as it lives."""
+        if self._writer is not None and staged.memory is not None:
+            try:
+                return self._writer.write(key, staged.memory.descriptor, len(staged.data))
+            except WriterLost as error:
+                log.warning("%s Rank %d writes its checkpoints itself from now on.", error, self._rank)
+                self._writer = None
+        return write(self._storage, staged.data, key)
 
     def _is_new(self, tensors: codec.Tensors) -> bool:
         return self._plan is None or self._plan[1] != signature(tensors)

@@ -15,16 +15,22 @@ class ObjectNotFound(StorageError):
     """There is no object of this key."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"There is no object {key!r} in the checkpoint store.")
+        super().__init__(key)
         self.key = key
+
+    def __str__(self) -> str:
+        return f"There is no object {self.key!r} in the checkpoint store."
 
 
 class PreconditionFailed(StorageError):
     """A conditional write lost: the object is not (or no longer) what the writer expected."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"Another writer changed {key!r} first.")
+        super().__init__(key)
         self.key = key
+
+    def __str__(self) -> str:
+        return f"Another writer changed {self.key!r} first."
 
 
 class StorageUnavailable(StorageError):
@@ -47,8 +53,11 @@ class Fenced(CheckpointError):
     """A newer generation, `fence`, has taken over: this process may not commit any more."""
 
     def __init__(self, message: str, fence: int) -> None:
-        super().__init__(message)
+        super().__init__(message, fence)
         self.fence = fence
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StepBehind(CheckpointError):

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,6 @@ from spottrain.checkpoint.head import Commit, commit
 from spottrain.checkpoint.manifest import (
     DataFile,
     Receipt,
-    block_checksums,
     build_manifest,
     data_key,
     receipt_key,
@@ -91,7 +89,8 @@ class Persist:
     storage: CheckpointStorage
     attempt: Attempt
     handle: SaveHandle
-    data: memoryview
+    write: Callable[[str], DataFile]
+    """Stores what was staged under a key."""
     receipt: Receipt
     tree: Any
     extra: Any
@@ -135,11 +134,7 @@ class Persist:
 
     def _upload(self) -> None:
         rank, prefix = self.receipt.rank, self.attempt.prefix
-        with ThreadPoolExecutor(1) as pool:
-            checksums = pool.submit(block_checksums, self.data)
-            if len(self.data):
-                self.storage.upload(data_key(prefix, rank), self.data)
-            file = DataFile(size=len(self.data), crc32=checksums.result())
+        file = self.write(data_key(prefix, rank))
         receipt, _ = serialise(self.receipt.model_copy(update={"file": file}))
         self.storage.put(receipt_key(prefix, rank), receipt)
 

@@ -132,7 +132,7 @@ class Replicas:
         if changed or self._plan is None:
             self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         plan = self._plan[0]
-        data = self._staging.stage(plan, tensors)
+        data = self._staging.stage(plan, tensors).data
         receipt = Receipt(
             rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=codec.encode(rank_state)
         )

@@ -45,9 +45,13 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
         attempt = Attempt.of_key(key)
         return attempt is not None and _is_over(attempt, head)
 
+    def is_settled(key: str) -> bool:
+        # Nobody uploads to a commit any more: what is unfinished there is of a writer that was lost, and replaced.
+        return is_over(key) or any(key.startswith(commit.attempt) for commit in head.commits)
+
     over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
     storage.delete(over)
-    return len(over) + storage.abandon_uploads(ATTEMPTS, is_over)
+    return len(over) + storage.abandon_uploads(ATTEMPTS, is_settled)
 
 
 class CleanUp:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+
 import torch
 
 from spottrain.checkpoint.codec import Tensors
@@ -9,11 +14,45 @@ from spottrain.checkpoint.dcp import RankPlan, written_tensors
 from spottrain.checkpoint.manifest import DTYPES
 
 
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Bytes in a file that has no name, so that nothing is left of it whatever happens; others map it by its
+    descriptor. Both are there for as long as this is."""
+
+    bytes: torch.Tensor
+    descriptor: int
+
+    @classmethod
+    def of(cls, size: int) -> SharedMemory:
+        """With its pages touched, and pinned where CUDA is used."""
+        descriptor = os.memfd_create("spottrain-staging")
+        try:
+            os.truncate(descriptor, size)
+            found = cls(torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8), descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        weakref.finalize(found.bytes, os.close, descriptor)
+        found.bytes.zero_()
+        if torch.cuda.is_available():
+            _pin(found.bytes)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The bytes of a data file, valid until the next `StagingBuffer.stage`."""
+
+    memory: SharedMemory | None
+    data: memoryview
+    """The first bytes of `memory`; empty where there is none."""
+
+
 class StagingBuffer:
-    """Host memory for one save at a time, laid out as the rank's data file; pinned where CUDA is used."""
+    """Host memory for one save at a time, laid out as the rank's data file."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory: SharedMemory | None = None
         self._plan: RankPlan | None = None
         self._targets: list[torch.Tensor] = []
 
@@ -21,16 +60,17 @@ class StagingBuffer:
         """Have room for `plan` and touch its pages, so that the next `stage` is only the copy."""
         if plan is self._plan:
             return
-        if self._memory.numel() < plan.size:
-            self._memory = torch.zeros(plan.size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        if plan.size and (self._memory is None or self._memory.bytes.numel() < plan.size):
+            self._memory = SharedMemory.of(plan.size)
+        memory = self._bytes()
         self._targets = [
-            self._memory[entry.chunk.begin : entry.chunk.end].view(DTYPES[entry.dtype]).view(entry.chunk.lengths)
+            memory[entry.chunk.begin : entry.chunk.end].view(DTYPES[entry.dtype]).view(entry.chunk.lengths)
             for entry in plan.entries
         ]
         self._plan = plan
 
-    def stage(self, plan: RankPlan, tensors: Tensors) -> memoryview:
-        """Copy what `plan` writes; returns the bytes of the data file, valid until the next `stage`."""
+    def stage(self, plan: RankPlan, tensors: Tensors) -> Staged:
+        """Copy what `plan` writes."""
         self.prepare(plan)
         sources = written_tensors(plan, tensors)
         on_accelerator = any(source.is_cuda for source in sources)
@@ -38,4 +78,14 @@ class StagingBuffer:
             target.copy_(source, non_blocking=on_accelerator)
         if on_accelerator:
             torch.cuda.synchronize()
-        return self._memory[: plan.size].numpy().data
+        return Staged(self._memory, self._bytes()[: plan.size].numpy().data)
+
+    def _bytes(self) -> torch.Tensor:
+        return self._memory.bytes if self._memory is not None else torch.empty(0, dtype=torch.uint8)
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """As torch's own shared staging does (torch.distributed._state_dict_utils)."""
+    cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    weakref.finalize(memory, cuda.cudaHostUnregister, memory.data_ptr()).atexit = False

@@ -1,0 +1,176 @@
+"""A rank with a writer process beside it, for test_checkpoint_writer.py. RANK_SETTINGS comes from the test."""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
+
+import torch  # noqa: E402
+
+from spottrain.checkpoint import Checkpointer, CheckpointStorage, WriterProcess, open_storage  # noqa: E402
+from spottrain.checkpoint.errors import CheckpointError, StorageError  # noqa: E402
+from spottrain_agent.processes import is_alive  # noqa: E402
+
+URI, ENDPOINT = SETTINGS["uri"], SETTINGS["endpoint_url"]
+torch.set_num_threads(1)
+listening = socket.create_server(("127.0.0.1", 0))  # which the writer must not hold
+writer = WriterProcess.fork()
+os.environ.update(SETTINGS["environment"])  # after the fork, as a script may
+writer.connect(URI, ENDPOINT)
+
+
+def state(step: int) -> dict[str, Any]:
+    """Of different sizes, so that the staging memory has to grow."""
+    return {"model": {"w": torch.arange(step * 3_000_000, dtype=torch.float32), "empty": torch.empty(0)}}
+
+
+def checkpointer(storage: CheckpointStorage | None = None) -> Checkpointer:
+    storage = storage or open_storage(URI, endpoint_url=ENDPOINT)
+    found = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1, writer=writer)
+    found.latest()
+    return found
+
+
+def without_uploads(storage: CheckpointStorage) -> CheckpointStorage:
+    """A store that takes no shards from this process."""
+    upload = storage.upload
+
+    def refuse(key: str, data: Any) -> None:
+        assert not key.endswith(".data"), "the rank writes itself"
+        upload(key, data)
+
+    storage.upload = refuse  # type: ignore[method-assign]
+    return storage
+
+
+def open_files(pid: int) -> dict[str, str]:
+    found = {}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing itself
+            found[name] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
+
+
+def save() -> dict[str, Any]:
+    """Twice in the background and once at the end; which files rank and writer hold then."""
+    saver = checkpointer(without_uploads(open_storage(URI, endpoint_url=ENDPOINT)))
+    before = len(open_files(os.getpid()))
+    for step in (1, 2, 3):
+        handle = saver.save(state(step), step=step, asynchronous=step < 3)
+        assert handle is not None
+        handle.wait()
+    held = sorted(path for number, path in open_files(writer.pid).items() if int(number) > 2)
+    grown = len(open_files(os.getpid())) - before
+    return {"held": held, "grown": grown}
+
+
+def lose() -> dict[str, Any]:
+    """The writer is killed before the second save, which is committed all the same, as is the third."""
+    saver = checkpointer()
+    saver.save(state(1), step=1, asynchronous=False)
+    os.kill(writer.pid, signal.SIGKILL)
+    commits = [saver.save(state(1), step=step, asynchronous=False) for step in (2, 3)]
+    return {"commits": [handle.commit.step for handle in commits if handle is not None and handle.commit is not None]}
+
+
+def fail() -> dict[str, Any]:
+    """What the store says reaches the rank as the error that it would have had itself, and the writer lives on."""
+    writer.connect(SETTINGS["missing_uri"], ENDPOINT)
+    saver, found = checkpointer(), {}
+    try:
+        saver.save(state(1), step=1, asynchronous=False)
+    except StorageError as error:
+        found = {"error": type(error).__name__, "message": str(error)}
+    writer.connect(URI, ENDPOINT)
+    handle = saver.save(state(1), step=2, asynchronous=False)
+    assert handle is not None
+    assert handle.commit is not None
+    return found | {"commit": handle.commit.step}
+
+
+class Interrupted(BaseException):
+    """Raised by a signal's handler, as KeyboardInterrupt is."""
+
+
+def interrupt() -> dict[str, Any]:
+    """A handler raises while the rank waits for its writer, which is given up: it would answer the next request with
+    the answer to this one."""
+
+    def handle(*_: object) -> None:
+        raise Interrupted
+
+    saver = checkpointer()
+    signal.signal(signal.SIGALRM, handle)
+    os.kill(writer.pid, signal.SIGSTOP)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with contextlib.suppress(Interrupted):
+        saver.save(state(1), step=1, asynchronous=False)
+    saver.save(state(2), step=2, asynchronous=False)
+    newest = saver.latest(verify=True)
+    assert newest is not None
+    return {"commit": newest.step, "writer": is_alive(writer.pid)}
+
+
+def starve() -> dict[str, Any]:
+    """The rank has no descriptor left for a save, and a fork of it holds its end of the connection."""
+    saver = checkpointer()
+    saver.save(state(1), step=1, asynchronous=False)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, open_files(os.getpid()))) + 1, hard))
+    holes = []
+    with contextlib.suppress(OSError):
+        while True:
+            holes.append(os.open("/dev/null", os.O_RDONLY))
+    failed = False
+    try:
+        saver.save(state(1), step=2, asynchronous=False)
+    except CheckpointError:
+        failed = True
+    for hole in holes:
+        os.close(hole)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    handle = saver.save(state(1), step=3, asynchronous=False)
+    os.kill(child, signal.SIGKILL)
+    assert handle is not None
+    assert handle.commit is not None
+    return {"failed": failed, "commit": handle.commit.step}
+
+
+def change() -> dict[str, Any]:
+    """What is to be written is what was staged, whatever becomes of the buffer: here it grows meanwhile."""
+    saver = checkpointer()
+    handle = saver.save(state(1), step=1)
+    assert handle is not None
+    saver.prepare(state(3))
+    handle.wait()
+    into = state(1)
+    into["model"]["w"].zero_()
+    newest = saver.latest(verify=True)
+    assert newest is not None
+    saver.load(into, newest)
+    return {"same": torch.equal(into["model"]["w"], state(1)["model"]["w"])}
+
+
+def die() -> dict[str, Any]:
+    """The rank is killed; the test looks for its writer."""
+    Path(SETTINGS["found"]).write_text(json.dumps({"pid": writer.pid}))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    scenario.__name__: scenario for scenario in (save, lose, fail, interrupt, starve, change, die)
+}
+logging.basicConfig(filename=SETTINGS["log"])
+Path(SETTINGS["found"]).write_text(json.dumps(SCENARIOS[SETTINGS["scenario"]]()))
