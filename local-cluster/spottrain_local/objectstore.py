@@ -76,8 +76,9 @@ class ObjectStore:
                 "-s3.iam=false",
                 # As with the clouds', writing to a bucket that isn't there doesn't make it.
                 "-s3.autoCreateBucket=false",
+                # As many as fit on the disk, and small, as every bucket takes seven.
                 "-volume.max=0",
-                "-master.volumeSizeLimitMB=1024",
+                "-master.volumeSizeLimitMB=128",
                 "-master.telemetry=false",
                 # It waits as long for other masters that there are not (10 s).
                 "-master.electionTimeout=500ms",
