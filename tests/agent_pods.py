@@ -216,6 +216,12 @@ async def appears(path: Path, seconds: float = 60) -> None:
     await becomes_true(path.exists, seconds)
 
 
+async def said(path: Path, seconds: float = 60) -> str:
+    """What a script writes to a file in one go, once it is there."""
+    await becomes_true(lambda: path.exists() and bool(path.read_text()), seconds)
+    return path.read_text()
+
+
 def drain(assignment: Assignment, seconds: float = 15) -> Assignment:
     now = datetime.now(UTC)
     request = DrainRequest(reason="test", deadline=now + timedelta(seconds=seconds), requested_at=now)

@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain
+from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
     AgentPhase,
@@ -86,14 +86,12 @@ async def test_stop_kills_workers_and_their_children_in_sessions_of_their_own(
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         grandchild = subprocess.Popen(["sh", "-c", "setsid sleep 1000 & echo $!"], stdout=subprocess.PIPE)
         pid = int(grandchild.stdout.readline())
-        pathlib.Path(sys.argv[1], "pids.new").write_text(f"{os.getpid()} {child.pid} {pid}")
-        os.rename(sys.argv[1] + "/pids.new", sys.argv[1] + "/pids")
+        pathlib.Path(sys.argv[1], "pids").write_text(f"{os.getpid()} {child.pid} {pid}")
         time.sleep(1000)
     """
     run = pods.generation(1, pods.script(script), ["a"])
     await operator.assign(run)
-    await appears(pods.folder / "pids")
-    pids = [int(pid) for pid in (pods.folder / "pids").read_text().split()]
+    pids = [int(pid) for pid in (await said(pods.folder / "pids")).split()]
     assert all(is_alive(pid) for pid in pids)
 
     stop = run["a"].model_copy(update={"action": AssignmentAction.STOP})
@@ -108,11 +106,10 @@ async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
     pods.start("a")
     await pods.warm()
     script = """
-        import os, pathlib, sys, time
+        import pathlib, sys, time
         from spottrain.checkpoint.writer import started_writer
         writer = started_writer()
-        pathlib.Path(sys.argv[1], "pid.new").write_text(str(writer and writer.pid))
-        os.rename(sys.argv[1] + "/pid.new", sys.argv[1] + "/pid")
+        pathlib.Path(sys.argv[1], "pid").write_text(str(writer and writer.pid))
         while {names_session} and not pathlib.Path(sys.argv[1], "go on").exists():
             time.sleep(0.01)
     """
@@ -121,10 +118,11 @@ async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
     assert (pods.folder / "pid").read_text() == "None"
     (pods.folder / "pid").unlink()
 
-    with_session = script.replace("import os", "import spottrain, os").format(names_session="spottrain.session")
+    with_session = script.replace("import pathlib", "import spottrain, pathlib").format(
+        names_session="spottrain.session"
+    )
     await operator.assign(pods.generation(2, pods.script(with_session), ["a"]))
-    await appears(pods.folder / "pid")
-    pid = int((pods.folder / "pid").read_text())
+    pid = int(await said(pods.folder / "pid"))
     assert is_alive(pid)
     (pods.folder / "go on").touch()
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, ["a"])

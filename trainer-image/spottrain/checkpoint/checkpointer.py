@@ -297,7 +297,7 @@ class Checkpointer:
 
     def _write(self, staged: Staged, key: str) -> DataFile:
         """Store what was staged: by the writer process, for as long as it lives."""
-        if self._writer is not None and staged.memory is not None:
+        if self._writer is not None and len(staged.data):
             try:
                 return self._writer.write(key, staged.memory.descriptor, len(staged.data))
             except WriterLost as error:

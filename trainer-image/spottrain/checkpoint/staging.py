@@ -19,7 +19,7 @@ class SharedMemory:
     """Bytes in a file that has no name, so that nothing is left of it whatever happens; others map it by its
     descriptor. Both are there for as long as this is."""
 
-    bytes: torch.Tensor
+    content: torch.Tensor
     descriptor: int
 
     @classmethod
@@ -32,10 +32,10 @@ class SharedMemory:
         except BaseException:
             os.close(descriptor)
             raise
-        weakref.finalize(found.bytes, os.close, descriptor)
-        found.bytes.zero_()
+        weakref.finalize(found.content, os.close, descriptor)
+        found.content.zero_()
         if torch.cuda.is_available():
-            _pin(found.bytes)
+            _pin(found.content)
         return found
 
 
@@ -43,16 +43,16 @@ class SharedMemory:
 class Staged:
     """The bytes of a data file, valid until the next `StagingBuffer.stage`."""
 
-    memory: SharedMemory | None
+    memory: SharedMemory
     data: memoryview
-    """The first bytes of `memory`; empty where there is none."""
+    """The first bytes of `memory`."""
 
 
 class StagingBuffer:
     """Host memory for one save at a time, laid out as the rank's data file."""
 
     def __init__(self) -> None:
-        self._memory: SharedMemory | None = None
+        self._memory = SharedMemory.of(1)  # none can be empty
         self._plan: RankPlan | None = None
         self._targets: list[torch.Tensor] = []
 
@@ -60,11 +60,12 @@ class StagingBuffer:
         """Have room for `plan` and touch its pages, so that the next `stage` is only the copy."""
         if plan is self._plan:
             return
-        if plan.size and (self._memory is None or self._memory.bytes.numel() < plan.size):
+        if self._memory.content.numel() < plan.size:
             self._memory = SharedMemory.of(plan.size)
-        memory = self._bytes()
         self._targets = [
-            memory[entry.chunk.begin : entry.chunk.end].view(DTYPES[entry.dtype]).view(entry.chunk.lengths)
+            self._memory.content[entry.chunk.begin : entry.chunk.end]
+            .view(DTYPES[entry.dtype])
+            .view(entry.chunk.lengths)
             for entry in plan.entries
         ]
         self._plan = plan
@@ -78,10 +79,7 @@ class StagingBuffer:
             target.copy_(source, non_blocking=on_accelerator)
         if on_accelerator:
             torch.cuda.synchronize()
-        return Staged(self._memory, self._bytes()[: plan.size].numpy().data)
-
-    def _bytes(self) -> torch.Tensor:
-        return self._memory.bytes if self._memory is not None else torch.empty(0, dtype=torch.uint8)
+        return Staged(self._memory, self._memory.content[: plan.size].numpy().data)
 
 
 def _pin(memory: torch.Tensor) -> None:
