@@ -1,19 +1,12 @@
-"""A small world in which a job's whole life passes in a second: nodes, pods, agents, ranks, and an operator.
-
-Only the operator's decisions are real (`plan` and `assignment_for`). Everything else is modelled with the
-delays and faults that matter to them: reports that are late, lost or repeated, notices that come directly and
-through the node, nodes that go with and without notice, agents that restart, an operator that crashes between
-any two writes or is away for minutes. All randomness comes from one seed.
-"""
+"""The world itself: what a test does to it, how time passes in it, and its operator."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from spottrain_api.contract import (
-    TAINT_PREEMPTION,
     AgentPhase,
     AgentReport,
     Assignment,
@@ -28,88 +21,17 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
-from spottrain_operator.core.model import CreatePod, DeletePod, JobView, NodeView, Observed, Plan, PodView, ReportView
+from spottrain_operator.core.model import CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
 
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+from .invariants import problems_of
+from .parts import NOT_READY_AFTER, Node, Pod, Ranks, Training, at
+
 TICK = 0.25
 STEP_SECONDS = 0.5
 START_SECONDS = 3.0
 COMMIT_SECONDS = 0.75
 COMMIT_EVERY = 20
-NOT_READY_AFTER = 40.0
-
-
-def spec_of(**changes: object) -> TrainingJobSpec:
-    """A small job on up to six nodes, two of them on-demand."""
-    fields: dict[str, object] = {
-        "image": "train:1",
-        "entrypoint": {"script": "train.py"},
-        "nodes": {"min": 1, "max": 6},
-        "capacity": {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}},
-        "batch": {"global": 64},
-        "checkpoint": {"uri": "s3://bucket/job"},
-    }
-    return TrainingJobSpec.model_validate(fields | changes)
-
-
-@dataclass
-class Node:
-    name: str
-    capacity_type: CapacityType
-    alive: bool = True
-    died_at: float | None = None
-    notice: Notice | None = None
-    notice_seen_at: float = 0.0  # when the node object shows it
-    kill_at: float | None = None
-
-
-@dataclass
-class Ranks:
-    """What an agent runs: its share of one generation."""
-
-    generation: int
-    phase: AgentPhase = AgentPhase.STARTING
-    drain: bool = False
-    drain_seen: datetime | None = None
-    failure: Failure | None = None
-    commit: CommitRef | None = None
-
-
-@dataclass
-class Pod:
-    view_name: str
-    uid: str
-    sequence: int
-    capacity_type: CapacityType
-    template_hash: str
-    created: float
-    node: str | None = None
-    scheduled: float | None = None
-    unschedulable_since: float | None = None
-    delete_at: float | None = None
-    agent_since: float | None = None  # when its agent came up
-    dead: bool = False
-    failed: bool = False
-    ranks: Ranks | None = None
-    assignment: Assignment | None = None
-    next_poll: float = 0.0
-    next_report: float = 0.0
-    last_sent: str = ""
-
-
-@dataclass
-class Training:
-    """The state that the ranks of one generation share."""
-
-    world: int
-    started: float | None = None  # when all had joined
-    step: int = 0
-    start_step: int = 0
-    first_step_at: datetime | None = None
-    last_step_at: datetime | None = None
-    next_step: float = 0.0
-    draining_until: float | None = None
 
 
 @dataclass
@@ -151,7 +73,7 @@ class World:
             uid="0123456789ab",
             spec=self.spec,
             metadata_generation=1,
-            created_at=EPOCH,
+            created_at=at(0),
             status=TrainingJobStatus(),
         )
         self.num_nodes = 0
@@ -160,15 +82,11 @@ class World:
 
     @property
     def now(self) -> datetime:
-        return self.at(self.time)
+        return at(self.time)
 
     @property
     def status(self) -> TrainingJobStatus:
         return self.job.status
-
-    @staticmethod
-    def at(seconds: float) -> datetime:
-        return EPOCH + timedelta(seconds=seconds)
 
     def add_node(self, capacity_type: CapacityType) -> Node:
         self.num_nodes += 1
@@ -184,7 +102,7 @@ class World:
             id=f"{node.name}-{self.time}",
             node=node.name,
             source="ec2",
-            deadline=self.at(self.time + lead),
+            deadline=at(self.time + lead),
             observed_at=self.now,
             cancellable=True,
         )
@@ -306,14 +224,9 @@ class World:
         ranks = pod.ranks
         if ranks is None or ranks.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
             return
-        noticed = node is not None and self._announces(node)
+        noticed = node is not None and node.announced
         if noticed or pod.delete_at is not None:
             ranks.drain = True
-
-    @staticmethod
-    def _announces(node: Node) -> bool:
-        """The node's watcher has a notice to tell; a machine that came up again has none."""
-        return node.notice is not None and not node.notice.cancelled and node.kill_at is not None
 
     def _obey(self, pod: Pod, told: Assignment) -> None:
         ranks, generation = pod.ranks, told.generation
@@ -346,10 +259,10 @@ class World:
             warm=pod.agent_since is not None and self.time >= pod.agent_since + 1.0,
             rendezvous_port=20000 + pod.sequence,
             progress=self._progress(ranks, training),
-            step_age_seconds=self._step_age(ranks, training),
+            step_age_seconds=training.step_age(self.time) if training is not None else None,
             commit=ranks.commit if ranks is not None else None,
             failure=ranks.failure if ranks is not None else None,
-            notices=(node.notice,) if node is not None and self._announces(node) else (),
+            notices=(node.notice,) if node is not None and node.announced else (),
             sent_at=self.now,
         )
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
@@ -373,13 +286,6 @@ class World:
             updated_at=self.now,
             commit=ranks.commit,
         )
-
-    def _step_age(self, ranks: Ranks | None, training: Training | None) -> float | None:
-        if ranks is None or training is None:
-            return None
-        if training.last_step_at is None:
-            return 0.0 if training.started is None else self.time - training.started
-        return (self.now - training.last_step_at).total_seconds()
 
     # --- the ranks ---------------------------------------------------------------------------------------
 
@@ -469,48 +375,22 @@ class World:
                 self.next_pass = min(self.next_pass, self.time)
 
     def observe(self) -> Observed:
-        views = tuple(self._view(pod) for pod in self.pods.values())
+        views = tuple(pod.view(self.time) for pod in self.pods.values())
         return Observed(
             job=self.job,
             pods=views,
-            nodes={name: self._node_view(node) for name, node in self.nodes.items()},
+            nodes={name: node.view(self.time, taints=self.taints) for name, node in self.nodes.items()},
             reports=dict(self.reports),
             template_hash=self.template_hash,
-            operator_started_at=self.at(self.operator_started),
+            operator_started_at=at(self.operator_started),
         )
-
-    def _view(self, pod: Pod) -> PodView:
-        up = pod.agent_since is not None and self.time >= pod.agent_since
-        return PodView(
-            name=pod.view_name,
-            uid=pod.uid,
-            sequence=pod.sequence,
-            capacity_type=pod.capacity_type,
-            template_hash=pod.template_hash,
-            created_at=self.at(pod.created),
-            phase="Failed" if pod.failed else "Running" if up else "Pending",
-            ready=up and not pod.failed,
-            exit_code=137 if pod.failed else None,
-            ready_since=self.at(pod.agent_since) if pod.agent_since is not None and up else None,
-            node=pod.node,
-            scheduled_at=self.at(pod.scheduled) if pod.scheduled is not None else None,
-            ip=f"127.0.1.{pod.sequence % 250}" if up else None,
-            deleting=pod.delete_at is not None,
-            deletion_deadline=self.at(pod.delete_at) if pod.delete_at is not None else None,
-            unschedulable_since=self.at(pod.unschedulable_since) if pod.unschedulable_since is not None else None,
-            container_started=up,
-        )
-
-    def _node_view(self, node: Node) -> NodeView:
-        shown = node.notice if self.time >= node.notice_seen_at else None
-        ready = node.died_at is None or self.time < node.died_at + NOT_READY_AFTER
-        tainted = shown is not None and not shown.cancelled and self.taints
-        return NodeView(name=node.name, ready=ready, notice=shown, taints=(TAINT_PREEMPTION,) if tainted else ())
 
     def _reconcile(self) -> None:
         observed = self.observe()
         decided = plan(observed, self.now)
-        self._check(observed, decided)
+        going = {node.name for node in self.nodes.values() if node.announced}
+        for problem in problems_of(observed, decided, going):
+            self._problem(problem)
         self.next_pass = self.time + (decided.requeue_after if decided.requeue_after is not None else 1e9)
         if self._crash():
             return
@@ -564,46 +444,6 @@ class World:
     def _replace_job(self, **changes: object) -> None:
         fields = {name: getattr(self.job, name) for name in JobView.__dataclass_fields__}
         self.job = JobView(**(fields | changes))  # type: ignore[arg-type]
-
-    # --- what must always hold ---------------------------------------------------------------------------
-
-    def _check(self, observed: Observed, decided: Plan) -> None:
-        before, new = self.status.generation, decided.status.generation
-        old_commit, commit = self.status.commit, decided.status.commit
-        if old_commit is not None and (
-            commit is None or (commit.generation, commit.step) < (old_commit.generation, old_commit.step)
-        ):
-            self._problem("the commit went back")
-        if new is None:
-            return
-        if before is not None and new.number < before.number:
-            self._problem("the generation's number went back")
-        if before is None or new.number > before.number:
-            self._check_start(observed, decided)
-
-    def _check_start(self, observed: Observed, decided: Plan) -> None:
-        new = decided.status.generation
-        assert new is not None
-        pods = {pod.uid: pod for pod in observed.pods}
-        if not self.spec.nodes.min <= len(new.members) <= self.spec.nodes.max:
-            self._problem(f"{len(new.members)} members")
-        if [m.node_rank for m in new.members] != list(range(len(new.members))):
-            self._problem("node ranks have holes")
-        types = [m.capacity_type for m in new.members]
-        if CapacityType.ON_DEMAND in types and types[0] is not CapacityType.ON_DEMAND:
-            self._problem("rank 0 isn't on-demand")
-        deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
-        for member in new.members:
-            pod = pods.get(member.pod_uid)
-            node = observed.nodes.get(pod.node or "") if pod is not None else None
-            if pod is None or not pod.ready or pod.deleting or pod.uid in deleted:
-                self._problem(f"{member.pod} isn't ready")
-            if node is None or (self._stands(node.notice) and self.nodes[node.name].kill_at is not None):
-                self._problem(f"{member.pod} is doomed")
-
-    @staticmethod
-    def _stands(notice: Notice | None) -> bool:
-        return notice is not None and not notice.cancelled
 
     def _check_idempotence(self) -> None:
         again = plan(self.observe(), self.now)

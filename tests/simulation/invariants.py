@@ -1,0 +1,53 @@
+"""What holds of every plan, whatever happened before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from spottrain_api.contract import CapacityType, CommitRef
+from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_operator.core.model import DeletePod, Observed, Plan
+
+
+def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[str]:
+    """What is wrong with a plan: nothing goes back, and a generation starts with members that can run it.
+
+    `going` names the nodes that will be taken: a node object may still show the notice of a machine of its name
+    that is gone.
+    """
+    before, new = observed.job.status.generation, decided.status.generation
+    if _went_back(observed.job.status.commit, decided.status.commit):
+        yield "the commit went back"
+    if new is None:
+        return
+    if before is not None and new.number < before.number:
+        yield "the generation's number went back"
+    if before is None or new.number > before.number:
+        yield from _problems_of_start(observed, decided, new, going)
+
+
+def _went_back(old: CommitRef | None, new: CommitRef | None) -> bool:
+    if old is None:
+        return False
+    return new is None or (new.generation, new.step) < (old.generation, old.step)
+
+
+def _problems_of_start(observed: Observed, decided: Plan, new: GenerationStatus, going: Set[str]) -> Iterator[str]:
+    pods = {pod.uid: pod for pod in observed.pods}
+    limits = observed.job.spec.nodes
+    if not limits.min <= len(new.members) <= limits.max:
+        yield f"{len(new.members)} members"
+    if [m.node_rank for m in new.members] != list(range(len(new.members))):
+        yield "node ranks have holes"
+    types = [m.capacity_type for m in new.members]
+    if CapacityType.ON_DEMAND in types and types[0] is not CapacityType.ON_DEMAND:
+        yield "rank 0 isn't on-demand"
+    deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
+    for member in new.members:
+        pod = pods.get(member.pod_uid)
+        node = observed.nodes.get(pod.node or "") if pod is not None else None
+        if pod is None or not pod.ready or pod.deleting or pod.uid in deleted:
+            yield f"{member.pod} isn't ready"
+        shown = node.notice if node is not None else None
+        if node is None or (shown is not None and not shown.cancelled and node.name in going):
+            yield f"{member.pod} is doomed"
