@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,12 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
     kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
     _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
-    with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        wait = [find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds]
+        established = beside.submit(_run, wait, kubeconfig)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -76,8 +82,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             # Helm keeps no files of its own in the user's folders.
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
         )
-    # Long since true: the operator watches them.
-    _run([find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds], kubeconfig)
+        established.result()
 
 
 def find_kubectl() -> str:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spottrain_local.cloud import Instance, Interruption
 from spottrain_local.controlplane import ControlPlane
 from spottrain_local.layout import write_atomically
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
+from spottrain_local.node.process import main as node_main
 from spottrain_local.processes import ChildProcess, ProcessSpec
 from spottrain_local.shapes import node_shape
 from spottrain_local.spec import NodePool
@@ -70,7 +72,7 @@ class NodeProcesses:
         process = ChildProcess(
             ProcessSpec(
                 name=f"node {node}",
-                argv=[sys.executable, "-m", "spottrain_local.node", "--config", config],
+                main=partial(node_main, config),
                 log_file=self._layout.logs / f"node-{node}.log",
                 stop_seconds=15.0,
             )

@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +30,15 @@ LOG_BYTES = 20 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A program to keep running. `stop_seconds` is its time between SIGTERM and SIGKILL (0: SIGKILL at once)."""
+    """A program to keep running. `stop_seconds` is its time between SIGTERM and SIGKILL (0: SIGKILL at once).
+
+    With `main` a fork of this process runs that function, which returns the exit code, instead of `argv`: what
+    this process has loaded needn't be loaded again.
+    """
 
     name: str
-    argv: Sequence[str | Path]
+    argv: Sequence[str | Path] = (sys.executable,)
+    main: Callable[[], int] | None = None
     log_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
     stop_seconds: float = 5.0
@@ -99,14 +108,24 @@ class ChildProcess:
             self.restarts += 1
 
 
+def watch_children_by_pidfd() -> None:
+    """Have asyncio wait for children without threads, beside which no fork is safe. Python 3.12 does by itself."""
+    if sys.version_info < (3, 12):
+        asyncio.set_event_loop_policy(None)  # in a fork, the parent's has a watcher of the parent's children
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+
+
 async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
     """Start a program whose life ends with this process, even if this process is killed."""
     parent = os.getpid()
 
-    def die_with_parent() -> None:
+    def begin() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
+        if spec.main:
+            os.environ.update(spec.env)
+            _run_in_fork(spec.main)
 
     spec.log_file.parent.mkdir(parents=True, exist_ok=True)
     if spec.log_file.exists() and spec.log_file.stat().st_size > LOG_BYTES:
@@ -118,7 +137,28 @@ async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            preexec_fn=die_with_parent,
+            preexec_fn=begin,
             # Ctrl-C in the terminal of `up` is not for them.
             start_new_session=True,
         )
+
+
+def _run_in_fork(main: Callable[[], int]) -> NoReturn:
+    """Run a function as if it were a program of its own, and end with it."""
+    # Of the parent's objects none may ever be collected here: what closes with one would be another's by then.
+    gc.freeze()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    # Also the pipe on which the parent waits for the program to start. Only then may asyncio be touched: what the
+    # parent's loop polls is polled through a descriptor that both have.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    watch_children_by_pidfd()
+    code = 1
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)

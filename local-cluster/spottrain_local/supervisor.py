@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from spottrain_local.names import find_preload_library, hosts_file
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, list_and_watch
 from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore, remove_sockets
 from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
-from spottrain_local.processes import ChildProcess
+from spottrain_local.processes import ChildProcess, watch_children_by_pidfd
 from spottrain_local.spec import ClusterSpec
 
 log = logging.getLogger(__name__)
@@ -238,9 +237,7 @@ def main(state: Path) -> None:
     working_dir = Path.cwd()
     # Relative paths keep the socket's name within the 107 bytes that a unix socket's may have.
     os.chdir(layout.root)
-    if sys.version_info < (3, 12):
-        # The default one waits for children in threads; with pidfds there are none beside fork.
-        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+    watch_children_by_pidfd()
     with layout.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

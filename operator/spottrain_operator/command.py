@@ -1,4 +1,4 @@
-"""python -m spottrain_operator: the operator, in a pod or, with KUBECONFIG, anywhere else."""
+"""The command line of `python -m spottrain_operator`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,3 @@ async def _until_signalled(settings: OperatorSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await run_operator(settings, stop)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Networks, keys, binaries and child processes of the local cluster."""
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -8,13 +9,14 @@ import socket
 import stat
 import subprocess
 import sys
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from cluster_fixtures import wait_for
 from spottrain_local.address import claim_network, free_port
 from spottrain_local.binaries import PACKAGES, ensure_binaries, find_binaries
 from spottrain_local.cli import local
@@ -123,29 +125,71 @@ async def _pid_other_than(child: ChildProcess, other: int | None) -> int:
     return child.pid
 
 
+PARENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from spottrain_local.processes import ChildProcess, ProcessSpec, watch_children_by_pidfd
+
+def work():
+    # The parent's loop, with its open files, is on the stack below; this is a program of its own nevertheless.
+    async def wait():
+        end = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+        print("waiting", flush=True)
+        await end.wait()
+    print("open", sorted(os.listdir("/proc/self/fd"), key=int)[3:], flush=True)
+    asyncio.run(wait())
+    print("ended in order", flush=True)
+    return 7
+
+async def main():
+    log_file = Path(sys.argv[1])
+    program = ProcessSpec(name="program", argv=["sleep", "600"], log_file=log_file)
+    fork = ProcessSpec(name="fork", main=work, log_file=log_file)
+    children = [ChildProcess(spec) for spec in (program, fork)]
+    for child in children:
+        child.start()
+        while child.pid is None:
+            await asyncio.sleep(0.01)
+        print(child.pid, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    for child in children:
+        await child.stop()
+
+watch_children_by_pidfd()
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def parent_of_two(log: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that keeps a program and a fork of its own, and their process ids."""
+    command = [sys.executable, "-c", PARENT, log]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout
+            yield parent, [int(parent.stdout.readline()) for _ in range(2)]
+        finally:
+            parent.kill()
+
+
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
-    program = textwrap.dedent(
-        """
-        import asyncio, sys
-        from pathlib import Path
-        from spottrain_local.processes import ProcessSpec, start_process
-
-        async def main():
-            spec = ProcessSpec(name="sleeper", argv=["sleep", "600"], log_file=Path(sys.argv[1]))
-            print((await start_process(spec)).pid, flush=True)
-            await asyncio.sleep(600)
-
-        asyncio.run(main())
-        """
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program, tmp_path / "log"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert parent.stdout
-        child = int(parent.stdout.readline())
-    finally:
+    with parent_of_two(tmp_path / "log") as (parent, children):
         parent.kill()
-        parent.wait()
-    pidfd_gone(child)
+        for child in children:
+            pidfd_gone(child)
+
+
+def test_a_fork_is_a_program_of_its_own(tmp_path: Path) -> None:
+    """It has nothing open of what its parent has, has a loop of its own, and ends on SIGTERM as it wishes."""
+    log = tmp_path / "log"
+    with parent_of_two(log) as (parent, children):
+        wait_for(lambda: "waiting" in log.read_text(), "the fork's loop runs", seconds=30)
+        parent.communicate("\n", timeout=30)
+        for child in children:
+            pidfd_gone(child)
+    # One descriptor is that of the listing itself.
+    assert log.read_text().splitlines() == ["open ['3']", "waiting", "ended in order"]
 
 
 def pidfd_gone(pid: int) -> None:

@@ -1,6 +1,7 @@
 """Probes and lifecycle handlers against real sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -92,3 +93,21 @@ async def test_probing_ends_when_the_verdict_says_so(port: int) -> None:
     async with asyncio.timeout(5):
         await probe_forever(probe, target(port), verdict)
     assert seen == [False]
+
+
+async def test_a_first_success_is_seen_before_the_period_is_over() -> None:
+    verdicts: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def verdict(ok: bool, message: str) -> bool:
+        await verdicts.put(ok)
+        return not ok
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        probe = {"tcpSocket": {"port": port}, "failureThreshold": 1, "periodSeconds": 3600}
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(probe_forever(probe, target(port), verdict, eager=True))
+            assert await verdicts.get() is False
+            server.listen()
+            assert await verdicts.get() is True

@@ -254,7 +254,7 @@ class ContainerWorker:
                 await self._end(container, self._context.grace_seconds)
                 return
         if probe := self._spec.get("startupProbe"):
-            await probe_forever(probe, self._target, self._startup_verdict)
+            await probe_forever(probe, self._target, self._startup_verdict, eager=True)
             if not self.record.started:
                 await self._kill_unhealthy(container, "startup", probe)
                 return
@@ -265,7 +265,7 @@ class ContainerWorker:
         self._context.changed()
         async with asyncio.TaskGroup() as group:
             if readiness:
-                group.create_task(probe_forever(readiness, self._target, self._readiness_verdict))
+                group.create_task(probe_forever(readiness, self._target, self._readiness_verdict, eager=True))
             if liveness:
                 group.create_task(self._watch_liveness(container, liveness))
 

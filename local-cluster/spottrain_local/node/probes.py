@@ -1,6 +1,7 @@
 """Probes and lifecycle handlers: httpGet, tcpSocket, exec and sleep."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ import aiohttp
 from .api import JSONObject
 
 log = logging.getLogger(__name__)
+
+# How soon a success is seen where one is waited for.
+EAGER_SECONDS = 0.2
 
 ProbeKind = Literal["startup", "liveness", "readiness"]
 # Runs a command as a container's other processes run: (argv, timeout in seconds) -> (exit code, output).
@@ -108,15 +112,34 @@ class ProbeCounter:
 
 
 async def probe_forever(
-    probe: JSONObject, target: HandlerTarget, verdict: Callable[[bool, str], Awaitable[bool]]
+    probe: JSONObject,
+    target: HandlerTarget,
+    verdict: Callable[[bool, str], Awaitable[bool]],
+    *,
+    eager: bool = False,
 ) -> None:
-    """Run a probe in its period until `verdict`, which is given each verdict with its message, returns False."""
+    """Run a probe in its period until `verdict`, which is given each verdict with its message, returns False.
+
+    With `eager` the first success is seen at once: until then the pauses end when the handler would succeed.
+    """
     counter = ProbeCounter(probe.get("successThreshold") or 1, probe.get("failureThreshold") or 3)
     period = float(probe.get("periodSeconds") or 10)
+    timeout = float(probe.get("timeoutSeconds") or 1)
+    eager = eager and "exec" not in probe  # a process each time would cost more than the wait
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
     while True:
-        outcome = await run_handler(probe, target, float(probe.get("timeoutSeconds") or 1))
+        outcome = await run_handler(probe, target, timeout)
         decided = counter.observe(outcome.ok)
         if decided is not None and not await verdict(decided, outcome.message):
             return
-        await asyncio.sleep(period)
+        eager = eager and not outcome.ok
+        await (_ok_or_over(probe, target, timeout, period) if eager else asyncio.sleep(period))
+
+
+async def _ok_or_over(probe: JSONObject, target: HandlerTarget, timeout: float, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            ok = False
+            while not ok:
+                await asyncio.sleep(EAGER_SECONDS)
+                ok = (await run_handler(probe, target, timeout)).ok

@@ -1,0 +1,47 @@
+"""A node as a process: reads its configuration and runs until it is told to end."""
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from .api import ApiClient
+from .config import ConfigError, NodeConfig, load_config
+from .kubelet import Kubelet
+from .process_runtime import ProcessRuntime
+
+
+def main(config_file: Path, *, verbose: bool = False) -> int:
+    """Run the node of this configuration; returns 2 if that is wrong, 1 if an address can't be had."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    try:
+        config = load_config(config_file)
+        asyncio.run(_run(config))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"The node can't run: {error}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(config: NodeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    client = ApiClient(
+        config.apiserver,
+        ca_file=config.ca_file,
+        cert_file=config.client_cert_file,
+        key_file=config.client_key_file,
+    )
+    async with client:
+        await Kubelet(config, client, ProcessRuntime(owns_process=True)).run(stop)

@@ -1,0 +1,12 @@
+"""python -m spottrain_operator: the operator, in a pod or, with KUBECONFIG, anywhere else."""
+
+import gc
+
+if __name__ == "__main__":
+    # To look for garbage among what is imported takes a fifth of the start, and finds next to nothing.
+    gc.disable()
+    from .command import main
+
+    gc.freeze()
+    gc.enable()
+    main()
