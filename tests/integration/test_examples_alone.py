@@ -1,4 +1,4 @@
-"""The examples as a person runs them without a cluster: under torchrun, interrupted by SIGTERM, and resumed."""
+"""The examples as a person runs them without a cluster: under torchrun or alone, interrupted, and resumed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from forked_ranks import forked_ranks
 from spottrain.checkpoint import open_storage, read_head
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RANK_SCRIPT = Path(__file__).with_name("example_script.py")
 SMALL_GPT = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", "--context", "16"]
 
 
@@ -50,6 +53,18 @@ def run(num_ranks: int, script: str, *args: str) -> str:
         return output
 
 
+def run_alone(fork: Any, folder: Path, script: str, *args: str) -> str:
+    """What the script prints as the only rank, without torchrun."""
+    output = folder / "output"
+    settings = {"environment": {"OMP_NUM_THREADS": "1"}, "script": str(EXAMPLES / script), "args": args}
+    with forked_ranks(
+        fork, Path(__file__).with_name("example_script.py"), [settings | {"output": str(output)}]
+    ) as ranks:
+        pass
+    assert ranks[0].exitcode == 0
+    return output.read_text()
+
+
 def newest_step(folder: Path) -> int:
     head = read_head(open_storage(f"file://{folder}"))
     return head.newest.step if head is not None and head.newest is not None else 0
@@ -65,22 +80,26 @@ def test_a_manifest_is_a_good_job_with_a_script_that_exists(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 17
 
 
-def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}"
-    run(2, "gpt/train.py", *SMALL_GPT, "--checkpoints", uri)
-    assert newest_step(tmp_path) == 12
-    output = run(1, "gpt/train.py", *SMALL_GPT, "--steps", "30", "--checkpoints", uri)
-    assert newest_step(tmp_path) == 30
+def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(fork: Any, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    args = [*SMALL_GPT, "--checkpoints", f"file://{checkpoints}"]
+    run(2, "gpt/train.py", *args)
+    assert newest_step(checkpoints) == 12
+    output = run_alone(fork, tmp_path, "gpt/train.py", *args, "--steps", "30")
+    assert newest_step(checkpoints) == 30
     (loss,) = re.findall(r"step 30: loss ([0-9.]+)", output)
     assert float(loss) < 5.2  # from ln 256 = 5.5
 
 
 @pytest.mark.parametrize("example", ["digits", "lightning", "accelerate"])
-def test_the_digits_are_recognised(example: str, tmp_path: Path) -> None:
-    output = run(1, f"{example}/train.py", "--steps", "150", "--checkpoints", f"file://{tmp_path}")
+def test_the_digits_are_recognised(fork: Any, example: str, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    output = run_alone(
+        fork, tmp_path, f"{example}/train.py", "--steps", "150", "--checkpoints", f"file://{checkpoints}"
+    )
     (accuracy,) = re.findall(r"not trained on: ([0-9.]+)%", output)
     assert float(accuracy) > 85
-    assert newest_step(tmp_path) == 150
+    assert newest_step(checkpoints) == 150
 
 
 def test_the_plain_script_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
