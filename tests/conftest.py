@@ -21,11 +21,24 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there is no GPU, the tests that need one are left out."""
+    """Where there is no GPU, the tests that need one are left out. The long ones come first."""
     if not Path("/dev/nvidiactl").exists():
         without = [item for item in items if item.get_closest_marker("gpu") is not None]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
+    last = {item.path for item in items if _uses_a_kept_cluster(item)}
+    items.sort(key=lambda item: (_folder(item) != "e2e", _folder(item) == "unit", item.path in last))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _uses_a_kept_cluster(item: pytest.Item) -> bool:
+    """One that runs to the end of all tests; it takes a twelfth of a processor, also where nothing uses it."""
+    if _folder(item) == "e2e":
+        return "operator_cluster" in getattr(item, "fixturenames", ())
+    return item.get_closest_marker("cluster") is not None
 
 
 class FilesAtOnce(LoadScopeScheduling):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,8 @@ import yaml
 
 from cluster_fixtures import Kubectl, processes_of, wait_for
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
-from spottrain_local.layout import checkout_root
+from spottrain_local.cluster import DEFAULT_NAME, Cluster
+from spottrain_local.layout import ClusterLayout, LocalClusterError, checkout_root
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -131,12 +133,105 @@ def _clean(shell: Shell) -> Iterator[None]:
     """Each test begins without jobs, and with all nodes."""
     yield
     shell.run("kubectl", "delete", "tj", "--all")
+    cluster = Cluster(layout=ClusterLayout(root=shell.folder / "home" / DEFAULT_NAME))
+    state = {node["node"]: node["state"] for node in cluster.running_status()["nodes"]}["spot-0"]
     # A notice may still be running: what is announced goes now, where it hasn't gone yet.
-    shell.start("spottrain", "local", "kill", "spot-0").communicate(timeout=30)
-    shell.run("spottrain", "local", "restore", "spot-0")
+    if state not in ("running", "gone"):
+        with contextlib.suppress(LocalClusterError):
+            cluster.kill(["spot-0"])
+    if state != "running":
+        cluster.restore(["spot-0"])
 
 
 EXAMPLES = checkout_root() / "examples"
+
+
+def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
+    shell.run("spottrain", "local", "kill", "spot-0")
+    shell.apply(
+        EXAMPLES / "digits" / "trainingjob.yaml",
+        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        nodes={"min": 1, "max": 1},
+        capacity={
+            "onDemand": {"min": 0, "max": 1},
+            "spot": {"max": 1},
+            "fallback": {"afterSeconds": 2, "returnAfterSeconds": 12},
+        },
+    )
+
+    def members(status: TrainingJobStatus) -> list[str]:
+        generation = status.generation
+        if generation is None or generation.state is GenerationState.ENDED:
+            return []
+        return [member.capacity_type.value for member in generation.members]
+
+    # In two steps: on a slow machine spot is tried again before on-demand trains.
+    shell.wait(
+        "digits",
+        "it falls back",
+        lambda s: ("SpotAvailable", "FellBack") in {(c.type, c.reason) for c in s.conditions},
+    )
+    shell.wait("digits", "on-demand stands in", lambda s: is_running(s) and members(s) == ["on-demand"])
+    shell.run("spottrain", "local", "restore", "spot-0")
+    back = shell.wait("digits", "spot is back", lambda s: is_running(s) and members(s) == ["spot"], 90)
+    assert back.steps_redone == 0
+    assert back.failures == 0
+
+
+def test_deadline_and_time_to_live(shell: Shell) -> None:
+    shell.apply(
+        EXAMPLES / "digits" / "trainingjob.yaml",
+        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        nodes={"min": 1, "max": 1},
+        runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3},
+    )
+    shell.wait("digits", "it trains", trains_past(0))
+    shell.patch("digits", runPolicy={"activeDeadlineSeconds": 1})
+    status = shell.wait("digits", "its deadline ends it", lambda s: s.phase is Phase.FAILED, 60)
+    assert status.message == "the job wasn't done within runPolicy.activeDeadlineSeconds (1)"
+    assert status.commit is not None
+    assert status.commit.step == status.progress.step
+    gone = ("kubectl", "get", "tj", "digits", "--ignore-not-found", "-o", "name")
+    wait_for(lambda: not shell.run(*gone), "its time to live is over", 20)
+    wait_for(lambda: not shell.job_processes("digits"), "its processes end")
+
+
+def test_a_plain_script_is_told_and_goes_on_where_it_stopped(shell: Shell) -> None:
+    folder = shell.folder / "plain"
+    args = ["--steps", "100000", "--folder", str(folder)]
+    shell.apply(
+        EXAMPLES / "plain" / "trainingjob.yaml",
+        entrypoint={"script": "examples/plain/train.py", "args": args},
+        nodes={"min": 2, "max": 2},
+        capacity={"onDemand": {"min": 1}},
+    )
+    shell.wait("plain", "two nodes run it", lambda s: s.generation)
+    shell.patch("plain", nodes={"min": 1})
+
+    def said(text: str, pod: str = "plain-1") -> bool:
+        return text in shell.run("kubectl", "logs", pod)
+
+    wait_for(lambda: said("step 11: "), "it trains", 60)
+    shell.run("spottrain", "local", "preempt", "spot-0", "--notice", "20s")
+    wait_for(lambda: said("stopped at step"), "it saves on SIGTERM", 30)
+    assert (folder / "checkpoint.pt").exists()
+    shell.wait("plain", "the next generation", lambda s: s.generation.number == 2)
+    stopped = int(shell.run("kubectl", "logs", "plain-1").split("stopped at step ")[1].split()[0])
+
+    def steps() -> list[int]:
+        lines = shell.run("kubectl", "logs", "plain-1").split("stopped at step")[1].splitlines()
+        return [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")]
+
+    wait_for(steps, "it goes on", 60)
+    assert stopped < steps()[0] <= stopped + 10
+    status = shell.status("plain")
+    assert (status.transitions[-1].reason, status.failures) == ("Preempted", 0)
+
+
+def test_a_job_is_deleted_while_it_starts(shell: Shell) -> None:
+    shell.apply(EXAMPLES / "digits" / "trainingjob.yaml", nodes={"min": 1, "max": 1})
+    wait_for(lambda: shell.job_processes("digits"), "a pod starts")
+    shell.delete("digits", seconds=10)
 
 
 def test_a_job_by_hand(shell: Shell) -> None:
@@ -180,91 +275,3 @@ def test_a_job_by_hand(shell: Shell) -> None:
     shell.run("spottrain", "report", "digits", "-o", str(report))
     assert "<svg" in report.read_text()
     shell.delete("digits", seconds=10)
-
-
-def test_a_job_is_deleted_while_it_starts(shell: Shell) -> None:
-    shell.apply(EXAMPLES / "digits" / "trainingjob.yaml", nodes={"min": 1, "max": 1})
-    wait_for(lambda: shell.job_processes("digits"), "a pod starts")
-    shell.delete("digits", seconds=10)
-
-
-def test_a_plain_script_is_told_and_goes_on_where_it_stopped(shell: Shell) -> None:
-    folder = shell.folder / "plain"
-    args = ["--steps", "100000", "--folder", str(folder)]
-    shell.apply(
-        EXAMPLES / "plain" / "trainingjob.yaml",
-        entrypoint={"script": "examples/plain/train.py", "args": args},
-        nodes={"min": 2, "max": 2},
-        capacity={"onDemand": {"min": 1}},
-    )
-    shell.wait("plain", "two nodes run it", lambda s: s.generation)
-    shell.patch("plain", nodes={"min": 1})
-
-    def said(text: str, pod: str = "plain-1") -> bool:
-        return text in shell.run("kubectl", "logs", pod)
-
-    wait_for(lambda: said("step 11: "), "it trains", 60)
-    shell.run("spottrain", "local", "preempt", "spot-0", "--notice", "20s")
-    wait_for(lambda: said("stopped at step"), "it saves on SIGTERM", 30)
-    assert (folder / "checkpoint.pt").exists()
-    shell.wait("plain", "the next generation", lambda s: s.generation.number == 2)
-    stopped = int(shell.run("kubectl", "logs", "plain-1").split("stopped at step ")[1].split()[0])
-
-    def steps() -> list[int]:
-        lines = shell.run("kubectl", "logs", "plain-1").split("stopped at step")[1].splitlines()
-        return [int(line.split()[1].rstrip(":")) for line in lines if line.startswith("step ")]
-
-    wait_for(steps, "it goes on", 60)
-    assert stopped < steps()[0] <= stopped + 10
-    status = shell.status("plain")
-    assert (status.transitions[-1].reason, status.failures) == ("Preempted", 0)
-
-
-def test_deadline_and_time_to_live(shell: Shell) -> None:
-    shell.apply(
-        EXAMPLES / "digits" / "trainingjob.yaml",
-        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
-        nodes={"min": 1, "max": 1},
-        runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3},
-    )
-    shell.wait("digits", "it trains", trains_past(0))
-    shell.patch("digits", runPolicy={"activeDeadlineSeconds": 1})
-    status = shell.wait("digits", "its deadline ends it", lambda s: s.phase is Phase.FAILED, 60)
-    assert status.message == "the job wasn't done within runPolicy.activeDeadlineSeconds (1)"
-    assert status.commit is not None
-    assert status.commit.step == status.progress.step
-    gone = ("kubectl", "get", "tj", "digits", "--ignore-not-found", "-o", "name")
-    wait_for(lambda: not shell.run(*gone), "its time to live is over", 20)
-    wait_for(lambda: not shell.job_processes("digits"), "its processes end")
-
-
-def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
-    shell.run("spottrain", "local", "kill", "spot-0")
-    shell.apply(
-        EXAMPLES / "digits" / "trainingjob.yaml",
-        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
-        nodes={"min": 1, "max": 1},
-        capacity={
-            "onDemand": {"min": 0, "max": 1},
-            "spot": {"max": 1},
-            "fallback": {"afterSeconds": 2, "returnAfterSeconds": 12},
-        },
-    )
-
-    def members(status: TrainingJobStatus) -> list[str]:
-        generation = status.generation
-        if generation is None or generation.state is GenerationState.ENDED:
-            return []
-        return [member.capacity_type.value for member in generation.members]
-
-    # In two steps: on a slow machine spot is tried again before on-demand trains.
-    shell.wait(
-        "digits",
-        "it falls back",
-        lambda s: ("SpotAvailable", "FellBack") in {(c.type, c.reason) for c in s.conditions},
-    )
-    shell.wait("digits", "on-demand stands in", lambda s: is_running(s) and members(s) == ["on-demand"])
-    shell.run("spottrain", "local", "restore", "spot-0")
-    back = shell.wait("digits", "spot is back", lambda s: is_running(s) and members(s) == ["spot"], 90)
-    assert back.steps_redone == 0
-    assert back.failures == 0
