@@ -119,8 +119,12 @@ def test_on_demand_nodes_are_not_preempted(local_cluster: Cluster) -> None:
         local_cluster.preempt(["on-demand-0"], notice_seconds=30)
 
 
-def test_two_clusters_side_by_side(local_cluster: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
-    with throw_away_cluster(tmp_path / "other", ONE_SPOT_NODE) as other:
+def test_two_clusters_side_by_side_until_the_state_of_one_is_removed(
+    local_cluster: Cluster, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    # Longer than a unix socket's name may be.
+    root = tmp_path / ("deep-" * 20) / "other"
+    with throw_away_cluster(root, ONE_SPOT_NODE) as other:
         other_kubectl = Kubectl(kubeconfig=other.kubeconfig)
         other_kubectl("create", "configmap", "only-there")
         assert other_kubectl.ready_nodes() == {"spot-0"}
@@ -132,11 +136,12 @@ def test_two_clusters_side_by_side(local_cluster: Cluster, kubectl: Kubectl, tmp
         assert len(mine & theirs) <= 1  # the hostname
         other.kill(["spot-0"])
         assert "spot-0" in kubectl.ready_nodes()
-    assert not processes_of(tmp_path)
+        shutil.rmtree(root)
+        wait_for(lambda: not processes_of(root), "the supervisor and all that it started have ended", seconds=15)
     assert kubectl.ready_nodes() >= {"system-0", "spot-0"}
 
 
-def test_state_survives_down_and_a_killed_supervisor(tmp_path: Path) -> None:
+def test_state_survives_down_and_a_killed_supervisor_and_down_ends_one_that_hangs(tmp_path: Path) -> None:
     with throw_away_cluster(tmp_path / "durable", ONE_SPOT_NODE) as cluster:
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
         kubectl("create", "configmap", "kept", "--from-literal=a=b")
@@ -155,6 +160,10 @@ def test_state_survives_down_and_a_killed_supervisor(tmp_path: Path) -> None:
         cluster.up()
         assert kubectl.get("configmap", "kept")["data"] == {"a": "b"}
         assert kubectl.ready_nodes() == {"spot-0"}
+
+        os.kill(int(cluster.layout.lock.read_text()), signal.SIGSTOP)
+        assert cluster.down()
+        wait_for(lambda: not processes_of(tmp_path), "everything has ended", seconds=5)
 
 
 async def test_nodes_can_not_touch_each_other(local_cluster: Cluster) -> None:
@@ -178,21 +187,6 @@ def test_a_cluster_that_does_not_run_says_how_to_start_it(tmp_path: Path) -> Non
 
     with pytest.raises(LocalClusterError, match="start it with `spottrain local up --name absent`"):
         Cluster(layout=ClusterLayout(root=tmp_path / "absent")).kill(["spot-0"])
-
-
-def test_a_cluster_whose_state_is_removed_stops(tmp_path: Path) -> None:
-    # Longer than a unix socket's name may be.
-    root = tmp_path / ("deep-" * 20) / "cluster"
-    with throw_away_cluster(root, ClusterSpec(nodes=[])):
-        shutil.rmtree(root)
-        wait_for(lambda: not processes_of(root), "the supervisor and all that it started have ended", seconds=15)
-
-
-def test_a_supervisor_that_hangs_is_ended_by_down(tmp_path: Path) -> None:
-    with throw_away_cluster(tmp_path / "hung", ClusterSpec(nodes=[])) as cluster:
-        os.kill(int(cluster.layout.lock.read_text()), signal.SIGSTOP)
-        assert cluster.down()
-        wait_for(lambda: not processes_of(tmp_path), "everything has ended", seconds=5)
 
 
 def test_the_control_plane_heals_when_its_store_dies(local_cluster: Cluster, kubectl: Kubectl) -> None:
