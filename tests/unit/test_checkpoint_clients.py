@@ -12,6 +12,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.gcs_storage import GcsStorage
+from spottrain.checkpoint.s3_client import s3_client
 from spottrain.checkpoint.s3_storage import S3Storage
 
 
@@ -135,3 +136,14 @@ USES: list[Callable[[GcsStorage], object]] = [
     lambda storage: list(storage.list("")),
     lambda storage: storage.delete(["k"]),
 ]
+
+
+def test_s3_clients_share_what_is_read_but_not_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = []
+    for user in ("first", "second"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        client = s3_client(region_name="us-east-1")
+        urls.append(client.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"}))
+    assert "first" in urls[0]
+    assert "second" in urls[1]

@@ -40,9 +40,8 @@ PRELOADED_MODULES = (
     "torch.distributed.tensor",
     "torch.profiler._cupti_monitor",
     "torch.utils.data",
-    "boto3",
-    "botocore.session",
     "spottrain",
+    "spottrain.checkpoint.s3_storage",
 )
 
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -35,6 +34,7 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
+from spottrain.checkpoint.s3_client import s3_client
 from spottrain.checkpoint.storage import Buffer
 
 T = TypeVar("T")
@@ -72,8 +72,7 @@ class S3Storage:
         self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
         with self._sentences(""):
-            self._client: Any = boto3.session.Session().client(
-                "s3",
+            self._client: Any = s3_client(
                 endpoint_url=self._endpoint,
                 region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
                 config=Config(
