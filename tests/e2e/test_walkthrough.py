@@ -78,6 +78,13 @@ class Shell:
         job["spec"] |= spec
         self.run("kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(job))
 
+    def unhurried(self) -> dict[str, Any]:
+        """What makes an example a job that leaves the processors to others between its steps."""
+        return {
+            "entrypoint": {"script": "tests/e2e/jobs/mlp.py", "args": ["--until", str(self.folder / "never")]},
+            "checkpoint": {"uri": "s3://checkpoints/unhurried"},
+        }
+
     def job_processes(self, job: str) -> list[int]:
         """Ids of the living processes of the job's pods."""
         text = f"SPOTTRAIN_JOB={job}"
@@ -150,7 +157,7 @@ def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
     shell.run("spottrain", "local", "kill", "spot-0")
     shell.apply(
         EXAMPLES / "digits" / "trainingjob.yaml",
-        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        **shell.unhurried(),
         nodes={"min": 1, "max": 1},
         capacity={
             "onDemand": {"min": 0, "max": 1},
@@ -181,7 +188,7 @@ def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
 def test_deadline_and_time_to_live(shell: Shell) -> None:
     shell.apply(
         EXAMPLES / "digits" / "trainingjob.yaml",
-        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        **shell.unhurried(),
         nodes={"min": 1, "max": 1},
         runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3},
     )
