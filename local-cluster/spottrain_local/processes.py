@@ -149,6 +149,9 @@ def _run_in_fork(main: Callable[[], int]) -> NoReturn:
     gc.freeze()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    # As in every Python program: a peer that hangs up is an error to handle. subprocess undoes it for the program
+    # that it expects to be executed.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     # Also the pipe on which the parent waits for the program to start. Only then may asyncio be touched: what the
     # parent's loop polls is polled through a descriptor that both have.

@@ -137,6 +137,7 @@ def work():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
         print("waiting", flush=True)
         await end.wait()
+    os.kill(os.getpid(), signal.SIGPIPE)  # a peer has hung up
     print("open", sorted(os.listdir("/proc/self/fd"), key=int)[3:], flush=True)
     asyncio.run(wait())
     print("ended in order", flush=True)
