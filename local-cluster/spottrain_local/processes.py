@@ -155,7 +155,10 @@ def _run_in_fork(main: Callable[[], int]) -> NoReturn:
     signal.set_wakeup_fd(-1)
     # Also the pipe on which the parent waits for the program to start. Only then may asyncio be touched: what the
     # parent's loop polls is polled through a descriptor that both have.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(descriptor)
     watch_children_by_pidfd()
     code = 1
     try:
