@@ -56,10 +56,13 @@ def run(num_ranks: int, script: str, *args: str) -> str:
 def run_alone(fork: Any, folder: Path, script: str, *args: str) -> str:
     """What the script prints as the only rank, without torchrun."""
     output = folder / "output"
-    settings = {"environment": {"OMP_NUM_THREADS": "1"}, "script": str(EXAMPLES / script), "args": args}
-    with forked_ranks(
-        fork, Path(__file__).with_name("example_script.py"), [settings | {"output": str(output)}]
-    ) as ranks:
+    settings = {
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "script": str(EXAMPLES / script),
+        "args": args,
+        "output": str(output),
+    }
+    with forked_ranks(fork, RANK_SCRIPT, [settings]) as ranks:
         pass
     assert ranks[0].exitcode == 0
     return output.read_text()

@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from spottrain_api.contract import TAINT_PREEMPTION, AgentPhase, Assignment, CapacityType, CommitRef, Failure, Notice
+from spottrain_api.contract import (
+    TAINT_PREEMPTION,
+    AgentPhase,
+    Assignment,
+    CapacityType,
+    CommitRef,
+    Failure,
+    Notice,
+    Progress,
+    TrainerPhase,
+)
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.core.model import NodeView, PodView
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 NOT_READY_AFTER = 40.0
+STEP_SECONDS = 0.5
+START_SECONDS = 3.0
 
 
 def at(seconds: float) -> datetime:
@@ -127,3 +139,22 @@ class Training:
         if self.last_step_at is None:
             return 0.0 if self.started is None else time - self.started
         return (at(time) - self.last_step_at).total_seconds()
+
+    def progress(self, ranks: Ranks | None, time: float, total_steps: int) -> Progress | None:
+        """What these ranks, which are of this generation, have told their agent."""
+        if ranks is None or self.started is None:
+            return None
+        trains = time >= self.started + START_SECONDS
+        return Progress(
+            generation=ranks.generation,
+            phase=TrainerPhase.TRAINING if trains else TrainerPhase.STARTING,
+            step=self.step if trains else 0,
+            start_step=self.start_step,
+            total_steps=total_steps,
+            step_seconds=STEP_SECONDS,
+            first_step_at=self.first_step_at,
+            last_step_at=self.last_step_at,
+            drain_seen_at=ranks.drain_seen,
+            updated_at=at(time),
+            commit=ranks.commit,
+        )

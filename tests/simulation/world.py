@@ -16,8 +16,6 @@ from spottrain_api.contract import (
     Failure,
     FailureReason,
     Notice,
-    Progress,
-    TrainerPhase,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
@@ -25,11 +23,9 @@ from spottrain_operator.core.model import CreatePod, DeletePod, JobView, Observe
 from spottrain_operator.core.plan import plan
 
 from .invariants import problems_of
-from .parts import NOT_READY_AFTER, Node, Pod, Ranks, Training, at
+from .parts import NOT_READY_AFTER, START_SECONDS, STEP_SECONDS, Node, Pod, Ranks, Training, at
 
 TICK = 0.25
-STEP_SECONDS = 0.5
-START_SECONDS = 3.0
 COMMIT_SECONDS = 0.75
 COMMIT_EVERY = 20
 
@@ -258,7 +254,7 @@ class World:
             phase=ranks.phase if ranks is not None else AgentPhase.IDLE,
             warm=pod.agent_since is not None and self.time >= pod.agent_since + 1.0,
             rendezvous_port=20000 + pod.sequence,
-            progress=self._progress(ranks, training),
+            progress=training.progress(ranks, self.time, self.total_steps) if training is not None else None,
             step_age_seconds=training.step_age(self.time) if training is not None else None,
             commit=ranks.commit if ranks is not None else None,
             failure=ranks.failure if ranks is not None else None,
@@ -268,24 +264,6 @@ class World:
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
         if self.rng.random() < self.report_loss:
             self.inbox.append((self.time + 0.5, report))
-
-    def _progress(self, ranks: Ranks | None, training: Training | None) -> Progress | None:
-        if ranks is None or training is None or training.started is None:
-            return None
-        trains = self.time >= training.started + START_SECONDS
-        return Progress(
-            generation=ranks.generation,
-            phase=TrainerPhase.TRAINING if trains else TrainerPhase.STARTING,
-            step=training.step if trains else 0,
-            start_step=training.start_step,
-            total_steps=self.total_steps,
-            step_seconds=STEP_SECONDS,
-            first_step_at=training.first_step_at,
-            last_step_at=training.last_step_at,
-            drain_seen_at=ranks.drain_seen,
-            updated_at=self.now,
-            commit=ranks.commit,
-        )
 
     # --- the ranks ---------------------------------------------------------------------------------------
 
