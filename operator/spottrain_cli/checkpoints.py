@@ -90,6 +90,8 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
         raise click.ClickException(
             f"{damaged} of {len(chosen)} commits are damaged; a job resumes from the newest one that is whole."
         )
+    if head.rebuilt:
+        raise click.ClickException("HEAD is missing or damaged; a job makes it anew from these commits.")
 
 
 @checkpoints.command("export")

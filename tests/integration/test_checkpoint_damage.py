@@ -14,6 +14,7 @@ import pytest
 from object_stores import JobStore
 from spottrain.audit import read_audit
 from spottrain.checkpoint import CheckpointStorage, Commit
+from spottrain.checkpoint.head import HEAD_KEY
 from spottrain_api.contract import FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
@@ -92,6 +93,23 @@ def damages(run: Run, newest: Commit, store: str) -> Iterator[tuple[str, Way]]:
         yield keys[1], flip if store == "s3" else swap
 
 
+def assert_head_is_made_anew(run: Run, newest: Commit) -> None:
+    """HEAD itself, damaged in each way: no commit is lost, and it is there again."""
+    storage = run.storage()
+    for how in (cut, flip, delete):
+        damaged = how(storage.get(HEAD_KEY)[0], b"")
+        storage.delete([HEAD_KEY])
+        if damaged is not None:
+            storage.put(HEAD_KEY, damaged)
+        assert resumed_from(run) == newest.step, how.__name__
+        said = run.progress()
+        assert said.checkpoint_failure is not None
+        assert said.checkpoint_failure.reason is FailureReason.CHECKPOINT_DAMAGED
+        assert said.checkpoint_failure.message == said.message
+        assert f"made anew from the checkpoints that lie there, the newest of step {newest.step}" in said.message
+        assert committed(run)[0] == newest
+
+
 def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_store: JobStore) -> None:
     run.generate(WORLD_SIZE, {0: {5: "await", 7: "drain"}})
     assert_drained(run)
@@ -111,8 +129,8 @@ def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_
         assert said.checkpoint_failure.reason is FailureReason.CHECKPOINT_DAMAGED
         assert key in said.checkpoint_failure.message
         storage.upload(key, whole)
+    assert_head_is_made_anew(run, newest)
     if EVERYTHING:
-        assert resumed_from(run) == newest.step
         print(f"\n{job_store.kind}: {len(cases)} damages, all noticed")
     storage.delete([shards(storage, newest)[0]])
 

@@ -15,6 +15,7 @@ from faulty_proxy import FaultyProxy, faulty_proxy
 from object_stores import KEYS, ObjectStore
 from spottrain.audit import read_audit
 from spottrain.checkpoint import Commit
+from spottrain.checkpoint.commits import Head
 from spottrain.checkpoint.head import HEAD_KEY
 from spottrain_api.contract import Failure, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
@@ -223,7 +224,7 @@ def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:
     run.num_samples, run.width = 46, 9
     assert "does not fit this model and strategy" in refusal()
     run.width = 8
-    storage.put(HEAD_KEY, head.replace(b'"format_version": 1', b'"format_version": 7'))
+    storage.put(HEAD_KEY, Head.parse(head).model_copy(update={"format_version": 7}).serialise())
     assert "The checkpoints are of format version 7; this spottrain reads version 1" in refusal()
     storage.put(HEAD_KEY, head)
     run.generate(1)

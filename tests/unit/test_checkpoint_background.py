@@ -11,7 +11,8 @@ import pytest
 
 from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.body import Body
-from spottrain.checkpoint.head import Commit, commit, read_head
+from spottrain.checkpoint.commits import Commit
+from spottrain.checkpoint.head import commit, read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.retention import CleanUp, Retention
 

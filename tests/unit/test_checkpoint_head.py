@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.errors import (
     CheckpointMismatch,
     CorruptCheckpoint,
@@ -14,7 +15,7 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageUnavailable,
 )
-from spottrain.checkpoint.head import HEAD_KEY, Commit, commit, fence, prune, read_head
+from spottrain.checkpoint.head import HEAD_KEY, commit, fence, prune, read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.storage import Buffer
 

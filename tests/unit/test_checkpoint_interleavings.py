@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import Fenced, StepBehind
-from spottrain.checkpoint.head import Commit, Head, commit, fence, read_head
+from spottrain.checkpoint.head import commit, fence, read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.retention import Retention, clean_up
 from spottrain.checkpoint.storage import Buffer, CheckpointStorage

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
-from spottrain.checkpoint.head import Commit
 from spottrain.checkpoint.manifest import (
     Chunk,
     DataFile,

@@ -69,6 +69,21 @@ def test_show(uri: str) -> None:
     assert "identity: {'seed': 7}" in output
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "missing"])
+def test_without_head_what_is_whole_is_shown(uri: str, is_there: bool, caplog: pytest.LogCaptureFixture) -> None:
+    head = Path(uri.removeprefix("file://"), "HEAD")
+    head.unlink()
+    if is_there:
+        head.write_text("{")
+    assert [line.split()[0] for line in run("ls", uri).output.splitlines()[1:3]] == ["20", "10"]
+    assert "HEAD of the checkpoint store is missing or damaged." in caplog.text
+    result = run("verify", uri)
+    assert result.exit_code == 1
+    assert "step 20: whole\nstep 10: whole\n" in result.output
+    assert "a job makes it anew" in result.output
+    assert head.exists() == is_there  # to look at it changes nothing
+
+
 def test_verify(uri: str) -> None:
     assert run("verify", uri).output == "step 20: whole\nstep 10: whole\n"
     damage(uri, 20)

@@ -73,6 +73,13 @@ class CheckpointSchedule:
         self.reporter.update(checkpoint_interval=self._explain() if self.checkpointer else None)
         if self.checkpointer is None:
             return 0
+        if self.checkpointer.has_rebuilt_head and self.newest is not None:
+            damage = (
+                "HEAD of the checkpoint store was missing or damaged. It was made anew from the checkpoints that lie "
+                f"there, the newest of step {self.newest.step}."
+            )
+            self._say(damage)
+            self.failed(CorruptCheckpoint(damage))
         if (step := self._resume_from_memory(state, seed=seed, rank=rank)) is not None:
             return step
         if self.newest is None:

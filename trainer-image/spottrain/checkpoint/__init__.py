@@ -2,19 +2,20 @@
 
 What lies in the store:
 
-    HEAD                                        the kept commits, newest first, and the fence (head.py)
+    HEAD                                        the kept commits, newest first, and the fence (commits.py, head.py)
     attempts/g000003-s000000120-<unique>/       one save of generation 3 after step 120 (attempt.py)
         rank-00000.data                         raw bytes of the tensors that rank 0 wrote (dcp.py)
         rank-00000.receipt.json                 their places, size and checksums, and the rank's own state
         manifest.json                           all of that together, and the state that is not tensors
 
 A save goes: stage (staging.py), upload (by a process beside the rank: writer.py) and receipt on every rank, then on
-rank 0 the manifest and the compare-and-swap of HEAD (persist.py). Only what HEAD names exists. Nothing in it is a
-pickle (codec.py).
+rank 0 the manifest and the compare-and-swap of HEAD (persist.py). Only what HEAD names exists; where HEAD itself
+is lost, it is made anew from what is whole (rebuild.py). Nothing in it is a pickle (codec.py).
 Newer steps may be in the memory of members (replicas.py), for a loss without notice.
 """
 
 from spottrain.checkpoint.checkpointer import Checkpointer, Loaded
+from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
@@ -31,7 +32,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     UnsupportedState,
 )
-from spottrain.checkpoint.head import Commit, Head, read_head
+from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.persist import SaveHandle
 from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import Retention

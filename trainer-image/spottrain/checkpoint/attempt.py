@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from spottrain.checkpoint.errors import CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.manifest import Receipt, data_key, receipt_key
 from spottrain.checkpoint.storage import CheckpointStorage
@@ -85,8 +83,8 @@ def collect_receipts(
 def _read_receipt(storage: CheckpointStorage, attempt: Attempt, rank: int, world_size: int) -> Receipt:
     data, _ = storage.get(receipt_key(attempt.prefix, rank))
     try:
-        receipt = Receipt.model_validate_json(data)
-    except ValidationError as error:
+        receipt = Receipt.parse(data)
+    except ValueError as error:
         raise CorruptCheckpoint(f"The receipt of rank {rank} at step {attempt.step} is damaged.") from error
     if receipt.error is not None:
         raise SaveFailed(

@@ -17,9 +17,10 @@ from spottrain.checkpoint.agreement import Agreement, attempt
 from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
 from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, CorruptCheckpoint, SaveFailed
-from spottrain.checkpoint.head import Commit, fence, read_head
+from spottrain.checkpoint.head import fence, read_head
 from spottrain.checkpoint.manifest import DataFile, Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.replicas import Replicas
@@ -98,6 +99,8 @@ class Checkpointer:
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
+        self.has_rebuilt_head = False
+        """Whether HEAD was missing or damaged when `latest` asked, so that it was made anew."""
 
     def latest(self, *, verify: bool = False) -> Commit | None:
         """The newest commit, the same on all ranks; None where there is none. Fences older generations.
@@ -106,6 +109,7 @@ class Checkpointer:
         for the newest kept one that is whole. Raises Fenced.
         """
         head = self._agreement.from_rank_0(lambda: fence(self._storage, self._generation))
+        self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         if not verify:
             return head.newest
         for candidate in head.commits:

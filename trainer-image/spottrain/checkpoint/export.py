@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from spottrain.checkpoint import codec
 from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.dcp import load_tensors
 from spottrain.checkpoint.errors import CheckpointMismatch
-from spottrain.checkpoint.head import Commit
 from spottrain.checkpoint.manifest import DTYPES, Manifest, read_manifest
 from spottrain.checkpoint.storage import CheckpointStorage
 

@@ -1,19 +1,17 @@
 """HEAD: the one small object that says which checkpoints exist, and who may write the next.
 
 Every change is a compare-and-swap of the whole object. An attempt that HEAD does not name is not a
-checkpoint, however complete it looks; what HEAD names is complete, because it was verified first.
+checkpoint, however complete it looks; what HEAD names is complete, because it was verified first. Only where
+HEAD itself is missing or damaged do complete attempts count: it is made anew from them.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import (
-    CheckpointMismatch,
     CorruptCheckpoint,
     Fenced,
     ObjectNotFound,
@@ -21,44 +19,11 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageUnavailable,
 )
+from spottrain.checkpoint.rebuild import rebuild
 from spottrain.checkpoint.storage import CheckpointStorage
 
 HEAD_KEY = "HEAD"
-FORMAT_VERSION = 1
 _TRIES = 50
-
-
-class Commit(BaseModel):
-    """One committed checkpoint, as HEAD names it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    generation: int
-    step: int
-    attempt: str
-    """Prefix of all the objects of this checkpoint, with its trailing slash."""
-    manifest_sha256: str
-    committed_at: str
-    """UTC, ISO 8601; for people: nothing is decided by it."""
-
-    @property
-    def manifest(self) -> str:
-        """Key of the manifest."""
-        return f"{self.attempt}manifest.json"
-
-
-class Head(BaseModel):
-    """The kept commits, newest first, and the generation below which nobody may commit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format_version: int = FORMAT_VERSION
-    fence: int
-    commits: tuple[Commit, ...] = ()
-
-    @property
-    def newest(self) -> Commit | None:
-        return self.commits[0] if self.commits else None
 
 
 def read_head(storage: CheckpointStorage) -> Head | None:
@@ -89,9 +54,11 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
     def add(head: Head | None) -> Head:
         if head is None:
             return Head(fence=new.generation, commits=(new,))
-        if any(kept.attempt == new.attempt for kept in head.commits):
+        is_known = any(kept.attempt == new.attempt for kept in head.commits)
+        if head.rebuilt or not is_known:  # a HEAD made anew may name what was fenced before it was committed
+            _refuse_fenced(head, new.generation)
+        if is_known:
             return head
-        _refuse_fenced(head, new.generation)
         kept = _kept_before(head, new, resumed_from_step)
         return head.model_copy(update={"fence": new.generation, "commits": (new, *kept)})
 
@@ -149,9 +116,8 @@ def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -
         try:
             head, etag = _read(storage)
             desired = change(head)
-            if desired != head:
-                data = desired.model_dump_json(indent=1).encode()
-                storage.put(HEAD_KEY, data, if_match=etag, if_absent=etag is None)
+            if desired != head or desired.rebuilt:
+                storage.put(HEAD_KEY, desired.serialise(), if_match=etag, if_absent=etag is None)
             return desired
         except PreconditionFailed:
             pass
@@ -171,17 +137,10 @@ def _read(storage: CheckpointStorage) -> tuple[Head | None, str | None]:
     try:
         data, etag = storage.get(HEAD_KEY)
     except ObjectNotFound:
-        return None, None
+        return rebuild(storage), None
     try:
-        version = json.loads(data)["format_version"]
-        if version != FORMAT_VERSION:
-            raise CheckpointMismatch(
-                f"The checkpoints are of format version {version}; this spottrain reads version "
-                f"{FORMAT_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
-            )
-        return Head.model_validate_json(data), etag
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise CorruptCheckpoint(
-            f"{HEAD_KEY} of the checkpoint store is damaged ({error.__class__.__name__}); restore it from a "
-            "version of the bucket, or start afresh with another checkpoint.uri."
-        ) from error
+        return Head.parse(data), etag
+    except CorruptCheckpoint:
+        if (head := rebuild(storage)) is None:
+            raise
+        return head, etag

@@ -16,8 +16,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from zlib_ng import zlib_ng
 
+from spottrain.checkpoint.commits import FORMAT_VERSION, Commit
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
-from spottrain.checkpoint.head import FORMAT_VERSION, Commit
+from spottrain.checkpoint.seal import seal, unseal
 from spottrain.checkpoint.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
@@ -81,6 +82,11 @@ class Receipt(_Model):
     entries: tuple[Entry, ...] = ()
     rank_state: Any = None
 
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises ValueError where it isn't what was written."""
+        return cls.model_validate_json(unseal(data))
+
 
 class Tensor(_Model):
     """Type, shape (in elements) and chunks of a tensor; the chunks cover it exactly once."""
@@ -122,6 +128,8 @@ class Manifest(_Model):
     """The state with its tensors replaced by their names, as `codec.split` returns it."""
     rank_states: tuple[Any, ...]
     extra: Any
+    saved_at: str = ""
+    """UTC, ISO 8601; for people."""
 
     @model_validator(mode="after")
     def _chunks_lie_in_files(self) -> Self:
@@ -137,6 +145,22 @@ class Manifest(_Model):
     def size(self) -> int:
         """Bytes of tensors and padding in all files."""
         return sum(file.size for file in self.files)
+
+    @classmethod
+    def parse(cls, data: bytes, key: str) -> Self:
+        """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint; `key` is for these."""
+        try:
+            body = unseal(data)
+            version = json.loads(body).get("format_version")
+            if version != FORMAT_VERSION:
+                raise CheckpointMismatch(
+                    f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION}."
+                )
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            raise CorruptCheckpoint(f"{key} is damaged: {_first(error)}.") from error
+        except (ValueError, AttributeError) as error:
+            raise CorruptCheckpoint(f"{key} is damaged: {error}.") from error
 
 
 def data_key(attempt: str, rank: int) -> str:
@@ -171,7 +195,9 @@ def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
         raise CorruptCheckpoint(f"The ranks' parts don't fit together: {_first(error)}.") from error
 
 
-def build_manifest(receipts: Sequence[Receipt], *, generation: int, step: int, tree: Any, extra: Any) -> Manifest:
+def build_manifest(
+    receipts: Sequence[Receipt], *, generation: int, step: int, tree: Any, extra: Any, saved_at: str = ""
+) -> Manifest:
     """The manifest of an attempt whose receipts (in order of rank) are all there."""
     return Manifest(
         generation=generation,
@@ -182,12 +208,13 @@ def build_manifest(receipts: Sequence[Receipt], *, generation: int, step: int, t
         tree=tree,
         rank_states=tuple(receipt.rank_state for receipt in receipts),
         extra=extra,
+        saved_at=saved_at,
     )
 
 
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
-    """The JSON of a manifest or receipt, and its SHA-256."""
-    data = model.model_dump_json().encode()
+    """A manifest or receipt as it is stored, and the SHA-256 of that."""
+    data = seal(model)
     return data, hashlib.sha256(data).hexdigest()
 
 
@@ -204,15 +231,7 @@ def parse_manifest(data: bytes, commit: Commit) -> Manifest:
     """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for its version."""
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise CorruptCheckpoint(f"{commit.manifest} is not what was committed: its checksum differs.")
-    try:
-        version = json.loads(data).get("format_version")
-        if version != FORMAT_VERSION:
-            raise CheckpointMismatch(
-                f"{commit.manifest} is of format version {version}; this spottrain reads {FORMAT_VERSION}."
-            )
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptCheckpoint(f"{commit.manifest} is damaged: {_first(error)}.") from error
+    return Manifest.parse(data, commit.manifest)
 
 
 def _first(error: ValidationError) -> str:

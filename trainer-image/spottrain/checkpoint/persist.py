@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spottrain.checkpoint.attempt import Attempt, collect_receipts
+from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull
-from spottrain.checkpoint.head import Commit, commit
+from spottrain.checkpoint.head import commit
 from spottrain.checkpoint.manifest import (
     DataFile,
     Receipt,
@@ -148,6 +149,7 @@ class Persist:
             step=self.attempt.step,
             tree=self.tree,
             extra=self.extra,
+            saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         data, sha256 = serialise(manifest)
         new = Commit(
@@ -155,7 +157,7 @@ class Persist:
             step=self.attempt.step,
             attempt=self.attempt.prefix,
             manifest_sha256=sha256,
-            committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            committed_at=manifest.saved_at,
         )
         self.storage.upload(new.manifest, data)
         self.handle.begun = new

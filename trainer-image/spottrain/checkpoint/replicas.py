@@ -203,7 +203,7 @@ def _manifest(source: MemoryReader, checkpoint: MemoryCheckpoint) -> Manifest:
     where = f"The replica of step {checkpoint.step} in members' memory"
     try:
         found = [source.get(receipt_key(source.prefix, rank))[0] for rank in range(checkpoint.world_size)]
-        receipts = [Receipt.model_validate_json(data) for data in found]
+        receipts = [Receipt.parse(data) for data in found]
         other = json.loads(source.get(state_key(source.prefix))[0])
         return build_manifest(
             receipts,

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import CheckpointError
-from spottrain.checkpoint.head import Commit, Head, prune
+from spottrain.checkpoint.head import prune
 from spottrain.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,64 @@
+"""HEAD made anew, where it is missing or damaged, from the attempts that are whole.
+
+An attempt has a manifest only if every rank's receipt was there, so that it can be resumed from whether HEAD had come
+to name it or not. The newest is that of the highest step of the newest generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.commits import Commit, Head, manifest_key
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.manifest import Manifest, data_key
+from spottrain.checkpoint.storage import CheckpointStorage
+
+log = logging.getLogger(__name__)
+
+
+def rebuild(storage: CheckpointStorage) -> Head | None:
+    """What HEAD may have said, with all whole attempts as its commits; None where there is none. Changes nothing.
+
+    Raises CheckpointMismatch where they are of another version of the format.
+    """
+    attempts: dict[Attempt, dict[str, int]] = {}
+    for key, size in storage.list(ATTEMPTS):
+        if (attempt := Attempt.of_key(key)) is not None:
+            attempts.setdefault(attempt, {})[key] = size
+    newest_first = sorted(attempts, key=lambda attempt: (attempt.generation, attempt.step), reverse=True)
+    whole = (_whole(storage, attempt, attempts[attempt]) for attempt in newest_first)
+    commits = tuple(commit for commit in whole if commit is not None)
+    if not commits:
+        return None
+    log.warning(
+        "HEAD of the checkpoint store is missing or damaged. What counts is what lies there: %d whole checkpoints, "
+        "the newest of step %d.",
+        len(commits),
+        commits[0].step,
+    )
+    return Head(fence=newest_first[0].generation, commits=commits, rebuilt=True)
+
+
+def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) -> Commit | None:
+    """The attempt as a commit, if its manifest is what was written, and each file that it names has its size."""
+    if manifest_key(attempt.prefix) not in sizes:
+        return None
+    try:
+        data, _ = storage.get(manifest_key(attempt.prefix))
+        manifest = Manifest.parse(data, manifest_key(attempt.prefix))
+    except (ObjectNotFound, CorruptCheckpoint) as error:
+        log.warning("The checkpoint at step %d is passed over. %s", attempt.step, error)
+        return None
+    if (manifest.generation, manifest.step) != (attempt.generation, attempt.step):
+        return None
+    if any(sizes.get(data_key(attempt.prefix, rank), 0) != file.size for rank, file in enumerate(manifest.files)):
+        return None
+    return Commit(
+        generation=manifest.generation,
+        step=manifest.step,
+        attempt=attempt.prefix,
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        committed_at=manifest.saved_at,
+    )
