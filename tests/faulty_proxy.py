@@ -26,8 +26,8 @@ CONTROL = "/-/fault/"
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Forwards to `upstream` (a URL); `fault` is a key of ANSWERS, "drops" (the connection), "cuts" (an answer in the
-    middle of its body) or "" and holds for `times` requests."""
+    """Forwards to `upstream` (a URL); `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the
+    client hangs up), "cuts" (an answer in the middle of its body) or "" and holds for `times` requests."""
 
     daemon_threads = True
 
@@ -79,6 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         fault = self.server.next_fault()
         if fault == "drops":
+            self.close_connection = True
+        elif fault == "hangs":
+            self.connection.recv(1)
             self.close_connection = True
         elif fault in ANSWERS:
             self._refuse(*ANSWERS[fault])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,24 +19,41 @@ from spottrain.checkpoint import (
 )
 from spottrain.checkpoint.gcs_storage import GcsStorage
 from spottrain.checkpoint.s3_storage import S3Storage
+from spottrain.checkpoint.storage import ANSWER_SECONDS
 
 Store = tuple[CheckpointStorage, FaultyProxy]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    kind: str
+    name: str
+    proxy: FaultyProxy
+
+    def open(self, *, patient: bool, answer_seconds: float = ANSWER_SECONDS) -> CheckpointStorage:
+        """The store, which tries as often as it does by default, or only twice."""
+        where = {"bucket": self.name, "prefix": "p", "endpoint_url": self.proxy.url}
+        if self.kind == "s3":
+            return S3Storage(**where, max_attempts=None if patient else 2, answer_seconds=answer_seconds)
+        return GcsStorage(**where, retry_seconds=60.0 if patient else 1.5, answer_seconds=answer_seconds)
+
+
 @pytest.fixture(params=["s3", "gs"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """A store behind a proxy, that gives up after a try or two instead of a minute."""
+def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A bucket behind a proxy."""
+    if request.param == "s3":
+        request.getfixturevalue("s3_credentials")
     server: ObjectStore = request.getfixturevalue(f"{request.param}_store")
-    bucket = server.new_bucket()
     with faulty_proxy(server.endpoint_url) as proxy:
-        storage: CheckpointStorage
-        if request.param == "s3":
-            request.getfixturevalue("s3_credentials")
-            storage = S3Storage(bucket=bucket, prefix="p", endpoint_url=proxy.url, max_attempts=2)
-        else:
-            storage = GcsStorage(bucket=bucket, prefix="p", endpoint_url=proxy.url, retry_seconds=1.5)
-        storage.put("k", b"0123456789")
-        yield storage, proxy
+        yield Bucket(kind=request.param, name=server.new_bucket(), proxy=proxy)
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Store:
+    """It gives up after a try or two instead of a minute."""
+    storage = bucket.open(patient=False)
+    storage.put("k", b"0123456789")
+    return storage, bucket.proxy
 
 
 OPERATIONS: dict[str, Callable[[CheckpointStorage], object]] = {
@@ -58,9 +76,9 @@ LASTING: dict[str, tuple[type[StorageError], str]] = {
 
 # Google's store is never full.
 @pytest.mark.parametrize(
-    ("store", "fault"),
+    ("bucket", "fault"),
     [(store, fault) for fault in LASTING for store in ("s3", "gs") if (store, fault) != ("gs", "full")],
-    indirect=["store"],
+    indirect=["bucket"],
 )
 def test_a_lasting_fault_becomes_a_sentence_whatever_was_asked(store: Store, fault: str) -> None:
     storage, proxy = store
@@ -84,6 +102,22 @@ def test_a_short_fault_is_not_noticed(store: Store, fault: str) -> None:
             storage.put("k", b"0123456789")
         proxy.play(fault, times=1)
         operation(storage)
+
+
+def test_a_connection_that_hangs_is_left_for_another_one(bucket: Bucket) -> None:
+    storage = bucket.open(patient=True, answer_seconds=1.0)
+    for name in ("put", "upload", "get", "read_into", "list"):
+        bucket.proxy.play("hangs", times=1)
+        OPERATIONS[name](storage)
+    assert len(storage.get("k")[0]) == 17 << 20
+
+
+def test_a_store_that_hangs_for_good_becomes_a_sentence(bucket: Bucket) -> None:
+    storage = bucket.open(patient=False, answer_seconds=0.5)
+    bucket.proxy.play("hangs")
+    for name in ("put", "upload", "get"):
+        with pytest.raises(StorageUnavailable, match=f"{bucket.kind}://.*timed? ?out"):
+            OPERATIONS[name](storage)
 
 
 def test_an_answer_that_breaks_off_is_not_taken_for_a_short_object(store: Store) -> None:

@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
+# A save counts as slow, until it ends, after so many times its forecast, and not before so many seconds; where there
+# is no forecast, after the last.
+SLOW_FACTOR = 5.0
+SLOW_SECONDS = 60.0
+SLOW_AT_FIRST_SECONDS = 300.0
 # Between tries to commit the last step, in seconds: five minutes in all.
 PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
@@ -57,12 +62,14 @@ class CheckpointSchedule:
     replicas: Replicas | None = None  # in peers' memory
     waits_for_last_safe_moment: bool = False  # checkpoint.onNotice: lastSafe
     pauses: tuple[float, ...] = PAUSES
+    slow_seconds: float = SLOW_SECONDS
     committed_step: int = 0
     agreed_seconds: float | None = None  # rank 0's forecast, as all ranks have heard it
     _cost: CheckpointCost | None = None
     _last_at: float = field(default_factory=time.monotonic)
     _handle: SaveHandle | None = None
     _forecast: float | None = None  # of the newest save, made before it began
+    _is_slow: bool = False  # the newest save; it was told
 
     def resume(self, state: TrainingState, *, seed: int, rank: int) -> int:
         """Load the newest commit into `state`; the step to go on from, 0 where there is no commit.
@@ -175,10 +182,14 @@ class CheckpointSchedule:
         if handle is not None:
             self._handle = handle
             self._last_at = time.monotonic()
+            self._is_slow = False
 
     def poll(self) -> None:
         """Note what became of the save in the background."""
-        if self._handle is None or not self._handle.done:
+        if self._handle is None:
+            return
+        if not self._handle.done:
+            self._tell_if_slow(self._handle)
             return
         handle, self._handle = self._handle, None
         if isinstance(handle.error, Fenced):
@@ -311,6 +322,21 @@ class CheckpointSchedule:
     def _say(self, message: str) -> None:
         log.warning("%s", message)
         self.reporter.update(message=message)
+
+    def _tell_if_slow(self, handle: SaveHandle) -> None:
+        """A store that hangs fails late or never, and no other save begins meanwhile."""
+        seconds, forecast = time.monotonic() - self._last_at, self._forecast
+        patience = max(self.slow_seconds, SLOW_FACTOR * forecast) if forecast is not None else SLOW_AT_FIRST_SECONDS
+        if self._is_slow or seconds < patience:
+            return
+        self._is_slow = True
+        usual = f", where {forecast:.1f} s were forecast" if forecast is not None else ""
+        self.failed(
+            StorageUnavailable(
+                f"The checkpoint at step {handle.step} has been under way for {seconds:.0f} s{usual}: the store, or "
+                "a rank's way to it, is slow or hangs. No other save begins before it has ended."
+            )
+        )
 
     def _note(self, handle: SaveHandle) -> None:
         timings = CheckpointTimings(

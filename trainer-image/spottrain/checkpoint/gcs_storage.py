@@ -35,9 +35,10 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.storage import ANSWER_SECONDS, Buffer
 
 _PARTS = 4
+_CONNECT_SECONDS = 5.0
 _SMALLEST_PART = 8 << 20
 
 
@@ -50,10 +51,23 @@ class GcsStorage:
     parallel_reads = 8
 
     def __init__(
-        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, retry_seconds: float = 60.0
+        self,
+        *,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        retry_seconds: float = 60.0,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials are Google's application default ones; a server of one's own gets none."""
-        self._retry = DEFAULT_RETRY.with_timeout(retry_seconds)
+        """Credentials are Google's application default ones; a server of one's own gets none.
+
+        A request is sent again for `retry_seconds`, with growing pauses, also where nothing moves for
+        `answer_seconds`.
+        """
+        self._patience: dict[str, Any] = {
+            "retry": DEFAULT_RETRY.with_timeout(retry_seconds),
+            "timeout": (_CONNECT_SECONDS, answer_seconds),
+        }
         self._prefix = f"{prefix}/" if prefix else ""
         endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         self._name = f"gs://{bucket}/{self._prefix}"
@@ -78,7 +92,7 @@ class GcsStorage:
         with self._sentences(key):
             try:
                 blob.upload_from_string(
-                    bytes(data), if_generation_match=expected, checksum="crc32c", retry=self._retry
+                    bytes(data), if_generation_match=expected, checksum="crc32c", **self._patience
                 )
             except NotFound as error:
                 # For a condition on an object that is gone, some servers say so instead of 412.
@@ -98,7 +112,7 @@ class GcsStorage:
             with ThreadPoolExecutor(_PARTS) as pool:
                 list(pool.map(lambda i: self._send(names[i], view[i * size : (i + 1) * size]), range(len(names))))
             with self._sentences(key):
-                self._blob(key).compose([self._blob(name) for name in names], retry=self._retry)
+                self._blob(key).compose([self._blob(name) for name in names], **self._patience)
         finally:
             with contextlib.suppress(StorageError):
                 self.delete(names)
@@ -106,14 +120,14 @@ class GcsStorage:
     def get(self, key: str) -> tuple[bytes, str]:
         blob = self._blob(key)
         with self._sentences(key):
-            data: bytes = blob.download_as_bytes(retry=self._retry)
+            data: bytes = blob.download_as_bytes(**self._patience)
         return data, str(blob.generation)
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         with self._sentences(key):
             try:
                 data: bytes = self._blob(key).download_as_bytes(
-                    start=offset, end=offset + len(memory) - 1, checksum=None, retry=self._retry
+                    start=offset, end=offset + len(memory) - 1, checksum=None, **self._patience
                 )
             except RequestRangeNotSatisfiable:
                 return 0
@@ -122,13 +136,13 @@ class GcsStorage:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._sentences(prefix):
-            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, retry=self._retry):
+            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience):
                 yield blob.name.removeprefix(self._prefix), int(blob.size)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             with contextlib.suppress(ObjectNotFound), self._sentences(key):
-                self._blob(key).delete(retry=self._retry)
+                self._blob(key).delete(**self._patience)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
@@ -140,10 +154,10 @@ class GcsStorage:
             return
         # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
         with self._sentences(key):
-            self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", retry=self._retry)
+            self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", **self._patience)
 
     def _bucket_exists(self) -> bool:
-        exists: bool = self._bucket.exists(retry=self._retry)
+        exists: bool = self._bucket.exists(**self._patience)
         return exists
 
     def _blob(self, key: str) -> Blob:

@@ -35,7 +35,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.s3_client import s3_client
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.storage import ANSWER_SECONDS, Buffer
 
 T = TypeVar("T")
 
@@ -61,11 +61,18 @@ class S3Storage:
     parallel_reads = 8
 
     def __init__(
-        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, max_attempts: int | None = None
+        self,
+        *,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        max_attempts: int | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Credentials and region are found where boto3 looks for them (workload identity, environment).
 
-        A request is sent up to `max_attempts` times (default: AWS_MAX_ATTEMPTS, or 6), with growing pauses.
+        A request is sent up to `max_attempts` times (default: AWS_MAX_ATTEMPTS, or 6), with growing pauses, and anew
+        where nothing moves for `answer_seconds`.
         """
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -77,7 +84,7 @@ class S3Storage:
                 region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
                 config=Config(
                     connect_timeout=5,
-                    read_timeout=60,
+                    read_timeout=answer_seconds,
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     max_pool_connections=4 * _PARALLEL_PARTS,
                     # Servers other than AWS rarely have a host name for each bucket.
@@ -118,7 +125,7 @@ class S3Storage:
 
     def _get(self, key: str) -> tuple[bytes, str]:
         answer = self._call("get_object", key)
-        with self._sentences(key):
+        with self._reading(key):
             return answer["Body"].read(), str(answer["ETag"])
 
     def _read_into(self, key: str, offset: int, memory: memoryview) -> int:
@@ -127,7 +134,7 @@ class S3Storage:
         except _BeyondTheEnd:
             return 0
         filled = 0
-        with self._sentences(key):
+        with self._reading(key):
             while filled < len(memory) and (length := body.readinto(memory[filled : filled + _READ_BYTES])):
                 filled += length
         return filled
@@ -206,6 +213,14 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._prefix}{key}{server}"
 
     @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        with self._sentences(key):
+            try:
+                yield
+            except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
+                raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
+
+    @contextlib.contextmanager
     def _sentences(self, key: str) -> Iterator[None]:
         try:
             yield
@@ -220,8 +235,6 @@ class S3Storage:
             raise StorageUnavailable(
                 f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
             ) from error
-        except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
-            raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
         except BotoCoreError as error:
             raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
         except (OSError, RuntimeError) as error:

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+# So long may nothing move on a connection to a store before the request is sent anew, on another one: less than the
+# shortest notice of a cloud, or a connection that hangs would cost the last commit.
+ANSWER_SECONDS = 15.0
+
 Buffer = bytes | bytearray | memoryview
 
 

@@ -1,0 +1,95 @@
+"""What the loop tells of a save while it is under way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from spottrain.checkpoint import Checkpointer, Retention
+from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpointing import CheckpointSchedule
+from spottrain.interval import CommitInterval
+from spottrain.progress import ProgressReporter
+from spottrain_api.contract import FailureReason, Interruptions
+
+STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, extra=dict))
+
+
+class HangingStorage(MemoryStorage):
+    """What is written of a step arrives when `goes_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def upload(self, key: str, data: Buffer) -> None:
+        assert self.goes_on.wait(60)
+        super().upload(key, data)
+
+
+@pytest.fixture
+def storage() -> Iterator[HangingStorage]:
+    hanging = HangingStorage()
+    yield hanging
+    hanging.goes_on.set()
+
+
+def schedule(storage: HangingStorage, *, slow_seconds: float) -> CheckpointSchedule:
+    return CheckpointSchedule(
+        checkpointer=Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1),
+        newest=None,
+        interval=CommitInterval.parse("1s", Interruptions()),
+        retention=Retention(),
+        reporter=ProgressReporter(None, local_rank=0, generation=1),
+        slow_seconds=slow_seconds,
+    )
+
+
+def save(commits: CheckpointSchedule, step: int) -> None:
+    commits.save(STATE, step)
+    ended(commits, step)
+
+
+def ended(commits: CheckpointSchedule, step: int) -> None:
+    """Wait until the save of `step` has become the newest commit."""
+    deadline = time.monotonic() + 60
+    while (commit := commits.reporter.progress.commit) is None or commit.step < step:
+        assert time.monotonic() < deadline
+        commits.poll()
+
+
+def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> None:
+    commits = schedule(storage, slow_seconds=0.0)
+    save(commits, 10)
+    storage.goes_on.clear()
+    commits.save(STATE, 20)
+    deadline = time.monotonic() + 60
+    while (failure := commits.reporter.progress.checkpoint_failure) is None:
+        assert time.monotonic() < deadline
+        commits.poll()
+    assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
+    assert "The checkpoint at step 20 has been under way for 0 s, where 0.0 s were forecast" in failure.message
+    storage.goes_on.set()
+    ended(commits, 20)
+    assert commits.reporter.progress.checkpoint_failure is None
+
+
+@pytest.mark.parametrize("saved_before", [False, True], ids=["without a forecast", "with a forecast"])
+def test_a_save_that_takes_a_moment_is_no_failure(storage: HangingStorage, saved_before: bool) -> None:
+    commits = schedule(storage, slow_seconds=3600.0 if saved_before else 0.0)
+    if saved_before:
+        save(commits, 10)
+    storage.goes_on.clear()
+    commits.save(STATE, 20)
+    commits.poll()
+    assert commits.reporter.progress.checkpoint_failure is None
+    storage.goes_on.set()
+    ended(commits, 20)
