@@ -30,7 +30,7 @@ from spottrain_api.contract import (
     AssignmentAction,
     NoticeKind,
 )
-from spottrain_api.v1alpha1 import GenerationState, Phase
+from spottrain_api.v1alpha1 import Condition, GenerationState, Phase
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     CreatePod,
@@ -237,12 +237,20 @@ def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:
     assert [type(a) for a in replace(gone, now=gone.now + timedelta(seconds=61)).plan().actions] == [DeleteJob]
 
 
+SAVES_FAIL = Condition(
+    type="CheckpointsHealthy",
+    status="False",
+    reason="CheckpointStorageMissing",
+    message="The bucket does not exist.",
+    last_transition_time=NOW,
+)
 GROWTH: list[Any] = [
     pytest.param(lambda s: s, "Grow", id="all-are-ready"),
     pytest.param(lambda s: s.generation(first_step_at=at(90)), None, id="too-soon-after-the-first-step"),
     pytest.param(lambda s: s.all_say(progress=training(980)).status(accounted_at=None), None, id="nearly-done"),
     pytest.param(lambda s: s.says(4, warm=False), None, id="not-warm"),
     pytest.param(lambda s: s.node(4, notice=notice(4)), None, id="doomed"),
+    pytest.param(lambda s: s.status(conditions=(SAVES_FAIL,)), None, id="saves-fail"),
 ]
 
 

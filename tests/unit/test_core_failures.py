@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from scene import (
+    NOW,
     START,
     at,
     failed,
@@ -18,6 +19,7 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    CheckpointTimings,
     Failure,
     FailureReason,
     Progress,
@@ -95,10 +97,39 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
 
     # Rank 0 says later that it has given up the save; the reason stays.
     told = Failure(reason=FailureReason.CHECKPOINT_SAVE_FAILED, message="given up, as rank 2 failed")
-    again = failing.decided().later(5).says(0, progress=training(50).model_copy(update={"checkpoint_failure": told}))
+    again = failing.decided().later(5).says(1, progress=training(50).model_copy(update={"checkpoint_failure": told}))
     assert again.plan().events == ()
-    healed = again.says(2, progress=training(60)).plan().status
+    healed = again.says(2, progress=training(60)).says(1, progress=saved(training(60))).plan().status
     assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"
+
+
+def saved(progress: Progress) -> Progress:
+    timings = CheckpointTimings(staging_seconds=0.1, upload_seconds=0.1, commit_seconds=0.1, num_bytes=1)
+    return progress.model_copy(update={"checkpoint": timings})
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        pytest.param(training(50), "False", id="nothing was saved yet"),
+        pytest.param(training(50).model_copy(update={"phase": TrainerPhase.DONE}), "False", id="it never began"),
+        pytest.param(saved(training(50)), "True", id="a save ended well"),
+    ],
+)
+def test_a_store_that_failed_is_no_better_for_a_new_generation(said: Progress, status: str) -> None:
+    failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_FULL, message="Free space.")
+    failing = training_job().says(1, progress=training().model_copy(update={"checkpoint_failure": failure})).decided()
+    condition = failing.all_say(progress=said).plan().status.condition("CheckpointsHealthy")
+    assert condition is not None
+    assert condition.status == status
+
+
+def test_a_store_that_a_start_waits_for_is_a_condition() -> None:
+    failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, message="It does not answer.")
+    waiting = Progress(generation=1, updated_at=NOW, checkpoint_failure=failure)
+    condition = starting_job().all_say(progress=waiting).plan().status.condition("CheckpointsHealthy")
+    assert condition is not None
+    assert (condition.status, condition.message) == ("False", failure.message)
 
 
 def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_above_it() -> None:

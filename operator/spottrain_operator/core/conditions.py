@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, FailureReason, Progress
+from spottrain_api.contract import CapacityType, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 
 from .capacity import places
 from .causes import PREEMPTIONS
 from .draft import Draft
 from .members import says_nothing
-from .progress import reported
+from .progress import reported_at_all
 from .rivals import BLOCKED
 from .situation import Situation
 from .words import counted
@@ -120,19 +120,21 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
 def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
     """CheckpointsHealthy: whether saves become commits, by what the ranks said last; an event tells when that turns.
 
-    While no rank says anything, between generations, it stays as it was."""
-    said = reported(situation, generation) if generation is not None else []
-    if not said:
-        return draft
+    While no rank says anything, between generations, it stays as it was. False stays until a save ends well: that
+    another generation has begun, or failed, heals no store."""
+    said = reported_at_all(situation, generation) if generation is not None else []
+    known = draft.status.condition("CheckpointsHealthy")
+    was_failing = known is not None and known.status == "False"
     failing = [p for p in said if p.checkpoint_failure is not None]
     # The rank that met the fault knows its reason; rank 0 only that the save was given up.
     newest = max(failing, key=lambda p: (_knows_why(p), p.updated_at), default=None)
     failure = newest.checkpoint_failure if newest is not None else None
     if failure is None:
+        if not any(p.checkpoint is not None if was_failing else p.phase is not TrainerPhase.STARTING for p in said):
+            return draft
         message = "No save has failed since the newest commit"
         return draft.condition("CheckpointsHealthy", True, "Healthy", message, situation.now)
-    known = draft.status.condition("CheckpointsHealthy")
-    if known is None or (known.status, known.reason) != ("False", failure.reason.value):
+    if known is None or not was_failing or known.reason != failure.reason.value:
         draft = draft.tell(failure.reason.value, failure.message, warning=True)
     return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)
 

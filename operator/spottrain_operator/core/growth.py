@@ -21,9 +21,12 @@ from .timing import (
 
 
 def grow(situation: Situation, draft: Draft) -> Draft:
-    """Drain the running generation for a larger (or cheaper) one."""
+    """Drain the running generation for a larger (or cheaper) one: not while saves fail, which would lose steps."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
+        return draft
+    healthy = draft.status.condition("CheckpointsHealthy")
+    if healthy is not None and healthy.status == "False":
         return draft
     since = generation.started_at if says_nothing(situation, generation) else generation.first_step_at
     if since is None or seconds_between(since, situation.now) < GROWTH_INTERVAL:

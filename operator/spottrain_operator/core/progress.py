@@ -59,6 +59,11 @@ def is_due(status: TrainingJobStatus, now: datetime) -> bool:
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
     """What members said of this generation after their start, also those that are gone since."""
+    return [p for p in reported_at_all(situation, generation) if p.phase is not TrainerPhase.STARTING]
+
+
+def reported_at_all(situation: Situation, generation: GenerationStatus) -> list[Progress]:
+    """What members said of this generation, also during their start."""
     views = (situation.observed.reports.get(member.pod_uid) for member in generation.members)
     return [
         view.report.progress
@@ -66,7 +71,6 @@ def reported(situation: Situation, generation: GenerationStatus) -> list[Progres
         if view is not None
         and view.report.progress is not None
         and view.report.progress.generation == generation.number
-        and view.report.progress.phase is not TrainerPhase.STARTING
     ]
 
 
