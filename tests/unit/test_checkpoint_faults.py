@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from cluster_fixtures import wait_for
 from rank_parts import persist
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
@@ -28,6 +29,7 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.file_storage import FileStorage
 from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.retention import Retention
 from spottrain.checkpoint.storage import Buffer
 from spottrain.checkpoint.stores import open_storage
 from spottrain_cli.checkpoints import checkpoints
@@ -84,8 +86,8 @@ class FaultyStorage:
         return int(self._do(lambda: self._inner.abandon_uploads(prefix, is_over)))
 
 
-def checkpointer(storage: Any, generation: int) -> Checkpointer:
-    return Checkpointer(storage, generation=generation, attempt_id="a", rank=0, world_size=1)
+def checkpointer(storage: Any, generation: int, retention: Retention | None = None) -> Checkpointer:
+    return Checkpointer(storage, generation=generation, attempt_id="a", rank=0, world_size=1, retention=retention)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -363,3 +365,34 @@ def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> Non
     first.run()
     assert first.handle.commit is not None
     assert first.handle.error is None
+
+
+class SmallStorage(MemoryStorage):
+    """There is room for so many bytes."""
+
+    room = 1 << 30
+
+    def used(self) -> int:
+        return sum(size for _, size in self.list(""))
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        if key != "HEAD" and self.used() + len(data) > self.room:
+            raise StorageFull("the disk is full")
+        return super().put(key, data, if_match=if_match, if_absent=if_absent)
+
+
+@pytest.mark.parametrize(("keep", "unfinished"), [(1, 0), (2, 1 << 20)], ids=["keep is lower", "a writer was lost"])
+def test_a_full_store_is_rid_of_what_nobody_needs(keep: int, unfinished: int) -> None:
+    storage = SmallStorage()
+    save(storage, 1, 10)
+    save(storage, 1, 20)
+    storage.put("attempts/g000001-s000000030-lost/rank-00000.data", bytes(unfinished))
+    storage.room = storage.used()
+    saver = checkpointer(storage, 2, Retention(last=keep))
+    saver.latest()
+    with pytest.raises(StorageFull):
+        saver.save(state(40), step=40, asynchronous=False)
+    wait_for(lambda: storage.used() < storage.room, "something goes")
+    wait_for(lambda: not any("lost" in key for key, _ in storage.list("")), "what was unfinished goes")
+    saver.save(state(50), step=50, extra={"step": 50}, asynchronous=False)
+    assert resumed_step(storage, 3) == 50

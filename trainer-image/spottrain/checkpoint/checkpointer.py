@@ -212,6 +212,7 @@ class Checkpointer:
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
             clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
+            make_room=self._clean_up.begin if self._clean_up is not None else None,
         )
         self._current = handle
         if not asynchronous and self._group is None:

@@ -99,6 +99,9 @@ class Persist:
     receipts_timeout_seconds: float
     clean_up: Callable[[], None] | None
     """Begins a clean-up, after a commit."""
+    make_room: Callable[[], None] | None = None
+    """Begins one after a save that was given up, maybe for want of room: what older generations left unfinished, and
+    what isn't kept any more, would else stay for as long as no save succeeds."""
 
     def run(self) -> None:
         error: CheckpointError | None = SaveFailed(f"The checkpoint at step {self.attempt.step} was interrupted.")
@@ -172,6 +175,8 @@ class Persist:
             # A store that doesn't answer would not answer this either.
             elif isinstance(error, StorageFull) or not isinstance(error, StorageError):
                 self._discard()
+                if self.make_room is not None:
+                    self.make_room()
         except CheckpointError as second:
             log.warning(
                 "The failure of the checkpoint at step %d could not be followed up: %s", self.attempt.step, second
@@ -184,7 +189,6 @@ class Persist:
         self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
-        """Delete what the ranks have written. A store that is full would be filled by saves that fail for that,
-        and clean-up only follows one that succeeds."""
+        """Delete what the ranks have written. A store that is full would be filled by saves that fail for that."""
         if self.handle.begun is None:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])
