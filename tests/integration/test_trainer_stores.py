@@ -203,6 +203,34 @@ def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run, refusal:
     assert_drained(run)
 
 
+def test_a_generation_that_resumes_waits_for_its_store(run: Run) -> None:
+    run.generate(1, {0: {4: "drain"}})
+    step = assert_drained(run)
+    run.resume = run.progress().commit
+    refuse_writes(run.folder / "errno", errno.ENOSPC)
+    with run.running(WORLD_SIZE):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        wait_for(lambda: run.progress().checkpoint_failure, "it says why it can't", 60)
+        (run.folder / "errno").unlink()
+    assert_succeeded(run)
+    assert run.progress().start_step == step
+
+
+def test_a_folder_with_commits_that_is_gone_is_not_made_anew(run: Run) -> None:
+    run.generate(1, {0: {4: "drain"}})
+    assert_drained(run)
+    run.resume = run.progress().commit
+    folder = run.folder / "checkpoints"
+    folder.rename(run.folder / "gone")
+    (outcome,) = run.generate(1)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.CHECKPOINT_STORAGE_MISSING
+    assert "it is gone. Mount or make it again" in outcome.failure.message
+    assert run.progress().checkpoint_failure is not None
+    assert not folder.exists()
+
+
 def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:
     """Another data set, another model, another version of the format, another engine: a sentence, and no change."""
     run.generate(1, {0: {4: "drain"}})

@@ -43,7 +43,7 @@ BALLOT_STEPS = 3
 SLOW_FACTOR = 5.0
 SLOW_SECONDS = 60.0
 SLOW_AT_FIRST_SECONDS = 300.0
-# Between tries to commit the last step, in seconds: five minutes in all.
+# Between tries to commit the last step, or to reach the store at the start, in seconds: five minutes in all.
 PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 
@@ -211,7 +211,7 @@ class CheckpointSchedule:
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
-        self.reporter.update(checkpoint_failure=save_failure(error))
+        report_failure(self.reporter, error)
 
     def commit_last(self, state: TrainingState, step: int) -> None:
         """Commit the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited
@@ -352,6 +352,12 @@ class CheckpointSchedule:
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
+
+
+def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
+    """Report what keeps commits from being made or read. That a newer generation has taken over does not."""
+    if not isinstance(error, Fenced):
+        reporter.update(checkpoint_failure=save_failure(error))
 
 
 def may_pass(error: CheckpointError) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +28,12 @@ from spottrain.checkpoint import (
     Commit,
     Replicas,
     Retention,
+    StorageUnavailable,
     open_storage,
     read_head,
 )
 from spottrain.checkpoint.writer import started_writer
-from spottrain.checkpointing import CheckpointSchedule
+from spottrain.checkpointing import PAUSES, CheckpointSchedule, report_failure
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
@@ -53,6 +56,8 @@ from spottrain_api.contract import (
     StrategyChoice,
     TrainerConfig,
 )
+
+log = logging.getLogger(__name__)
 
 IMMEDIATE, LAST_SAFE = "immediate", "lastSafe"
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -127,7 +132,7 @@ class Session:
         self._groups = join_world(launch)
         reporter.milestone("process_group")
         random_state.seed_everything(config.seed)
-        self._checkpointer, self._newest = self._open_checkpoints(self._groups)
+        self._checkpointer, self._newest = self._await_checkpoints(self._groups)
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -305,35 +310,51 @@ class Session:
         self._reporter.finish(kind)
         dist.destroy_process_group()
 
+    def _await_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
+        """The store and its newest commit. Once the job has commits, a store that doesn't answer is waited for: a
+        generation that fails for it is followed at once by the next, and the third would end the job."""
+        resumes = self.config.resume is not None
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                return self._open_checkpoints(groups)
+            except CheckpointError as error:
+                report_failure(self._reporter, error)
+                pause = next(pauses, None)
+                if pause is None or not (resumes and isinstance(error, StorageUnavailable)):
+                    raise start_error(error, resumes=resumes) from error
+                log.warning("%s The store is tried again in %d s.", error, pause)
+            time.sleep(pause)
+
     def _open_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
         """Try the store, shut older generations out, and find the newest commit."""
         settings = self.config.checkpoint
         if settings.uri is None:
             return None, None
-        try:
-            storage = open_storage(settings.uri, endpoint_url=settings.endpoint_url)
-            if self.config.generation == 0:
-                head = read_head(storage)
-                generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
-                self.config = self.config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
-                self._reporter.update(generation=generation)
-            writer = started_writer()
-            if writer is not None:
-                writer.connect(settings.uri, settings.endpoint_url)
-            checkpointer = Checkpointer(
-                storage,
-                generation=self.config.generation,
-                attempt_id=self.config.attempt_id,
-                rank=self.rank,
-                world_size=self.world_size,
-                process_group=groups.checkpoint,
-                retention=_retention(self.config),
-                writer=writer,
-            )
-            newest = checkpointer.latest()
-            self._refuse_older(newest)
-        except CheckpointError as error:
-            raise start_error(error, resumes=self.config.resume is not None) from error
+        # A folder that has commits is there, or it isn't mounted: another in its place would hold none of them.
+        storage = open_storage(
+            settings.uri, endpoint_url=settings.endpoint_url, create_folder=self.config.resume is None
+        )
+        if self.config.generation == 0:
+            head = read_head(storage)
+            generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
+            self.config = self.config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
+            self._reporter.update(generation=generation)
+        writer = started_writer()
+        if writer is not None:
+            writer.connect(settings.uri, settings.endpoint_url)
+        checkpointer = Checkpointer(
+            storage,
+            generation=self.config.generation,
+            attempt_id=self.config.attempt_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            process_group=groups.checkpoint,
+            retention=_retention(self.config),
+            writer=writer,
+        )
+        newest = checkpointer.latest()
+        self._refuse_older(newest)
         return checkpointer, newest
 
     def _replicas(self) -> Replicas | None:

@@ -145,6 +145,7 @@ class Training:
         try:
             self.step = self._checkpoints.resume(self._state, seed=self._order.seed, rank=self._rank)
         except CheckpointError as error:
+            self._checkpoints.failed(error)
             raise start_error(error, resumes=True) from error
         self._reporter.milestone("loaded")
         if self._guard is not None:

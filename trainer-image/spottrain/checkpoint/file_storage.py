@@ -38,10 +38,10 @@ class FileStorage:
     # Copies from the page cache keep a processor busy; torchrun says how many ranks share them.
     parallel_reads = max(1, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
         self._root = Path(root)
-        with self._sentences("create the folder"):
-            (self._root / _UNFINISHED).mkdir(parents=True, exist_ok=True)
+        with self._sentences("create the folder" if create else "read or write"):
+            (self._root / _UNFINISHED).mkdir(parents=create, exist_ok=True)
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         conditional = if_match is not None or if_absent

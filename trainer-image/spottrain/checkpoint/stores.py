@@ -10,10 +10,11 @@ from spottrain.checkpoint.storage import CheckpointStorage
 SCHEMES = ("file", "s3", "gs")
 
 
-def open_storage(uri: str, *, endpoint_url: str | None = None) -> CheckpointStorage:
+def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
     """Open the store that a checkpoint URI names: file:///folder, s3://bucket/prefix, gs://bucket/prefix.
 
     `endpoint_url` is the address of an S3-compatible or GCS-compatible server other than the cloud's own.
+    Without `create_folder` a folder that isn't there is StorageMissing, as a bucket is.
     Raises StorageDenied with a sentence when the URI can't be used.
     """
     parts = urlsplit(uri)
@@ -24,7 +25,7 @@ def open_storage(uri: str, *, endpoint_url: str | None = None) -> CheckpointStor
             + "."
         )
     if parts.scheme == "file":
-        return _open_file(uri, parts.netloc, parts.path)
+        return _open_file(uri, parts.netloc, parts.path, create_folder)
     if not parts.netloc:
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
     if parts.scheme == "s3":
@@ -36,9 +37,9 @@ def open_storage(uri: str, *, endpoint_url: str | None = None) -> CheckpointStor
     return GcsStorage(bucket=parts.netloc, prefix=parts.path.strip("/"), endpoint_url=endpoint_url)
 
 
-def _open_file(uri: str, host: str, path: str) -> CheckpointStorage:
+def _open_file(uri: str, host: str, path: str, create_folder: bool) -> CheckpointStorage:
     from spottrain.checkpoint.file_storage import FileStorage
 
     if host not in ("", "localhost") or not path.strip("/"):
         raise StorageDenied(f"checkpoint.uri {uri!r} is not an absolute folder; write file:///FOLDER.")
-    return FileStorage(path)
+    return FileStorage(path, create=create_folder)

@@ -219,4 +219,5 @@ def _open(store: _Store) -> CheckpointStorage:
     if store.folder is not None:
         with contextlib.suppress(OSError):
             os.chdir(store.folder)
-    return open_storage(store.uri, endpoint_url=store.endpoint_url)
+    # The rank has opened it before.
+    return open_storage(store.uri, endpoint_url=store.endpoint_url, create_folder=False)
