@@ -239,6 +239,16 @@ def test_milestones_are_kept() -> None:
     assert [kept.step for kept in head.commits] == [30, 20]
 
 
+def test_a_milestone_is_kept_also_where_no_commit_falls_on_its_step() -> None:
+    storage = MemoryStorage()
+    for step in range(7, 100, 7):  # as an interval in seconds has it
+        save(storage, 1, step)
+        checkpointer(storage, 1).cleanup(keep_last=1, keep_every=20)
+    head = read_head(storage)
+    assert head is not None
+    assert [kept.step for kept in head.commits] == [98, 84, 63, 42, 21]
+
+
 class Evil:
     """A pickle that leaves a file behind when it is loaded."""
 

@@ -261,7 +261,7 @@ class OnNotice(StrEnum):
 class Checkpoint(Resource):
     """Where commits go, and how often. `interval`: auto, or a number with steps, s or m ("50steps", "5m").
 
-    The newest `keep` commits are kept and, with `keepEvery`, also those whose step is a multiple of it.
+    The newest `keep` commits are kept and, with `keepEvery`, also the first at or after each of its multiples.
     """
 
     cel_rules = (
@@ -282,7 +282,7 @@ class Checkpoint(Resource):
     uri: Annotated[str, Field(min_length=1, max_length=1024)]
     interval: Annotated[str, Field(pattern=INTERVAL_PATTERN, max_length=16)] = "auto"
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    keep_every: Annotated[int | None, Field(ge=1, description="Steps: commits at its multiples are kept.")] = None
+    keep_every: Annotated[int | None, Field(ge=1, description="Steps: of so many, one commit is kept.")] = None
     on_notice: OnNotice = OnNotice.IMMEDIATE
     peer_replicas: Annotated[
         int,

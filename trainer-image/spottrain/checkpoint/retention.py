@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Keep the newest `last` commits (at least one), and those whose step is a multiple of `every`."""
+    """Keep the newest `last` commits (at least one) and the first at or after each multiple of `every`, as few fall
+    on one: not those by the clock, nor those of drains."""
 
     last: int = 2
     every: int | None = None
@@ -30,8 +31,8 @@ class Retention:
     def kept(self, commits: tuple[Commit, ...]) -> set[str]:
         """The attempts to keep of `commits`, which are newest first."""
         newest = commits[: max(self.last, 1)]
-        milestones = [c for c in commits if self.every and c.step % self.every == 0]
-        return {commit.attempt for commit in (*newest, *milestones)}
+        milestones = {c.step // self.every: c for c in commits if c.step >= self.every} if self.every else {}
+        return {commit.attempt for commit in (*newest, *milestones.values())}
 
 
 def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) -> int:
