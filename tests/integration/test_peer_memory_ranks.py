@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cluster_fixtures import wait_for
 from spottrain.audit import read_audit
 from spottrain_agent.memory_store import MemoryServer, Shelf
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
@@ -103,6 +105,25 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
         assert_succeeded(steady)
         wanted = steady.parameters()
         assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
+
+
+def test_a_step_in_memory_outlasts_a_store_that_is_away(memories: list[Memory], tmp_path: Path, fork: Any) -> None:
+    """Nothing was ever committed, and HEAD can't be fenced when the next generation starts."""
+    run = Run(tmp_path, fork, interval="1000steps", step_seconds=0.04)
+    run.memory = lambda rank: PeerMemory(
+        token=TOKEN, own=memories[rank].address, peer=memories[1 - rank].address, interval=1
+    )
+    run.generate(2, {1: {9: "vanish"}})
+    found = newest_of(memories[:1], 2)
+    run.memory = lambda rank: PeerMemory(token=TOKEN, own=memories[0].address, resume=found)
+    away = run.folder / "errno"
+    away.write_text(str(errno.EIO))
+    with run.running(1):
+        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+        wait_for(lambda: run.progress().checkpoint_failure, "it says why it can't", 60)
+        away.unlink()
+    assert_succeeded(run)
+    assert read_audit(tmp_path / "audit").num_redone <= 2
 
 
 def test_a_step_that_is_gone_from_memory_is_read_from_the_store(

@@ -311,9 +311,11 @@ class Session:
         dist.destroy_process_group()
 
     def _await_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
-        """The store and its newest commit. Once the job has commits, a store that doesn't answer is waited for: a
-        generation that fails for it is followed at once by the next, and the third would end the job."""
-        resumes = self.config.resume is not None
+        """The store and its newest commit. Where the job has a commit, or a step in members' memory, a store that
+        doesn't answer is waited for: a generation that fails for it is followed at once by the next, and the third
+        would end the job."""
+        memory = self.config.memory
+        resumes = self.config.resume is not None or (memory is not None and memory.resume is not None)
         pauses = iter(PAUSES)
         while True:
             try:
