@@ -145,6 +145,17 @@ def test_steps_that_were_left_out_are_told_once() -> None:
     assert [event.reason for event in scene.all_say(progress=rolled_back).plan().events] == ["RolledBack"]
 
 
+def test_what_went_other_than_planned_is_told_once() -> None:
+    message = "Step 60 was not committed before the end of this generation: a checkpoint takes about 5.1 s."
+    told = training(60).model_copy(update={"message": message})
+    first = training_job().status(accounted_at=None).all_say(progress=told).plan()
+    assert [(event.type, event.reason, event.message) for event in first.events] == [
+        ("Warning", "NotAsPlanned", message)
+    ]
+    scene = training_job().status(accounted_at=None, progress=first.status.progress)
+    assert scene.all_say(progress=told).plan().events == ()
+
+
 def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
     spike = {"factor": 3, "window": 20}
     job = training_job(stability={"nonFinite": "skip", "lossSpike": spike}).observed.job

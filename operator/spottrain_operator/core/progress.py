@@ -49,7 +49,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
     if newest.strategy is not None and draft.status.strategy is None:
         draft = draft.update(strategy=newest.strategy).tell("StrategyChosen", newest.strategy.reason)
-    return _tell_instability(draft, newest).update(progress=_as_status(newest), productive_seconds=productive)
+    return _tell_surprises(draft, newest).update(progress=_as_status(newest), productive_seconds=productive)
 
 
 def is_due(status: TrainingJobStatus, now: datetime) -> bool:
@@ -120,13 +120,16 @@ def _as_status(progress: Progress) -> ProgressStatus:
     )
 
 
-def _tell_instability(draft: Draft, newest: Progress) -> Draft:
-    """An event where steps were skipped or rolled back since the last record."""
+def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
+    """An event where steps were skipped or rolled back since the last record, or something else went other than
+    planned: the next generation's status doesn't say it any more."""
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
         return draft.tell("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
     if newest.skipped_steps > known.skipped_steps:
         return draft.tell("StepSkipped", newest.message or "a step was skipped", warning=True)
+    if newest.message is not None and newest.message != known.message:
+        return draft.tell("NotAsPlanned", newest.message, warning=True)
     return draft
 
 
