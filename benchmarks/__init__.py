@@ -1,0 +1,11 @@
+"""Benchmarks, each a command of its own: `make bench-…`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+
+def clean_up_on_sigterm() -> None:
+    """Let SIGTERM end a benchmark as Ctrl-C does: its processes, clusters and folders go with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -25,6 +25,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
+from . import clean_up_on_sigterm
 from .checkpoint.world import BUCKET, run_ranks, s3_server
 
 Report = dict[str, Any]
@@ -111,6 +112,7 @@ def plot(reports: dict[str, Report], path: Path) -> None:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     devices = torch.cuda.device_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))

@@ -17,6 +17,7 @@ from multiprocessing.queues import Queue
 
 import torch
 
+from benchmarks import clean_up_on_sigterm
 from benchmarks.memory.cases import CASES, Case
 from benchmarks.memory.rank import estimated_bytes, join, measured_bytes
 
@@ -24,6 +25,7 @@ MIB = 1 << 20
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()

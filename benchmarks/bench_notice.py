@@ -27,6 +27,7 @@ from rich.table import Table
 from spottrain_api.contract import CapacityType, Progress
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 
+from . import clean_up_on_sigterm
 from .recovery.managed import ManagedJob
 
 NOTICE_SECONDS = 120.0
@@ -115,6 +116,7 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 def main() -> int:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="notices with the operator running")
     parser.add_argument("--rounds-stopped", type=int, default=30, help="notices with the operator stopped")

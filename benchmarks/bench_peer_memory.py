@@ -27,6 +27,7 @@ import torch.distributed as dist
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
 
+from . import clean_up_on_sigterm
 from .checkpoint.state import local_bytes, sharded_state
 from .checkpoint.world import free_ports
 
@@ -154,6 +155,7 @@ def start_memory(stack: ExitStack) -> str:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=128, help="size of the state in all")
     parser.add_argument("--ranks", type=int, default=2)

@@ -23,6 +23,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
+from . import clean_up_on_sigterm
 from .recovery import managed, plain
 from .recovery.outcome import Outcome
 
@@ -132,6 +133,7 @@ def plot(results: list[Result], path: Path) -> None:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     parser.add_argument("--rounds", type=int, default=1)
