@@ -112,6 +112,10 @@ REFUSED: dict[str, tuple[EngineConfig, str]] = {
     "offload at 0": (config(zero_stage=0, offload_optimizer=True), "offload_optimizer .* needs ZeRO stage 1"),
     "offload at 2": (config(offload_parameters=True), "offload_param .* needs ZeRO stage 3 or higher, not 2"),
     "nvme": (config({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}), "to 'nvme'; checkpoints know"),
+    "no section": (config({"zero_optimization": True}), "true, which is not an object; write {...}"),
+    "no section of a precision": (config({"bf16": True}), "bf16 true, which is not an object"),
+    "autocast": (config({"torch_autocast": {"enabled": True}}), "'torch_autocast': the job's precision says"),
+    "curriculum": (config({"curriculum_learning": {"enabled": True}}), "its state is not in the checkpoints"),
     "no file": (config("/nowhere/deepspeed.json"), "can't be read .*correct its path"),
 }
 

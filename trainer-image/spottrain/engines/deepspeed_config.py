@@ -30,7 +30,13 @@ _REFUSED = {
     "autotuning": "it starts training runs of its own",
     "compression_training": "its state is not in the checkpoints",
     "zenflow": "its state is not in the checkpoints",
+    "data_efficiency": "the order of the samples is the job's",
+    "curriculum_learning": "its state is not in the checkpoints",
+    "progressive_layer_drop": "its state is not in the checkpoints",
+    "torch_autocast": "the job's precision says what is computed in; use precision bf16",
 }
+# Those that are read here.
+_SECTIONS = ("zero_optimization", "bf16", "fp16")
 
 
 def merged_config(config: EngineConfig) -> dict[str, Any]:
@@ -57,7 +63,15 @@ def named_stage(config: EngineConfig) -> int | None:
 def _of_user(config: EngineConfig) -> dict[str, Any]:
     """The JSON of the job and that of the script."""
     script = _read(config.deepspeed_config)
-    return _without_auto(_merge(config.deepspeed.config, script, "the script's DeepSpeed JSON"))
+    user = _without_auto(_merge(config.deepspeed.config, script, "the script's DeepSpeed JSON"))
+    for name in _SECTIONS:
+        section = user.get(name, {})
+        if not isinstance(section, Mapping):
+            raise ValueError(
+                f"the DeepSpeed JSON has {name} {json.dumps(section)}, which is not an object; write {{...}} there, "
+                "as DeepSpeed's documentation does"
+            )
+    return user
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
