@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from cluster_fixtures import wait_for
 from spottrain import random_state
@@ -267,6 +269,23 @@ def test_out_of_memory_says_what_to_change() -> None:
     failure = failure_of(torch.OutOfMemoryError("CUDA out of memory."), rank=0)
     assert failure is not None
     assert failure.message.startswith("torch.OutOfMemoryError: CUDA out of memory. Lower batch.micro")
+
+
+def test_parameters_without_a_part_in_the_loss_are_told_in_a_sentence() -> None:
+    """Torch names an argument of DistributedDataParallel, which scripts don't make."""
+    model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = DistributedDataParallel(model)
+        ddp(torch.ones(1)).sum().backward()
+        with pytest.raises(RuntimeError) as raised:
+            ddp(torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+    failure = failure_of(raised.value, rank=0)
+    assert failure is not None
+    assert failure.message.startswith("Some of the model's parameters had no part in the loss on a rank")
 
 
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), Drained()])

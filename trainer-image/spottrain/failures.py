@@ -32,6 +32,12 @@ OUT_OF_MEMORY = (
     ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows "
     "what each needs."
 )
+# What DistributedDataParallel says begins so, and goes on with an argument that scripts don't have.
+_UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
+UNUSED_PARAMETERS = (
+    "Some of the model's parameters had no part in the loss on a rank, which the strategy ddp needs of all that are "
+    "trained. Use the strategy fsdp, or switch requires_grad off for those that are never used."
+)
 _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
 
@@ -100,6 +106,8 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     message = last_line + where
+    if _UNUSED_PARAMETERS in str(error):
+        message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):
         message = message.removesuffix(".") + OUT_OF_MEMORY
     return Failure(reason=reason, message=message, exit_code=1, rank=rank)
