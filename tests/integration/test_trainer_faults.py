@@ -90,6 +90,37 @@ def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_pat
     assert {step.world for step in audit.steps} == {1, 2, 4}
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
+    """Three epochs and a bit, with a global batch that doesn't divide, at worlds that are drawn anew each time."""
+    steps, batch = 24, 7
+    steady = Run(tmp_path / "steady", fork, global_batch=batch)
+    steady.generate(1, steps=steps)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, strategy=strategy, global_batch=batch)
+    worlds = [random.randrange(1, 7)]
+    while len(worlds) < 11:
+        worlds.append(random.choice([world for world in range(1, 7) if world != worlds[-1]]))
+    for step, world in enumerate(worlds[:-1]):
+        resized.generate(world, {0: {2 * step + 1: "drain"}}, steps=steps)
+        assert_drained(resized)
+    resized.generate(worlds[-1], steps=steps)
+    assert_succeeded(resized)
+
+    audit = read_audit(tmp_path / "resized" / "audit")
+    assert audit.problems(steps) == [], worlds
+    assert audit.num_redone == 0
+    samples = [sample for step in audit.steps for sample in step.samples]
+    for epoch in range(steps * batch // resized.num_samples):
+        used = samples[epoch * resized.num_samples : (epoch + 1) * resized.num_samples]
+        assert sorted(used) == list(range(resized.num_samples))
+    for name, value in resized.parameters().items():
+        torch.testing.assert_close(value, steady.parameters()[name], rtol=1e-3, atol=1e-4, msg=f"{name} {worlds}")
+    for number, loss in resized.losses().items():
+        assert loss == pytest.approx(steady.losses()[number], rel=1e-3), worlds
+
+
 def test_a_drain_during_start_up_makes_no_step_and_no_commit(tmp_path: Path, fork: Any) -> None:
     run = Run(tmp_path, fork)
     run.generate(2, {1: {0: "drain"}})
