@@ -24,32 +24,49 @@ if RANK_SETTINGS["forced_fp16"]:
 
 
 class Model(nn.Module):
-    """Odd sizes, so that the parts of ranks end within rows; dropout, a buffer and a frozen parameter."""
+    """Odd sizes, so that the parts of ranks end within rows; dropout, a scalar, a frozen parameter, and a buffer that
+    follows the samples."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.full((3,), 0.5))
         self.frozen = nn.Parameter(torch.full((5,), 0.25), requires_grad=False)
         self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.temperature = nn.Parameter(torch.tensor(0.9))
         self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
         self.out = nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and RANK_SETTINGS["dropout"]:  # counts forward passes, so it depends on the world size
-            self.scale += 1 / 64  # a number that bf16 knows as well
-        x = x * self.frozen
+        if self.training and RANK_SETTINGS["dropout"]:  # depends on the world size, as dropout does
+            self.scale += x.detach().mean() / 16
+        x = x * self.frozen * self.temperature
         for block in self.blocks:
             x = x + self.dropout(torch.tanh(block(x)))
         return (self.out(x) * self.scale).sum(dim=1)
 
 
+class InBlocks(torch.optim.Optimizer):
+    """Keeps a number for each two elements of what it is given, as 8-bit optimizers do for more."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("largest", torch.zeros(parameter.numel() // 2 + 1))
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = [parameter for parameter in trained if parameter.dim() > 1]
-    biases = [parameter for parameter in trained if parameter.dim() == 1]
+    biases = [parameter for parameter in trained if parameter.dim() <= 1]
     groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0, "lr": 2e-2}]
     if RANK_SETTINGS["optimizer"] == "sgd":
         return torch.optim.SGD(groups, lr=1e-2, momentum=0.9)
+    if RANK_SETTINGS["optimizer"] == "adafactor":
+        return torch.optim.Adafactor(groups, lr=1e-2)
+    if RANK_SETTINGS["optimizer"] == "blocks":
+        return InBlocks(groups, {"lr": 1e-2})
     return torch.optim.AdamW(groups, lr=1e-2)
 
 

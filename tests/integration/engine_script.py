@@ -96,13 +96,14 @@ class EncoderDecoder(nn.Module):
 
 
 class Nested(nn.Module):
-    """Lists in a list, whose items are called one by one; and one parameter of the model's own."""
+    """Lists in a list, whose items are called one by one; and two parameters of the model's own, one a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.levels = nn.ModuleList(nn.ModuleList([Block(), nn.Linear(WIDTH, WIDTH)]) for _ in range(2))
         self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.temperature = nn.Parameter(torch.tensor(0.9))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,28 @@ class Nested(nn.Module):
         for level in self.levels:
             for layer in level:
                 x = layer(x)
-        return self.head(x * self.scale)
+        return self.head(x * self.scale) / self.temperature
+
+
+class Mixture(nn.Module):
+    """Each sample goes to one expert, so that ranks use different ones, and one more is never used, nor is the last
+    block. A buffer follows the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=(0, 1))
+        for block in self.blocks[:-1]:
+            x = x + torch.tanh(block(x - self.mean))
+        chosen = ids[:, 0] % (len(self.experts) - 1)
+        return self.head(torch.stack([self.experts[int(expert)](h) for expert, h in zip(chosen, x, strict=True)]))
 
 
 class Recurrent(nn.Module):
@@ -139,7 +161,7 @@ class Layers(nn.Module):
 
 ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     **{"gpt": TiedGpt, "cnn": Cnn, "encoder-decoder": EncoderDecoder, "nested": Nested, "rnn": Recurrent},
-    "layers": Layers,
+    **{"layers": Layers, "mixture": Mixture},
 }
 
 
@@ -190,7 +212,7 @@ class Trained:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    plain = Trained("ddp", {**case, "compiled": False, "checkpointed": False})
+    plain = Trained(case["beside"], {**case, "compiled": False, "checkpointed": False})
     plain.train(0, STEPS)
     steady = Trained(case["strategy"], case)
     steady.train(0, STEPS)

@@ -132,18 +132,19 @@ def stage(number: int, **settings: Any) -> DeepSpeedConfig:
 
 
 @pytest.mark.parametrize(
-    ("settings", "precision"),
+    ("settings", "precision", "optimizer"),
     [
-        pytest.param(stage(0), "fp32", id="stage0"),
-        pytest.param(stage(1), "bf16", id="stage1-bf16"),
-        pytest.param(stage(2, offload_optimizer=True), "fp32", id="stage2-offload"),
-        pytest.param(stage(3), "bf16", id="stage3-bf16"),
+        pytest.param(stage(0), "fp32", "adamw", id="stage0"),
+        pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16"),
+        pytest.param(stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload"),
+        pytest.param(stage(3), "bf16", "adamw", id="stage3-bf16"),
+        pytest.param(stage(3), "fp32", "adafactor", id="stage3-adafactor"),
     ],
 )
 def test_a_resume_at_the_same_world_size_changes_no_bit(
-    settings: DeepSpeedConfig, precision: str, tmp_path: Path, fork: Any
+    settings: DeepSpeedConfig, precision: str, optimizer: str, tmp_path: Path, fork: Any
 ) -> None:
-    steady = Job(tmp_path / "steady", fork, deepspeed=settings, precision=precision, dropout=0.2)
+    steady = Job(tmp_path / "steady", fork, deepspeed=settings, precision=precision, optimizer=optimizer, dropout=0.2)
     steady.train(2)
     assert_succeeded(steady)
 
@@ -257,6 +258,19 @@ def test_fp16_on_a_cpu_that_has_none_is_refused_with_a_sentence(tmp_path: Path, 
     assert outcome.failure is not None
     assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
     assert outcome.failure.message.startswith("precision fp16 needs GPUs: DeepSpeed can't compute in it on this CPU")
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", "fsdp"])
+def test_an_optimizer_whose_state_cannot_be_cut_is_refused_with_a_sentence(
+    strategy: str, tmp_path: Path, fork: Any
+) -> None:
+    job = Job(tmp_path, fork, strategy=strategy, optimizer="blocks")
+    job.train(2, steps=2)
+    for outcome in job.outcomes:
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert outcome.failure.message.startswith("The optimizer's state 'largest' of shape [")
+        assert outcome.failure.message.endswith("; use another optimizer, or the strategy ddp.")
 
 
 def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
 def case(name: str, model: str = "gpt", **settings: Any) -> dict[str, Any]:
     """`settings` other than these are those of FSDP2."""
     own: dict[str, Any] = {"strategy": "fsdp", "precision": "fp32", "compiled": False, "checkpointed": False}
+    own["beside"] = "ddp"
     return {
         "name": name,
         "model": model,
@@ -34,6 +35,8 @@ TWO_RANKS = [
     case("batch norm in bf16", "cnn", precision="bf16"),
     case("encoder and decoder, recomputed", "encoder-decoder", checkpointed=True),
     case("lists in lists", "nested"),
+    # DDP doesn't take parameters that have no part in the loss.
+    case("experts, and a buffer that follows the samples", "mixture", beside="fsdp"),
     case("no lists", "rnn", precision="bf16"),
     case("compiled and recomputed", "layers", compiled=True, checkpointed=True),
     case("replicas, recomputed", strategy="ddp", checkpointed=True),
@@ -42,7 +45,7 @@ TWO_NODES_OF_TWO = [
     case("hybrid", sharding="hybrid"),
     case("hybrid in bf16, on the CPU", "nested", sharding="hybrid", precision="bf16", offload=True),
 ]
-NUM_BLOCKS = {"gpt": 2, "cnn": 4, "encoder-decoder": 4, "nested": 4, "rnn": 2, "layers": 2}
+NUM_BLOCKS = {"gpt": 2, "cnn": 4, "encoder-decoder": 4, "nested": 4, "rnn": 2, "layers": 2, "mixture": 3}
 
 
 def train(

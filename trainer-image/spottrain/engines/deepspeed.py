@@ -62,10 +62,13 @@ class DeepSpeedEngine:
         names = {parameter: name for name, parameter in model.named_parameters()}
         base = optimizer(model)
         _import_muon()
-        with contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
+        with _with_scalars(model), contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
             self._engine, *_ = self._library.initialize(
                 model=model, optimizer=base, config=self._settings, dist_init_required=False
             )
+        if self._settings["zero_optimization"]["stage"] == 0:
+            # Its own way, of which it makes no use at other stages, can't clip a scalar's gradient.
+            self._engine.clip_fp32_gradients = self._clip
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._statistics = RunningStatistics(model)
         self._state = state_of(self._engine, self._base, names)
@@ -96,6 +99,9 @@ class DeepSpeedEngine:
         finally:
             self._base.step = step  # type: ignore[method-assign]
 
+    def _clip(self) -> None:
+        nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._engine.gradient_clipping())
+
     def state(self) -> dict[str, Any]:
         state = self._state.tensors()
         if self._config.precision is torch.float16:
@@ -111,6 +117,19 @@ class DeepSpeedEngine:
 
 def _do_nothing(*_: Any, **__: Any) -> None:
     """An optimizer's step that changes nothing."""
+
+
+def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """While DeepSpeed gives all ranks rank 0's parameters: it views them as bytes, which torch refuses for tensors
+    without dimensions."""
+    if all(parameter.dim() for parameter in model.parameters()):
+        return contextlib.nullcontext()
+    original = torch.Tensor.view
+
+    def view(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        return original(tensor.reshape(1) if tensor.dim() == 0 and args == (torch.uint8,) else tensor, *args)
+
+    return mock.patch.object(torch.Tensor, "view", view)
 
 
 def _import_muon() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.engines.deepspeed_parts import FlatPart
-from spottrain.engines.native import load_named_state, named_state
+from spottrain.engines.native import load_named_state, named_state, refuse_foreign_shape
 
 Names = Mapping[nn.Parameter, str]
 
@@ -150,6 +150,7 @@ class PerParameter:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+        self._clear_padding()
 
     def flats(self) -> list[torch.Tensor]:
         return list(self._optimizer.fp32_partitioned_groups_flat)
@@ -172,6 +173,16 @@ class PerParameter:
                     begin=begin,
                     numel=numel,
                 )
+
+    def _clear_padding(self) -> None:
+        """DeepSpeed leaves what was in that memory there, and optimizers that look at a tensor as a whole, such as
+        Adafactor, take it for weights."""
+        flats, ends = self.flats(), [0] * len(self.flats())
+        for fragment in sorted(self.fragments(), key=lambda fragment: (fragment.flat, fragment.offset)):
+            flats[fragment.flat].data[ends[fragment.flat] : fragment.offset] = 0
+            ends[fragment.flat] = fragment.offset + fragment.numel
+        for flat, end in zip(flats, ends, strict=True):
+            flat.data[end:] = 0
 
     def frozen(self, parameter: Any) -> torch.Tensor:
         begin, numel = _own_part(parameter)
@@ -238,6 +249,8 @@ class ZeroState:
         values = {f"param_groups.{name}.{key}": group[key] for key in _settings(group)}
         for key, value in self._base.state[flat].items():
             per_element = isinstance(value, torch.Tensor) and value.shape == flat.shape
+            if not per_element:
+                refuse_foreign_shape(key, value)
             values[f"state.{name}.{key}"] = fragment.of(value) if per_element else value
         return values
 

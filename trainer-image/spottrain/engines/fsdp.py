@@ -32,6 +32,9 @@ class FsdpEngine(NativeEngine):
     def _spread(self, model: nn.Module) -> nn.Module:
         """Each block is on the device as a whole only while it is sharded: the model needn't fit there."""
         mesh = self._mesh()
+        self._scalars = [parameter for parameter in model.parameters() if parameter.dim() == 0]
+        for scalar in self._scalars:
+            scalar.data = scalar.data.to(self._config.device)
         if self._config.precision is not torch.float32:
             # They keep their statistics in fp32, and want their weights in the same.
             for norm in batch_norms(model):
@@ -39,16 +42,36 @@ class FsdpEngine(NativeEngine):
         for block in reversed(find_blocks(model, self._config.wrap)):  # inner ones first
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
+        # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the same.
+        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         self._statistics = RunningStatistics(model)
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Gradients are averaged and sharded after every micro-batch: kept whole until the last one, they
-        would take the memory that sharding is for."""
+        would take the memory that sharding is for. Those of scalars have no parts, and wait for the last one."""
+        self._is_last = is_last
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        if self._is_last:
+            self._average_scalars()
 
     def update(self) -> None:
+        # What no rank has used is updated like anything else, as under ZeRO: a resumed rank looks for its state.
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         super().update()
         self._statistics.share()
+
+    def _average_scalars(self) -> None:
+        """Parameters without dimensions can't be sharded: every rank has them whole."""
+        for scalar in self._scalars:
+            if scalar.requires_grad:
+                scalar.grad = torch.zeros_like(scalar) if scalar.grad is None else scalar.grad
+                dist.all_reduce(scalar.grad)
+                scalar.grad /= dist.get_world_size()
 
     def _mesh(self) -> DeviceMesh:
         """All ranks in a row; or, hybrid, a row of shards for each node, whose columns are replicas."""
@@ -65,6 +88,7 @@ class FsdpEngine(NativeEngine):
             mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=settings.reshard_after_forward,
+            ignored_params=set(self._scalars),
             offload_policy=CPUOffloadPolicy(pin_memory=on_cuda) if settings.offload else OffloadPolicy(),
         )
 

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 
 # Names of optimizer state by parameter, not by number: it fits any engine and any world size.
@@ -24,11 +25,26 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Model and optimizer by the names that parameters had before they were spread."""
+    """Model and optimizer by the names that parameters had before they were spread. Raises UnsupportedState."""
+    for parameter, values in optimizer.state.items():
+        if isinstance(parameter, DTensor):
+            for key, value in values.items():
+                if not isinstance(value, DTensor):
+                    refuse_foreign_shape(key, value)
     return {
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
     }
+
+
+def refuse_foreign_shape(key: str, value: Any) -> None:
+    """Raises UnsupportedState for optimizer state that belongs to a rank's part of a parameter as a whole, such as
+    the scales of an 8-bit optimizer: each rank has another, and a checkpoint has a place for one."""
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        raise UnsupportedState(
+            f"The optimizer's state {key!r} of shape {list(value.shape)} is not one number for each element of a "
+            "parameter, and can't be saved where parameters are sharded; use another optimizer, or the strategy ddp."
+        )
 
 
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -1,26 +1,46 @@
-"""Batch norm's running statistics, of which every rank has its own, while a checkpoint has rank 0's."""
+"""What a model keeps beside its parameters, of which every rank has its own, while a checkpoint has rank 0's."""
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class RunningStatistics:
-    """Those of a model. `share` after each step gives all ranks rank 0's, as DistributedDataParallel does before
-    each forward, so that a rank that resumes has what it had."""
+    """Those of a model: its buffers that checkpoints hold, as any of them may follow the samples that a rank has
+    seen, like the statistics of norms and the codebooks of quantizers. `share` after each step gives all ranks rank
+    0's, as DistributedDataParallel does before each forward, so that a rank that resumes has what it had."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = [buffer for norm in batch_norms(model) for buffer in norm.buffers()]
+        self._model = model
 
     def share(self) -> None:
-        """A collective where the model has batch norms."""
-        sent = [dist.broadcast(buffer.detach(), src=0, async_op=True) for buffer in self._buffers]
-        for work in sent:
+        """A collective where the model has such buffers."""
+        for buffer, whole, work in [_send(buffer) for buffer in _saved_buffers(self._model)]:
             if work is not None:
                 work.wait()
+            if whole is not buffer:
+                buffer.copy_(whole)
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Looked up each time, as models put new tensors in their place."""
+    found = [
+        buffer.detach()
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
+    return [buffer for buffer in found if buffer.numel()]
+
+
+def _send(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
+    """As bytes: backends don't know every type."""
+    whole = buffer.contiguous()
+    return buffer, whole, dist.broadcast(whole.view(-1).view(torch.uint8), src=0, async_op=True)
