@@ -30,6 +30,8 @@ SCRIPT = Path(__file__).with_name("deepspeed_script.py")
 STEPS = 6
 # Several flat tensors a parameter group, and no parameter that stays whole.
 SMALL_SUB_GROUPS = {"zero_optimization": {"sub_group_size": 20, "stage3_param_persistence_threshold": 0}}
+# Each node keeps a copy of the whole model.
+KEPT_BY_NODES = {"zero_optimization": {"zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 0}}
 
 
 @dataclass
@@ -139,6 +141,7 @@ def stage(number: int, **settings: Any) -> DeepSpeedConfig:
         pytest.param(stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload"),
         pytest.param(stage(3), "bf16", "adamw", id="stage3-bf16"),
         pytest.param(stage(3), "fp32", "adafactor", id="stage3-adafactor"),
+        pytest.param(stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes"),
     ],
 )
 def test_a_resume_at_the_same_world_size_changes_no_bit(

@@ -194,6 +194,7 @@ class PerParameter:
         optimizer._partition_all_parameters()
         for index in range(len(self.flats())):
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        optimizer.invalidate_secondary_tensor()  # a node's own copy (zero_hpz_partition_size)
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
