@@ -208,6 +208,12 @@ def _reason(
     limit = f"{in_gib(room)} of {place} {in_gib(memory.accelerator_bytes)}"
     if workload.sequence_length is None:
         limit += " (the rest is left to activations, as the number of tokens in a sample is not known)"
+    if not fits and chosen.total <= room and memory.host_bytes is not None:
+        return (
+            f"Nothing fits: {model} leave {in_gib(chosen.host)} each on the CPU, with {chosen.name}, and a rank's "
+            f"share of the node's memory is {in_gib(memory.host_bytes)}. Raise nodes.min, or use nodes with more "
+            "memory."
+        )
     if not fits:
         return (
             f"Nothing fits: {model} need at least {in_gib(chosen.total)} each, with {chosen.name}, and there are "

@@ -29,7 +29,10 @@ def count(text: str) -> int:
 
 def size(text: str) -> int:
     """Bytes: 80GiB, 80Gi, 80GB. Raises UserError."""
-    return round(_measured(text, _BYTE_UNITS, "80GiB, 24Gi or 16GB"))
+    found = round(_measured(text, _BYTE_UNITS, "80GiB, 24Gi or 16GB"))
+    if found < 1 << 20:
+        raise UserError(f"{text!r} is less than a MiB; give the unit as well, like 80GiB.")
+    return found
 
 
 def _measured(text: str, units: Mapping[str, float], examples: str) -> float:

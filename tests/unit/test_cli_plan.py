@@ -75,6 +75,7 @@ def test_the_host_bounds_what_is_kept_on_the_cpu(tmp_path: Path) -> None:
         ((), {}, "Say how large the model is: --parameters 7B, or --config"),
         (("--parameters", "many"), {}, "'many' is not a size; write it like 7B, 350M or 124439808."),
         (("--parameters", "0"), {}, "'0' is not a size"),
+        (("--parameters", "7B", "--host-memory", "80"), {}, "'80' is less than a MiB; give the unit as well"),
         (("--config", "nowhere.json"), {}, "nowhere.json can't be read as JSON"),
         (("--parameters", "7B"), {"batch": {"global": 64, "micro": 0}}, "spec.batch.micro: Input should be greater"),
         (("--parameters", "7B"), {"nodes": {"min": 4, "max": 2}}, "nodes.min is larger than nodes.max"),

@@ -124,7 +124,10 @@ def test_where_nothing_fits_it_says_what_to_change() -> None:
 def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
     given = workload(7.0, world_size=1, micro_batch=1)
     assert choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=200 * GIB)).fits
-    assert not choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB)).fits
+    small_host = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB))
+    assert not small_host.fits
+    assert "each on the CPU, with fsdp" in small_host.reason
+    assert small_host.reason.endswith("memory is 50.0 GiB. Raise nodes.min, or use nodes with more memory.")
     on_the_cpu = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, offloads=False))
     assert not on_the_cpu.estimate.offload_optimizer
     assert "a rank's share of the node's 80.0 GiB" in on_the_cpu.reason
