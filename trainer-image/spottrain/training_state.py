@@ -49,7 +49,7 @@ class TrainingState:
         return self.engine.state()
 
     def extra(self) -> dict[str, Any]:
-        scheduler = self.scheduler.state_dict() if self.scheduler is not None else None
+        scheduler = _with_numbers(self.scheduler.state_dict()) if self.scheduler is not None else None
         extra = {
             "identity": self.identity,
             "scheduler": scheduler,
@@ -63,7 +63,8 @@ class TrainingState:
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
-            self.scheduler.load_state_dict(loaded.extra["scheduler"])
+            saved = _with_tensors(loaded.extra["scheduler"], self.scheduler.state_dict())
+            self.scheduler.load_state_dict(saved)
         for name, saved in loaded.extra.get("stateful", {}).items():
             if name in self.stateful:
                 self.stateful[name].load_state_dict(saved)
@@ -93,6 +94,27 @@ class TrainingState:
                     f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
                     "set it back, or use another checkpoint.uri to start afresh."
                 )
+
+
+def _with_numbers(state: Any) -> Any:
+    """A schedule's state in plain values; where learning rates are tensors, so are parts of it."""
+    if isinstance(state, torch.Tensor):
+        return state.item()
+    if isinstance(state, dict):
+        return {key: _with_numbers(value) for key, value in state.items()}
+    return [_with_numbers(value) for value in state] if isinstance(state, list) else state
+
+
+def _with_tensors(saved: Any, now: Any) -> Any:
+    """What `_with_numbers` returned, with tensors where the state of the same schedule has them `now`: a rate
+    computed with numbers would round differently."""
+    if isinstance(now, torch.Tensor):
+        return torch.tensor(saved, dtype=now.dtype, device=now.device)
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return {key: _with_tensors(value, now.get(key)) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [_with_tensors(*pair) for pair in zip(saved, now, strict=True)]
+    return saved
 
 
 def model_config(model: nn.Module) -> dict[str, Any] | None:

@@ -1,0 +1,58 @@
+"""What of a run is resumed beside its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+import spottrain
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _world_of_its_own() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def train(uri: str, schedule: Callable[[Optimizer], LRScheduler], last: int) -> torch.Tensor:
+    """The weights after step `last` of a run whose learning rate is a tensor."""
+    with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
+        training = session.prepare(
+            nn.Linear(4, 1),
+            optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.013)),
+            scheduler=schedule,
+            dataset=[torch.arange(4.0) + index for index in range(8)],
+        )
+        for step in training.steps(total=last):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).square().mean())
+            step.update()
+        return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: CosineAnnealingLR(optimizer, 17),
+        lambda optimizer: SequentialLR(
+            optimizer, [LinearLR(optimizer, 0.3, total_iters=3), CosineAnnealingLR(optimizer, 17)], [2]
+        ),
+    ],
+    ids=["cosine", "sequence"],
+)
+def test_schedules_of_learning_rates_that_are_tensors_go_on_bit_for_bit(
+    schedule: Callable[[Optimizer], LRScheduler], tmp_path: Path
+) -> None:
+    steady = train(f"file://{tmp_path}/steady", schedule, STEPS)
+    train(f"file://{tmp_path}/resumed", schedule, STEPS // 2)
+    assert torch.equal(train(f"file://{tmp_path}/resumed", schedule, STEPS), steady)
