@@ -45,6 +45,12 @@ def test_without_a_json_the_job_says_it_all() -> None:
     assert [merged[key] for key in batch] == [4, 4, 32]
 
 
+def test_gradients_are_clipped_only_where_somebody_asks_for_it() -> None:
+    assert merged_config(config())["gradient_clipping"] == 0
+    assert merged_config(config({"gradient_clipping": 2.0}))["gradient_clipping"] == 2.0
+    assert merged_config(config({"gradient_clipping": "auto"}, clip_grad_norm=3.0))["gradient_clipping"] == 3.0
+
+
 @pytest.mark.parametrize("world_size", range(1, 7))
 def test_deepspeeds_sum_of_the_batch_fits_any_world_size(world_size: int) -> None:
     plan = BatchPlan(global_batch=10, micro_batch=3, world_size=world_size)

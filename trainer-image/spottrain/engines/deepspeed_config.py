@@ -95,9 +95,11 @@ def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
         # The optimizer is the script's, whichever it is, on the CPU as well.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
+        # DeepSpeed's own default is to clip to 1, which no other strategy does unasked.
+        "gradient_clipping": 0.0,
         "steps_per_print": None,
     }
-    return job | {key: value for key, value in defaults.items() if key not in user}
+    return {key: value for key, value in defaults.items() if key not in user} | job
 
 
 def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
