@@ -8,6 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
 # Compiled by the framework (the backend "eager" needs no compiler), in bf16, and activations recomputed.
 ALL_ON = "ALL_ON" in os.environ
+# Evaluate after each step, which a drain leaves out.
+EVALUATES = "EVALUATES" in os.environ
+MISUSE = os.environ.get("MISUSE")
 spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
 
@@ -49,7 +53,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The mean loss, as most models return it; spoilt in the first micro-batch after a step with that fault."""
         loss = (self.predict(x) - labels).square().mean()
-        return {"loss": loss * (math.nan if spoil.pop(True, False) else 1.0)}
+        return {"loss": loss * (math.nan if self.training and spoil.pop(True, False) else 1.0)}
 
 
 class ModelThatCounts(Model):
@@ -62,6 +66,15 @@ class ModelThatCounts(Model):
             return super().forward(x, labels)
         squares = (self.predict(x) - labels).square()
         return {"loss": torch.where(labels == -100, 0.0, squares).sum() / num_items_in_batch}
+
+
+class ModelThatIgnoresTheCount(Model):
+    """Is passed what models that count labels are, and takes a mean all the same, as BERT's classifiers do. Where all
+    labels are ignored that is no number."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+        squares = (self.predict(x) - labels).square()
+        return {"loss": squares[labels != -100].mean()}
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -100,8 +113,10 @@ def train_alone(session: spottrain.Session) -> nn.Module:
     return model
 
 
-def train_with_transformers(session: spottrain.Session, model: nn.Module) -> nn.Module:
-    from transformers import TrainingArguments
+def train_with_transformers(
+    session: spottrain.Session, model: nn.Module, *, computes_loss: bool = False
+) -> nn.Module:
+    from transformers import EarlyStoppingCallback, TrainingArguments
 
     from spottrain.adapters.transformers import SpottrainTrainer
 
@@ -120,16 +135,34 @@ def train_with_transformers(session: spottrain.Session, model: nn.Module) -> nn.
         torch_compile=ALL_ON,
         torch_compile_backend="eager" if ALL_ON else None,
         log_level="error",
+        eval_strategy="steps" if EVALUATES else "no",
+        eval_steps=1,
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,  # so that each evaluation is taken for a worse one
+        **{"order": {"train_sampling_strategy": "group_by_length"}}.get(str(MISUSE), {}),
     )
-    trainer = SpottrainTrainer(
+
+    class TrainerWithALoss(SpottrainTrainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**inputs)
+            return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    patience = EarlyStoppingCallback(early_stopping_patience=100)
+    trainer = (TrainerWithALoss if computes_loss else SpottrainTrainer)(
         session=session,
         model=model,
         args=args,
         train_dataset=dataset,
+        eval_dataset=dataset[:5],
+        callbacks=[patience] if EVALUATES else [],
         optimizers=(optimizer, make_scheduler(optimizer)),
     )
     trainer.train()
     assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, STEPS + 1))
+    # All but the first, and one that a drain may have left out.
+    assert patience.early_stopping_patience_counter >= STEPS - 2 or not EVALUATES
     return model
 
 
@@ -142,11 +175,15 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.model = Model()
+            self.automatic_optimization = MISUSE != "manual"
             if ALL_ON:
                 self.model.gradient_checkpointing_enable()
 
         def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
             return self.model(**batch)["loss"]
+
+        def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+            self.model(**batch)
 
         def configure_optimizers(self) -> dict[str, Any]:
             optimizer = make_optimizer(self.model)
@@ -157,7 +194,8 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
     strategy = SpottrainStrategy(session, dataset)
     trainer = lightning.Trainer(
         max_steps=STEPS,
-        gradient_clip_val=5.0,
+        gradient_clip_val=5.0 if MISUSE != "manual" else None,
+        val_check_interval=2,
         precision="bf16-mixed" if ALL_ON else "32-true",
         strategy=strategy,
         callbacks=[SpottrainCallback(strategy)],
@@ -167,7 +205,7 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         enable_model_summary=False,
         **strategy.placement,
     )
-    trainer.fit(module, strategy.batches)
+    trainer.fit(module, strategy.batches, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)
     assert trainer.global_step == STEPS
     return module.model
 
@@ -183,11 +221,14 @@ def train_with_accelerate(session: spottrain.Session) -> nn.Module:
     if ALL_ON:
         plain.gradient_checkpointing_enable()
     optimizer = make_optimizer(plain)
+    if MISUSE == "models":
+        accelerator.prepare(nn.Linear(1, 1))
     model, optimizer, scheduler = accelerator.prepare(plain, optimizer, make_scheduler(optimizer))
     loop = AcceleratedLoop(session, accelerator, model, optimizer, dataset, scheduler=scheduler, total=STEPS)
     for batch in loop.batches():
-        with accelerator.accumulate(model):
-            accelerator.backward(loop.weigh(model(**batch)["loss"]))
+        with nullcontext() if MISUSE == "accumulation" else accelerator.accumulate(model):
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss if MISUSE == "weight" else loop.weigh(loss))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
@@ -200,6 +241,8 @@ LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
     "none": train_alone,
     "transformers": lambda session: train_with_transformers(session, Model()),
     "transformers-counting": lambda session: train_with_transformers(session, ModelThatCounts()),
+    "transformers-ignoring": lambda session: train_with_transformers(session, ModelThatIgnoresTheCount()),
+    "transformers-own-loss": lambda session: train_with_transformers(session, Model(), computes_loss=True),
     "lightning": train_with_lightning,
     "accelerate": train_with_accelerate,
 }

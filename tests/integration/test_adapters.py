@@ -13,7 +13,14 @@ from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, 
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 SCRIPT = Path(__file__).with_name("adapter_script.py")
-LOOPS = ["transformers", "transformers-counting", "lightning", "accelerate"]
+LOOPS = [
+    "transformers",
+    "transformers-counting",
+    "transformers-ignoring",
+    "transformers-own-loss",
+    "lightning",
+    "accelerate",
+]
 
 SKIP = StabilityConfig(non_finite=StabilityAction.SKIP)
 
@@ -21,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def run_of(loop: str, folder: Path, fork: Any, **more: Any) -> Run:
-    # Ten samples don't divide by four ranks, and with micro-batches of three some ranks have empty ones.
+    # Ten samples don't divide by three ranks, and with micro-batches of three two of these have an empty one.
     return Run(folder, fork, script=SCRIPT, strategy="auto", global_batch=10, settings={"loop": loop}, **more)
 
 
@@ -41,7 +48,7 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
     run = run_of(loop, tmp_path, fork)
     run.generate(2, {1: {3: "drain"}})
     assert 3 <= assert_drained(run) <= 5
-    run.generate(4, {2: {3: "sigterm"}})
+    run.generate(3, {2: {3: "sigterm"}})
     assert_drained(run)
     run.generate(1)
     assert_succeeded(run)
@@ -52,7 +59,7 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
     audit = read_audit(tmp_path / "audit")
     assert audit.problems(STEPS) == []
     assert audit.num_redone == 0
-    assert {step.world for step in audit.steps} == {1, 2, 4}
+    assert {step.world for step in audit.steps} == {1, 2, 3}
     assert run.progress().loss == pytest.approx(own_loop.progress().loss, rel=1e-3)
 
     run.generate(2)  # nothing is left to do, and nothing is done again
@@ -63,12 +70,13 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
-    """Although one step is left out, as a loss was not finite on one rank."""
-    steady = run_of(loop, tmp_path / "steady", fork, dropout=0.2, stability=SKIP)
+    """Although one step is left out, as a loss was not finite on one rank, and so is the evaluation at the drain."""
+    more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes"}}
+    steady = run_of(loop, tmp_path / "steady", fork, **more)
     steady.generate(2, {1: {3: "nan"}})
     assert_succeeded(steady)
 
-    run = run_of(loop, tmp_path / "drained", fork, dropout=0.2, stability=SKIP)
+    run = run_of(loop, tmp_path / "drained", fork, **more)
     run.generate(2, {0: {6: "drain"}, 1: {3: "nan"}})
     assert_drained(run)
     run.generate(2)
@@ -95,6 +103,26 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
     assert outcome.failure is not None
     assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
     assert INSTEAD[loop] in outcome.failure.message
+
+
+@pytest.mark.parametrize(
+    ("loop", "misuse", "sentence"),
+    [
+        ("transformers", "order", "for train_sampling_strategy one of random, sequential"),
+        ("lightning", "manual", "automatic optimization with one optimizer"),
+        ("accelerate", "models", "the accelerator has prepared another model beside"),
+        ("accelerate", "weight", "0 of the 4 micro-batches of step 1 had been weighed"),
+        ("accelerate", "accumulation", "1 of the 4 micro-batches of step 1 had been weighed"),
+    ],
+)
+def test_what_would_be_another_run_at_another_world_size_is_refused(
+    loop: str, misuse: str, sentence: str, tmp_path: Path, fork: Any
+) -> None:
+    [outcome] = run_of(loop, tmp_path, fork, environment={"MISUSE": misuse}).generate(1)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert sentence in outcome.failure.message
 
 
 @pytest.mark.parametrize("loop", INSTEAD)

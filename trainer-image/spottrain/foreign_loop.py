@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from spottrain.batch import MicroBatch
+from spottrain.failures import UserError
 from spottrain.step import Step
 from spottrain.training import Training
+from spottrain_api.contract import FailureReason
 
 
 class ForeignLoop:
@@ -28,6 +30,7 @@ class ForeignLoop:
         self.training = training
         self.total = total
         self._fetched: deque[MicroBatch] = deque()
+        self._num_weighed = 0
         self._has_begun = False  # whether data of the step under way were taken
         self._steps = training.steps(total)
         self._under_way: Step | None = next(self._steps, None)
@@ -36,6 +39,11 @@ class ForeignLoop:
     def step(self) -> int:
         """Steps completed since the run began."""
         return self.training.step
+
+    @property
+    def fetched(self) -> tuple[MicroBatch, ...]:
+        """The micro-batches that were taken and not yet weighed, with their parts of the step."""
+        return tuple(self._fetched)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
         """This rank's micro-batches of the step under way and of all that follow, with their parts of the step.
@@ -59,25 +67,40 @@ class ForeignLoop:
         return weighted
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Instead of `weigh`, where the framework itself has divided the sum of the losses of the oldest
-        micro-batch by the size of the whole global batch, and multiplied it by the number of ranks."""
+        """Instead of `weigh`, where the loss of the oldest micro-batch not yet weighed is its part of the global
+        batch's mean already, times the number of ranks."""
         self._fetched.popleft()
         self._observe(loss)
 
     def before_update(self, *_: Any) -> None:
         """All gradients of the step are there, and not used yet: where the job wants steps judged (`stability`), a
         bad one loses its gradients here, so that the framework's update changes nothing. Also a hook for
-        `optimizer.register_step_pre_hook`, if the framework steps the optimizer without a closure."""
+        `optimizer.register_step_pre_hook`, if the framework steps the optimizer without a closure. Raises UserError
+        where micro-batches of the step are missing: what is updated then would depend on the number of ranks."""
+        if self._has_begun:
+            self._check_weighed("the optimizer was stepped")
         self.training.may_update()
 
     def complete_step(self) -> None:
         """The framework has done its optimizer step. Commits where that is due; raises Drained (which ends the
         script, as sys.exit does) where the ranks have agreed to stop here, with the step committed. Does nothing
-        where that was said already."""
+        where that was said already. Raises UserError where micro-batches of the step are missing."""
         if self._under_way is not None and self._has_begun:
-            self._under_way.updated, self._has_begun = True, False
+            self._check_weighed("the next step began")
+            self._under_way.updated, self._has_begun, self._num_weighed = True, False, 0
             self._under_way = next(self._steps, None)
 
     def _observe(self, share: torch.Tensor) -> None:
         assert self._under_way is not None  # a micro-batch was fetched
+        self._num_weighed += 1
         self._under_way.observe(share.detach() / self.training.plan.world_size)
+
+    def _check_weighed(self, what: str) -> None:
+        number = self.training.plan.num_micro_batches
+        if self._num_weighed != number:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"{what} when {self._num_weighed} of the {number} micro-batches of step {self.step + 1} had been "
+                "weighed and gone backward; let every micro-batch do both, and step the optimizer once, after the "
+                "last (the adapter sets the accumulation of gradients)",
+            )

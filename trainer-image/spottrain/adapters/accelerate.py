@@ -54,14 +54,22 @@ class AcceleratedLoop(ForeignLoop):
         total: int,
         scheduler: AcceleratedScheduler | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
     ) -> None:
         """`model`, `optimizer` and `scheduler` as `accelerator.prepare` returned them; the scheduler steps once an
-        optimizer step. `collate` makes a batch of a list of items (default: torch's); `total` are the steps of the
-        run. Raises UserError."""
+        optimizer step. `collate` makes a batch of a list of items (default: torch's), `num_workers` processes fetch
+        items ahead; `total` are the steps of the run. Raises UserError, also where the accelerator has more in
+        training than what is passed here: the commits would be without it."""
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
                 "AcceleratedLoop needs model, optimizer and scheduler as accelerator.prepare(...) returns them",
+            )
+        if more := list(_not_passed(accelerator, model, optimizer, scheduler)):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"the accelerator has prepared {', '.join(more)} beside what AcceleratedLoop was given, which no "
+                "commit would hold; train one model with one optimizer, and pass its scheduler",
             )
         accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
         if scheduler is not None:
@@ -74,6 +82,7 @@ class AcceleratedLoop(ForeignLoop):
             scheduler=scheduler.scheduler if scheduler is not None else None,
             dataset=dataset,
             collate=collate,
+            num_workers=num_workers,
             stateful={"scaler": scaler} if scaler is not None else None,
             instead=_ARGUMENTS,
         )
@@ -84,3 +93,18 @@ class AcceleratedLoop(ForeignLoop):
         """This rank's micro-batches of the steps that are left, on its device. Between two steps the ranks meet;
         Drained is raised (which ends the script, as sys.exit does) where they have agreed to stop."""
         return (batch for _, batch in self.micro_batches())
+
+
+def _not_passed(accelerator: Accelerator, model: nn.Module, *passed: Any) -> Iterator[str]:
+    """What the accelerator has in training, or was asked to save, beside what the loop knows of."""
+    trained = {id(each) for each in model.parameters()}  # the accelerator keeps models as they were before
+    prepared = [parameter for each in accelerator._models for parameter in each.parameters()]
+    if any(each.requires_grad and id(each) not in trained for each in prepared):
+        yield "another model"
+    for kind, known in (
+        ("another optimizer", accelerator._optimizers),
+        ("another scheduler", accelerator._schedulers),
+        ("an object of register_for_checkpointing", accelerator._custom_objects),
+    ):
+        if any(all(each is not one for one in passed) for each in known):
+            yield kind

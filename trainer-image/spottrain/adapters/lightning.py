@@ -22,6 +22,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from spottrain import random_state
 from spottrain.failures import UserError
 from spottrain.foreign_loop import ForeignLoop
 from spottrain.loader import MapDataset
@@ -101,14 +102,22 @@ class SpottrainStrategy(DDPStrategy):
     loop: ForeignLoop
 
     def __init__(
-        self, session: Session, dataset: MapDataset, *, collate: Callable[[list[Any]], Any] | None = None, **ddp: Any
+        self,
+        session: Session,
+        dataset: MapDataset,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **ddp: Any,
     ) -> None:
-        """`collate` makes a batch of a list of items (default: torch's); `ddp` are arguments of DDPStrategy."""
+        """`collate` makes a batch of a list of items (default: torch's), `num_workers` processes fetch items ahead;
+        `ddp` are arguments of DDPStrategy."""
         self._environment = SessionEnvironment(session)
         super().__init__(cluster_environment=self._environment, **ddp)
         self.session = session
         self._dataset = dataset
         self._collate = collate
+        self._num_workers = num_workers
         self.batches = Batches(self)
 
     @property
@@ -128,18 +137,26 @@ class SpottrainStrategy(DDPStrategy):
         if trainer.state.fn is not TrainerFn.FITTING:
             return
         schedules = self.lr_scheduler_configs
-        if len(self.optimizers) != 1 or any(s.interval != "step" for s in schedules) or trainer.max_steps < 1:
+        by_itself = trainer.lightning_module.automatic_optimization
+        counted = all(
+            (each.interval, each.frequency, each.reduce_on_plateau) == ("step", 1, False) for each in schedules
+        )
+        if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
-                "spottrain's strategy for Lightning needs Trainer(max_steps=...), one optimizer, and a learning rate "
-                'schedule, if there is one, with "interval": "step", as an epoch is not a unit of the run',
+                "spottrain's strategy for Lightning needs Trainer(max_steps=...), automatic optimization with one "
+                'optimizer, and a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 and no '
+                "metric, as an epoch is not a unit of the run, and a drain may leave out a validation",
             )
+        scaler = getattr(self.precision_plugin, "scaler", None)  # of 16-mixed
         training = self.session.adopt(
             self.model,
             self.optimizers[0],
             scheduler=schedules[0].scheduler if schedules else None,
             dataset=self._dataset,
             collate=self._collate,
+            num_workers=self._num_workers,
+            stateful={"scaler": scaler} if scaler is not None else None,
             instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, trainer.max_steps)
@@ -161,6 +178,7 @@ class SpottrainCallback(Callback):
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
+        self._state_of_training: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning's handler runs a collective at once, wherever the rank is in its own.
@@ -174,3 +192,10 @@ class SpottrainCallback(Callback):
     ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self._strategy.loop.complete_step()
+            if trainer.enable_validation:
+                self._state_of_training = random_state.capture()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The random numbers of training don't know of a validation: a drain may leave it out.
+        if self._state_of_training is not None:
+            random_state.restore(self._state_of_training)

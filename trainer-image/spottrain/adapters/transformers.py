@@ -14,13 +14,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
+from transformers.optimization import GreedyLR
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
+from spottrain import random_state
 from spottrain.failures import UserError
 from spottrain.foreign_loop import ForeignLoop
 from spottrain.session import Session
@@ -28,7 +33,8 @@ from spottrain_api.contract import FailureReason
 
 # What a TrainerState has of the run, beside what follows from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
-_IGNORED_LABEL = -100
+# The orders of samples that the job has, and whether they are shuffled.
+_SHUFFLES = {"random": True, "sequential": False}
 # Arguments for what the job must leave to the Trainer.
 _ARGUMENTS = {
     "precision": "bf16 or fp16 in TrainingArguments",
@@ -57,8 +63,6 @@ class SpottrainCallback(TrainerCallback):
         if math.floor(state.epoch) > math.floor(before):
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
             control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH
-        if control.should_evaluate:
-            self._trainer.loop.complete_step()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer.loop.complete_step()
@@ -69,6 +73,7 @@ class SpottrainTrainer(Trainer):
     Trainer's own records."""
 
     loop: ForeignLoop
+    compute_loss: Callable[..., Any]
 
     def __init__(self, *positional: Any, session: Session, **named: Any) -> None:
         """`session` is of `spottrain.session()`; all else is the Trainer's. Raises UserError."""
@@ -77,21 +82,33 @@ class SpottrainTrainer(Trainer):
         plan = session.batch_plan
         args = self.args
         if args.load_best_model_at_end or not hasattr(self.train_dataset, "__len__"):
-            raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
+            raise _refused(
                 "SpottrainTrainer needs a train_dataset with a length, and load_best_model_at_end False, as the "
-                "checkpoints are the job's; `spottrain checkpoints export` makes a model of one",
+                "checkpoints are the job's; `spottrain checkpoints export` makes a model of one"
+            )
+        if args.auto_find_batch_size or args.train_sampling_strategy not in _SHUFFLES:
+            raise _refused(
+                "SpottrainTrainer needs auto_find_batch_size False, and for train_sampling_strategy one of "
+                f"{', '.join(_SHUFFLES)}, as batches and the order of the samples are the job's at every world size; "
+                "set batch.micro in the job"
             )
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches
-        args.average_tokens_across_devices = True
+        args.average_tokens_across_devices = False  # done here, by the weights of the micro-batches
         args.save_strategy = IntervalStrategy.NO
         if args.max_steps <= 0:
             args.max_steps = math.ceil(args.num_train_epochs * len(self.train_dataset) / plan.global_batch)
+        self._weights: deque[tuple[Any, Any]] = deque()
+        self.compute_loss = self._weighed(self.compute_loss)  # around whatever subclasses make of it
         self.add_callback(SpottrainCallback(self))
 
     def begin(self, state: TrainerState) -> None:
         """Resume; called when model, optimizer and schedule are there."""
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR):
+            raise _refused(
+                "a learning rate that follows evaluations (reduce_lr_on_plateau, greedy) depends on when the job is "
+                "preempted, as a drain leaves out the evaluation of its step; use a schedule of steps"
+            )
         scaler = self.accelerator.scaler
         training = self._session.adopt(
             self.model_wrapped,
@@ -99,6 +116,7 @@ class SpottrainTrainer(Trainer):
             scheduler=self.lr_scheduler,
             dataset=self.train_dataset,
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
+            shuffle=_SHUFFLES[self.args.train_sampling_strategy],
             num_workers=self.args.dataloader_num_workers,
             stateful={"trainer": self} | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
@@ -113,39 +131,88 @@ class SpottrainTrainer(Trainer):
         """How often the data set was used up to and including a step."""
         return step * self._session.batch_plan.global_batch / len(self.train_dataset)
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> TrainOutput:
+        """The Trainer's own; what it resumes from is the job's newest commit."""
+        if resume_from_checkpoint:
+            raise _refused(
+                "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
+            )
+        return super().train(None, *positional, **named)
+
+    def evaluate(self, *positional: Any, **named: Any) -> dict[str, float]:
+        """The Trainer's own, after the step is complete. The random numbers of training don't know of it: a drain may
+        leave it out."""
+        if self.is_in_train:
+            self.loop.complete_step()
+        state = random_state.capture()
+        try:
+            metrics: dict[str, float] = super().evaluate(*positional, **named)
+            return metrics
+        finally:
+            random_state.restore(state)
+
     def get_train_dataloader(self) -> Iterator[Any]:
         """This rank's share of the run, from the step on from which it resumes; it has no length."""
-        for micro_batch, batch in self.loop.micro_batches():
-            if micro_batch.num_samples == 0 and "labels" in batch:
-                # Of a rank that has no samples left; the Trainer divides by the number of labels.
-                batch["labels"] = torch.full_like(batch["labels"], _IGNORED_LABEL)
+        for _, batch in self.loop.micro_batches():  # not before training begins, so that the loop is there
             yield batch
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The Trainer's own, weighted so that the gradient is the mean over the global batch."""
-        loss = super().compute_loss(
-            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
-        if return_outputs or not model.training:
-            return loss
-        if self._divides_by_items(num_items_in_batch):
-            self.loop.observe(loss)
-            return loss
-        return self.loop.weigh(loss)
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of a step. Their weights are found here: by labels where the Trainer counts them, as it
+        does for models that take `num_items_in_batch`, else by samples."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        weights = torch.tensor([part.loss_weight for part in self.loop.fetched], device=device)
+        counts: Any = [None] * len(batches)
+        if num_items is not None:
+            counts = torch.stack([self._get_num_items_in_batch([batch], device) for batch in batches]).to(device)
+            counted = torch.where(weights > 0, counts, 0)  # a rank without samples left computes another's
+            total = self.accelerator.gather(counted.sum()).sum().clamp(min=1)
+            weights = counted * self.loop.training.plan.world_size / total
+            counts = counts.clamp(min=1)
+        self._weights = deque(zip(weights, counts, strict=True))
+        return batches, num_items
 
-    def _divides_by_items(self, num_items_in_batch: Any) -> bool:
-        """Whether losses are sums divided by the number of labels in the global batch; as training_step has it."""
-        if self.loss_is_scaled_for_ga is not None:
-            return bool(self.loss_is_scaled_for_ga)
-        counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return bool(counted or self.compute_loss_func is not None)
+    def _weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Losses of training are means over a micro-batch, whether the model divides by `num_items_in_batch` or takes
+        a mean by itself; then they are weighted so that the gradient is the mean over the global batch."""
+
+        def weighed(
+            model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **named: Any
+        ) -> Any:
+            if not model.training:
+                return compute_loss(
+                    model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **named
+                )
+            weight, num_items = self._weights.popleft()
+            self.current_gradient_accumulation_steps = 1  # what the Trainer divides by; the weight has it
+            loss = compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items, **named)
+            loss, *outputs = loss if return_outputs else (loss,)
+            loss = torch.where(weight > 0, loss * weight, 0.0)  # a mean over no labels is no number
+            self.loop.observe(loss)
+            return (loss, *outputs) if return_outputs else loss
+
+        return weighed
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": json.dumps(dataclasses.asdict(self.state))}
+        callbacks = [[type(each).__name__, each.state()["attributes"]] for each in self._exportable()]
+        return {"state": json.dumps(dataclasses.asdict(self.state)), "callbacks": json.dumps(callbacks)}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         saved = json.loads(state_dict["state"])
         for name in _OF_THE_RUN:
             setattr(self.state, name, saved[name])
+        left = self._exportable()
+        for kind, attributes in json.loads(state_dict.get("callbacks", "[]")):
+            callback = next((each for each in left if type(each).__name__ == kind), None)
+            if callback is not None:
+                left.remove(callback)
+                vars(callback).update(attributes)
+
+    def _exportable(self) -> list[Any]:
+        """Callbacks with a state, such as the patience of EarlyStoppingCallback."""
+        return [each for each in self.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+def _refused(message: str) -> UserError:
+    return UserError(FailureReason.INVALID_CONFIGURATION, message)
