@@ -60,7 +60,8 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
 
         storage, head = _open(uri, endpoint_url)
         commit = _choose(head, step)
-        manifest = read_manifest(storage, commit)
+        with _kept(storage, commit):
+            manifest = read_manifest(storage, commit)
         extra = codec.join(manifest.extra, {})
     click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
     click.echo(f"Written by {manifest.world_size} ranks, {decimal(manifest.size)}, under {commit.attempt}")
@@ -83,9 +84,11 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
         storage, head = _open(uri, endpoint_url)
         chosen = head.commits if step is None else (_choose(head, step),)
         damages = [_damage(storage, commit) for commit in chosen]
-    for commit, damage in zip(chosen, damages, strict=True):
-        click.echo(f"step {commit.step}: {'whole' if damage is None else f'damaged. {damage}'}")
-    damaged = sum(damage is not None for damage in damages)
+        kept = [damage is None or _is_kept(storage, commit) for commit, damage in zip(chosen, damages, strict=True)]
+    for commit, damage, is_kept in zip(chosen, damages, kept, strict=True):
+        found = "whole" if damage is None else f"damaged. {damage}" if is_kept else "dropped by the job meanwhile"
+        click.echo(f"step {commit.step}: {found}")
+    damaged = sum(damage is not None and is_kept for damage, is_kept in zip(damages, kept, strict=True))
     if damaged:
         raise click.ClickException(
             f"{damaged} of {len(chosen)} commits are damaged; a job resumes from the newest one that is whole."
@@ -106,8 +109,11 @@ def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | N
         from spottrain.checkpoint.export import export
 
         storage, head = _open(uri, endpoint_url)
-        for path in export(storage, _choose(head, step), output):
-            click.echo(f"Wrote {path} ({decimal(path.stat().st_size)}).")
+        commit = _choose(head, step)
+        with _kept(storage, commit):
+            written = export(storage, commit, output)
+    for path in written:
+        click.echo(f"Wrote {path} ({decimal(path.stat().st_size)}).")
 
 
 @contextmanager
@@ -130,13 +136,36 @@ def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
     from spottrain.checkpoint import open_storage, read_head
 
     parts = urlsplit(uri)
-    if parts.scheme == "file" and not parts.netloc and not Path(parts.path).is_dir():
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and not Path(parts.path).is_dir():
         raise click.ClickException(f"There is no folder {parts.path}.")  # to open it would make it
     storage = open_storage(uri, endpoint_url=endpoint_url)
     head = read_head(storage)
     if head is None or head.newest is None:
         raise click.ClickException(f"There is no commit at {uri}. Is it the job's checkpoint.uri?")
     return storage, head
+
+
+@contextmanager
+def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
+    """What is missing of a commit that a job at work has dropped meanwhile is no damage."""
+    from spottrain.checkpoint import CorruptCheckpoint
+
+    try:
+        yield
+    except CorruptCheckpoint as error:
+        if _is_kept(storage, commit):
+            raise
+        raise click.ClickException(
+            f"The job has dropped step {commit.step} meanwhile, as it keeps newer ones; try again, or raise "
+            "checkpoint.keep."
+        ) from error
+
+
+def _is_kept(storage: CheckpointStorage, commit: Commit) -> bool:
+    from spottrain.checkpoint import read_head
+
+    head = read_head(storage)
+    return head is not None and commit in head.commits
 
 
 def _choose(head: Head, step: int | None) -> Commit:

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+from spottrain.checkpoint import Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.stores import open_storage
 from spottrain.training_state import model_config
@@ -131,10 +132,46 @@ def test_a_damaged_model_is_not_exported(uri: str, tmp_path: Path) -> None:
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_a_place_that_cannot_be_written_gets_a_sentence(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "file").touch()
+    full = Path("/dev/full") / "model.safetensors"
+    for output in (tmp_path / "folder.safetensors", tmp_path / "file", tmp_path / "file" / "m.safetensors", full):
+        result = run("export", uri, str(output))
+        assert result.exit_code == 1
+        assert f"The model could not be written to {output}: " in result.output.replace("\n", " ")
+        assert isinstance(result.exception, SystemExit)
+
+
+def test_an_export_makes_the_folders_to_its_file_and_lets_others_read_it(uri: str, tmp_path: Path) -> None:
+    path = tmp_path / "of" / "mine" / "model.safetensors"
+    assert run("export", uri, str(path)).exit_code == 0
+    beside = tmp_path / "beside"
+    beside.touch()
+    assert path.stat().st_mode == beside.stat().st_mode
+    assert [each.name for each in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's next commit comes between the reading of HEAD and that of the commit."""
+
+    def choose(head: Head, step: int | None) -> Commit:
+        (commit,) = (each for each in head.commits if each.step == step)
+        saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+        saver.save({"model": {"x": torch.ones(1)}}, step=30, extra={}, asynchronous=False)
+        saver.cleanup(keep_last=1)
+        return commit
+
+    monkeypatch.setattr("spottrain_cli.checkpoints._choose", choose)
+    assert run("verify", uri, "--step", "20").output == "step 20: dropped by the job meanwhile\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("ls", "file:///no/such/folder"), "There is no folder /no/such/folder."),
+        (("ls", "file://localhost/no/such/folder"), "There is no folder /no/such/folder."),
+        (("ls", "s3://bucket/x", "--endpoint-url", "host"), "checkpoint.endpointURL 'host' is no address"),
         (("ls", "ftp://host/x"), "unknown scheme"),
         (("ls", "EMPTY"), "There is no commit at"),
         (("show", "URI", "--step", "11"), "There is no commit of step 11; kept are 20, 10."),

@@ -145,8 +145,8 @@ class SpottrainStrategy(DDPStrategy):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
                 "spottrain's strategy for Lightning needs Trainer(max_steps=...), automatic optimization with one "
-                'optimizer, and a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 and no '
-                "metric, as an epoch is not a unit of the run, and a drain may leave out a validation",
+                'optimizer, and a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 '
+                "and no metric, as an epoch is not a unit of the run, and a drain may leave out a validation",
             )
         scaler = getattr(self.precision_plugin, "scaler", None)  # of 16-mixed
         training = self.session.adopt(

@@ -78,3 +78,7 @@ class UnsupportedState(CheckpointError):
 
 class SaveFailed(CheckpointError):
     """This save did not become a commit; the newest commit stands."""
+
+
+class ExportFailed(CheckpointError):
+    """A model could not be written to where it was to go."""

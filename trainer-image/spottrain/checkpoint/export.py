@@ -6,18 +6,22 @@ memory for a moment; optimizer state is not read.
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from spottrain.checkpoint import codec
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.dcp import load_tensors
-from spottrain.checkpoint.errors import CheckpointMismatch
+from spottrain.checkpoint.errors import CheckpointMismatch, ExportFailed
 from spottrain.checkpoint.manifest import DTYPES, Manifest, read_manifest
 from spottrain.checkpoint.storage import CheckpointStorage
 
@@ -29,21 +33,26 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
     """Write the model of `commit` to `output`: a file if that ends in .safetensors, else a folder with
     model.safetensors and, where the script's model has a Hugging Face configuration, config.json.
 
-    Returns the files written. Raises CorruptCheckpoint, and CheckpointMismatch where there is no model.
+    Returns the files written. Raises CorruptCheckpoint, CheckpointMismatch where there is no model, and ExportFailed.
     """
     manifest = read_manifest(storage, commit)
+    is_file = output.suffix == SUFFIX
+    with _sentences(output):  # before the model is read, which may take long
+        (output.parent if is_file else output).mkdir(parents=True, exist_ok=True)
+        if is_file and output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
     tensors = _read_model(storage, commit, manifest)
     note = {"format": "pt", "spottrain_step": str(commit.step)}
-    if output.suffix == SUFFIX:
-        return [_save(tensors, output, note)]
-    output.mkdir(parents=True, exist_ok=True)
-    written = [_save(tensors, output / f"model{SUFFIX}", note)]
-    config = model_config(manifest)
-    if config is not None:
-        path = output / "config.json"
-        path.write_text(json.dumps(config, indent=2) + "\n")
-        written.append(path)
-    return written
+    with _sentences(output):
+        if is_file:
+            return [_save(tensors, output, note)]
+        written = [_save(tensors, output / f"model{SUFFIX}", note)]
+        config = model_config(manifest)
+        if config is not None:
+            path = output / "config.json"
+            path.write_text(json.dumps(config, indent=2) + "\n")
+            written.append(path)
+        return written
 
 
 def model_config(manifest: Manifest) -> dict[str, Any] | None:
@@ -67,8 +76,22 @@ def _save(tensors: dict[str, torch.Tensor], path: Path, note: dict[str, str]) ->
     """A reader never sees half a file."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
+        unfinished.touch()
+        mode = unfinished.stat().st_mode
         save_file(tensors, unfinished, metadata=note)
+        unfinished.chmod(mode)  # safetensors lets nobody else read what it writes
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def _sentences(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ExportFailed(
+            f"The model could not be written to {output}: {why}. Make room there, or name another place."
+        ) from error

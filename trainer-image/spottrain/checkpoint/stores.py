@@ -28,6 +28,8 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         return _open_file(uri, parts.netloc, parts.path, create_folder)
     if not parts.netloc:
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
+    if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
+        raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
     if parts.scheme == "s3":
         from spottrain.checkpoint.s3_storage import S3Storage
 
