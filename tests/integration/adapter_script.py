@@ -168,6 +168,7 @@ def train_with_transformers(
 
 def train_with_lightning(session: spottrain.Session) -> nn.Module:
     import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import EarlyStopping
 
     from spottrain.adapters.lightning import SpottrainCallback, SpottrainStrategy
 
@@ -198,7 +199,7 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         val_check_interval=2,
         precision="bf16-mixed" if ALL_ON else "32-true",
         strategy=strategy,
-        callbacks=[SpottrainCallback(strategy)],
+        callbacks=[SpottrainCallback(strategy), *([EarlyStopping("loss")] if MISUSE == "callback" else [])],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -110,6 +110,7 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
     [
         ("transformers", "order", "for train_sampling_strategy one of random, sequential"),
         ("lightning", "manual", "automatic optimization with one optimizer"),
+        ("lightning", "callback", "EarlyStopping of Lightning's Trainer would begin anew"),
         ("accelerate", "models", "the accelerator has prepared another model beside"),
         ("accelerate", "weight", "0 of the 4 micro-batches of step 1 had been weighed"),
         ("accelerate", "accumulation", "1 of the 4 micro-batches of step 1 had been weighed"),

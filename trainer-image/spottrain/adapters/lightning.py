@@ -148,6 +148,12 @@ class SpottrainStrategy(DDPStrategy):
                 'optimizer, and a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 '
                 "and no metric, as an epoch is not a unit of the run, and a drain may leave out a validation",
             )
+        if stateful := [type(each).__name__ for each in trainer.callbacks if each.state_dict()]:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"the commits don't hold the states of callbacks, and {', '.join(stateful)} of Lightning's Trainer "
+                "would begin anew after each preemption; leave such callbacks out",
+            )
         scaler = getattr(self.precision_plugin, "scaler", None)  # of 16-mixed
         training = self.session.adopt(
             self.model,
