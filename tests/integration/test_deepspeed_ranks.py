@@ -20,6 +20,7 @@ from spottrain_api.contract import (
     FailureReason,
     Outcome,
     OutcomeKind,
+    Progress,
     TrainerConfig,
 )
 
@@ -62,7 +63,7 @@ class Job:
         ]
         with forked_ranks(self.fork, SCRIPT, settings):
             pass
-        self.outcomes = [Outcome.read(self._run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
+        self.outcomes = [Outcome.read(self.run_dir(rank) / "outcome-0.json") for rank in range(world_size)]
 
     def kinds(self) -> set[OutcomeKind]:
         return {outcome.kind for outcome in self.outcomes if outcome is not None}
@@ -78,13 +79,13 @@ class Job:
         load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
         return head.newest.step, tensors, manifest.tree
 
-    def _run_dir(self, rank: int) -> Path:
+    def run_dir(self, rank: int) -> Path:
         return self.folder / f"run-{self.generation}-{rank}"
 
     def _settings(
         self, rank: int, environment: dict[str, str], drain_at: int | None, steps: int, echo: bool
     ) -> dict[str, Any]:
-        run_dir = self._run_dir(rank)
+        run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)
         TrainerConfig(
             job="test",
@@ -235,6 +236,9 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -
     job.strategy = "ddp"
     job.train(2)
     assert_succeeded(job)
+    progress = Progress.read(job.run_dir(0) / "progress-0.json")
+    said = (progress and progress.message) or ""
+    assert "The checkpoint at step 3 was made with the strategy deepspeed, and training went on from it with" in said
     ddp = Job(tmp_path / "ddp", fork, strategy="ddp")
     ddp.train(2)
     assert_same(job, ddp, exactly=False)

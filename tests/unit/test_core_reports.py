@@ -152,6 +152,9 @@ def test_what_went_other_than_planned_is_told_once() -> None:
     assert [(event.type, event.reason, event.message) for event in first.events] == [
         ("Warning", "NotAsPlanned", message)
     ]
+    ready = first.status.condition("Ready")
+    assert ready is not None
+    assert ready.message == f"Training in generation 1 with 4 nodes. {message}"
     scene = training_job().status(accounted_at=None, progress=first.status.progress)
     assert scene.all_say(progress=told).plan().events == ()
 

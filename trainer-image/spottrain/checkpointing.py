@@ -127,6 +127,8 @@ class CheckpointSchedule:
         self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
     ) -> None:
         state.check(loaded.extra, loaded.step)
+        if (change := state.change(loaded.extra, loaded.step)) is not None:
+            self._say(change)
         state.restore(tensors, loaded, seed=seed, rank=rank)
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self._cost = CheckpointCost(**cost)

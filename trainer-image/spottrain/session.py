@@ -177,7 +177,8 @@ class Session:
             choice = self._choose_strategy(model, engine_config, tokens_per_sample)
             if choice is not None:
                 engine_config = applied(choice, engine_config)
-            engine = choose_engine(choice.strategy if choice is not None else self.config.strategy, engine_config)
+            engine_name = choice.strategy if choice is not None else self.config.strategy
+            engine = choose_engine(engine_name, engine_config)
             prepare_blocks(
                 model,
                 find_blocks(model, wrap),
@@ -192,6 +193,7 @@ class Session:
             tokens_per_sample=tokens_per_sample,
             scheduler=scheduler(made_optimizer) if scheduler is not None else None,
             model_config=model_config(model),
+            engine_name=engine_name,
             strategy=choice,
         )
 

@@ -41,6 +41,7 @@ class TrainingState:
     scheduler: LRScheduler | None
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
+    engine_name: str | None = None  # ddp, fsdp or deepspeed; None for a framework's own
     strategy: StrategyChoice | None = None  # of `strategy: auto`
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
 
@@ -54,6 +55,7 @@ class TrainingState:
             "identity": self.identity,
             "scheduler": scheduler,
             "model_config": self.model_config,
+            "engine": self.engine_name,
             "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
         }
         if self.strategy is not None:
@@ -94,6 +96,16 @@ class TrainingState:
                     f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
                     "set it back, or use another checkpoint.uri to start afresh."
                 )
+
+    def change(self, extra: dict[str, Any], step: int) -> str | None:
+        """What is other than in the run that saved, though this one may go on from there; as a sentence."""
+        before, now = extra.get("engine"), self.engine_name
+        if None in (before, now) or before == now:
+            return None
+        return (
+            f"The checkpoint at step {step} was made with the strategy {before}, and training went on from it with "
+            f"{now}: the weights and the order of the samples are the same, the rounding is not."
+        )
 
 
 def _with_numbers(state: Any) -> Any:

@@ -70,10 +70,10 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
         return _what_is_missing(situation, status)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
-    return _of_generation(generation, phase)
+    return _of_generation(status, generation, phase)
 
 
-def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
+def _of_generation(status: TrainingJobStatus, generation: GenerationStatus, phase: Phase) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
         until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
@@ -83,7 +83,8 @@ def _of_generation(generation: GenerationStatus, phase: Phase) -> str:
     if phase is Phase.STARTING:
         return f"Starting {name}"
     unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
-    return f"Training in {name}{unseen}"
+    note = f". {status.progress.message}" if status.progress.message else ""  # what went other than planned
+    return f"Training in {name}{unseen}{note}"
 
 
 def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
