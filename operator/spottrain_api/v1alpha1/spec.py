@@ -290,7 +290,8 @@ class Checkpoint(Resource):
             ge=0,
             le=1,
             description="1: each member's newest shard is in another member's memory too, so that a node lost "
-            "without notice costs a step or two. Needs memory for about seven times a node's shard.",
+            "without notice costs the steps since then alone, one or two with peerInterval 1. Needs memory for about "
+            "seven times a node's shard.",
         ),
     ] = 0
     peer_interval: Annotated[
