@@ -152,7 +152,8 @@ class SpottrainStrategy(DDPStrategy):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
                 f"the commits don't hold the states of callbacks, and {', '.join(stateful)} of Lightning's Trainer "
-                "would begin anew after each preemption; leave such callbacks out",
+                "would begin anew after each preemption; leave such callbacks out, and ModelCheckpoint by "
+                "enable_checkpointing=False",
             )
         scaler = getattr(self.precision_plugin, "scaler", None)  # of 16-mixed
         training = self.session.adopt(
