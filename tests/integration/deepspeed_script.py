@@ -45,6 +45,21 @@ class Model(nn.Module):
         return (self.out(x) * self.scale).sum(dim=1)
 
 
+class Mixture(nn.Module):
+    """Ranks use the same expert, another in each micro-batch; after `mixed_after` of these each has its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+        self.never = nn.Linear(5, 5)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        mine = int(os.environ["RANK"]) if self.calls > RANK_SETTINGS["mixed_after"] else 2 + self.calls % 2
+        return self.experts[mine](x).sum(dim=1)
+
+
 class InBlocks(torch.optim.Optimizer):
     """Keeps a number for each two elements of what it is given, as 8-bit optimizers do for more."""
 
@@ -82,7 +97,7 @@ dataset = [(inputs[index], inputs[index].sum()) for index in range(len(inputs))]
 
 with spottrain.session() as session:
     training = session.prepare(
-        Model(),
+        Model() if RANK_SETTINGS["mixed_after"] is None else Mixture(),
         optimizer=make_optimizer,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5),
         dataset=dataset,

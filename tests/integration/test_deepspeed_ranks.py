@@ -51,6 +51,7 @@ class Job:
     dropout: float = 0.0
     clip_grad_norm: float | None = 1.0
     global_batch: int = 10
+    mixed_after: int | None = None
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
 
@@ -110,6 +111,7 @@ class Job:
             "clip_grad_norm": self.clip_grad_norm,
             "deepspeed_config": self.deepspeed_config,
             "forced_fp16": self.forced_fp16,
+            "mixed_after": self.mixed_after,
         }
 
 
@@ -294,3 +296,19 @@ def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: An
     assert outcome.failure.message == (
         "the DeepSpeed JSON has another train_batch_size than the job's batch.global 10; remove it there"
     )
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_ranks_that_use_different_experts_end_the_job_with_a_sentence(
+    tmp_path: Path, fork: Any, zero_stage: int
+) -> None:
+    # Two micro-batches a step: the second of the third step is the first that differs.
+    job = Job(tmp_path, fork, deepspeed=stage(zero_stage), global_batch=12, mixed_after=5)
+    job.train(2)
+    for outcome in job.outcomes:
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+        assert outcome.failure.message.startswith("The ranks used different parameters in a micro-batch")
+        assert "rank 0 used experts.0." in outcome.failure.message
+        assert "rank 1 used experts.1." in outcome.failure.message

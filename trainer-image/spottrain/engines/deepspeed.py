@@ -18,6 +18,7 @@ from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import autocast_forward, cast_around
+from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.statistics import RunningStatistics
 
 LOSS_SCALER = "loss_scaler"
@@ -69,6 +70,8 @@ class DeepSpeedEngine:
         if self._settings["zero_optimization"]["stage"] == 0:
             # Its own way, of which it makes no use at other stages, can't clip a scalar's gradient.
             self._engine.clip_fp32_gradients = self._clip
+        elif self._config.plan.world_size > 1:
+            self._check_before_sums(SameParameters(names))
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._statistics = RunningStatistics(model)
         self._state = state_of(self._engine, self._base, names)
@@ -98,6 +101,20 @@ class DeepSpeedEngine:
             self._engine.step()
         finally:
             self._base.step = step  # type: ignore[method-assign]
+
+    def _check_before_sums(self, parameters: SameParameters) -> None:
+        """Before the last of a backward's sums over the ranks, the only one unless a bucket was full before."""
+        add_up = self._engine.allreduce_gradients
+
+        def check_and_add_up() -> None:
+            if (
+                self._engine.is_gradient_accumulation_boundary()
+                or self._engine.zero_optimization_partition_gradients()
+            ):
+                parameters.check()
+            add_up()
+
+        self._engine.allreduce_gradients = check_and_add_up
 
     def _clip(self) -> None:
         nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._engine.gradient_clipping())
