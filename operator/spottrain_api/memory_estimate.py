@@ -282,7 +282,8 @@ def _zero(
     parameters = compute * (shard if stage == 3 else num)
     gradients = _FP32 * (workload.model.trained if stage == 1 else trained)
     optimizer = _FP32 * (1 + workload.optimizer_slots) * trained  # master weights and the optimizer's own
-    bucket = min(workload.model.trained, _BUCKET) * _FP32
+    # Stages 2 and 3 flatten it before the ranks add it up: fp32 twice, or as computed, that again and in fp32.
+    bucket = min(workload.model.trained, _BUCKET) * _FP32 * (1 if stage == 1 else 2)
     live = min(num, _LIVE) * compute if stage == 3 else 0
     # Gradients as they are computed come before they are added up in fp32.
     computed = compute * workload.model.trained if stage == 1 else 0

@@ -7,6 +7,8 @@ from benchmarks.memory.cases import Case, Shape
 from integration.gpu_ranks import in_a_world_of_one, peaks_and_estimates
 
 SHAPE = Shape(layers=6, width=256, context=128, micro_batch=2, vocabulary=5000)
+# Next to no activations.
+WIDE = Shape(layers=2, width=512, context=16, micro_batch=1, vocabulary=1000)
 
 
 def test_the_estimate_is_near_the_measured_peak() -> None:
@@ -15,3 +17,9 @@ def test_the_estimate_is_near_the_measured_peak() -> None:
         cases, in_a_world_of_one("cpu", peaks_and_estimates, "cpu", cases), strict=True
     ):
         assert 0.75 < estimated / measured < 1.5, (case, estimated, measured)
+
+
+def test_both_buckets_of_zero_3_are_counted() -> None:
+    case = Case(shape=WIDE, strategy="3", precision="bf16")
+    ((measured, estimated),) = in_a_world_of_one("cpu", peaks_and_estimates, "cpu", [case])
+    assert 0.9 < estimated / measured < 1.35, (estimated, measured)
