@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,6 +171,18 @@ def test_another_opener_sees_every_finished_write(reopen: Open) -> None:
         assert other.get("k") == (str(number).encode(), etag)
 
 
+def test_a_reader_sees_all_of_a_write_or_nothing_of_it(reopen: Open) -> None:
+    values = [bytes([number]) * (9 << 20) for number in range(2)]  # two parts, where a store has them
+    writer, reader = reopen(), reopen()
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(lambda: [writer.upload("k", value) for value in values])
+        while not written.done():
+            with contextlib.suppress(ObjectNotFound):
+                is_whole = reader.get("k")[0] in values
+                assert is_whole
+        written.result()
+
+
 def test_there_is_nothing_to_abandon_after_whole_uploads(storage: CheckpointStorage) -> None:
     storage.upload("attempts/x", bytes(20 << 20))
     assert storage.abandon_uploads("attempts/", lambda key: True) == 0
@@ -214,6 +229,42 @@ def test_a_folder_abandons_what_a_killed_writer_left(tmp_path: Path) -> None:
     assert list(storage.list("")) == []
     assert storage.abandon_uploads("attempts/", lambda key: key == "attempts/old") == 1
     assert [path.name for path in (tmp_path / ".unfinished").iterdir()] == ["attempts%new.456"]
+
+
+@pytest.mark.parametrize("write", [FileStorage.upload, FileStorage.put])
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "fails"])
+def test_a_writer_that_ends_within_a_write_leaves_the_old_object(
+    is_killed: bool, write: Callable[[FileStorage, str, bytes], object], tmp_path: Path
+) -> None:
+    storage = FileStorage(tmp_path)
+    storage.put("a/b", b"old")
+    writer = os.fork()
+    if writer == 0:
+        try:
+            # The kernel lets it write no more than half.
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL if is_killed else signal.SIG_IGN)
+            with contextlib.suppress(StorageUnavailable):
+                write(storage, "a/b", bytes(1000))
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(writer, 0)[1]) == is_killed
+    assert storage.get("a/b")[0] == b"old"
+    assert storage.abandon_uploads("", lambda key: True) == is_killed
+
+
+def test_a_folder_makes_a_write_durable_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk has of it whenever it is asked to have all, and whether readers see it yet."""
+    synced: list[tuple[Path | int, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path if path.is_dir() else path.stat().st_size, (tmp_path / "a" / "b").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    FileStorage(tmp_path).upload("a/b", bytes(1000))
+    assert synced == [(1000, False), (tmp_path / "a", True), (tmp_path, True)]
 
 
 @pytest.mark.parametrize(
