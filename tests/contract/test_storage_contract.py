@@ -274,11 +274,19 @@ def test_a_folder_makes_a_write_durable_before_it_is_seen(tmp_path: Path, monkey
         ("/just/a/path", "unknown scheme"),
         ("file://relative/folder", "not an absolute folder"),
         ("s3:///prefix", "names no bucket"),
+        ("s3://No_Bucket!/x", "'No_Bucket!' can't be the name of a bucket, .* Correct checkpoint.uri."),
+        ("gs://bucket-/x", "'bucket-' can't be the name of a bucket"),
+        ("gs://arn:aws:s3:region:1:accesspoint:x/y", "can't be the name of a bucket"),
     ],
 )
 def test_a_wrong_uri_gets_a_sentence(uri: str, sentence: str) -> None:
     with pytest.raises(StorageDenied, match=sentence):
         open_storage(uri)
+
+
+@pytest.mark.parametrize("bucket", ["b", "Old_Bucket.1", "arn:aws:s3:eu-west-1:123456789012:accesspoint:name"])
+def test_any_name_that_some_server_takes_is_taken(bucket: str) -> None:
+    open_storage(f"s3://{bucket}/p", endpoint_url="http://127.0.0.1:9")
 
 
 @pytest.mark.usefixtures("s3_credentials")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.storage import CheckpointStorage
 
 SCHEMES = ("file", "s3", "gs")
+# What any server takes: Amazon and Google are stricter, each in its own way. S3 also has access points, by their ARN.
+_BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
@@ -28,6 +31,11 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         return _open_file(uri, parts.netloc, parts.path, create_folder)
     if not parts.netloc:
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
+    if not _BUCKET.fullmatch(parts.netloc) and not uri.startswith("s3://arn:"):
+        raise StorageDenied(
+            f"{parts.netloc!r} can't be the name of a bucket, which consists of letters, digits, dots, hyphens and "
+            "underscores, with a letter or digit first and last. Correct checkpoint.uri."
+        )
     if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
         raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
     if parts.scheme == "s3":
