@@ -137,8 +137,8 @@ def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
 
     parts = urlsplit(uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and not Path(parts.path).is_dir():
-        raise click.ClickException(f"There is no folder {parts.path}.")  # to open it would make it
-    storage = open_storage(uri, endpoint_url=endpoint_url)
+        raise click.ClickException(f"There is no folder {parts.path}.")
+    storage = open_storage(uri, endpoint_url=endpoint_url, create_folder=False)
     head = read_head(storage)
     if head is None or head.newest is None:
         raise click.ClickException(f"There is no commit at {uri}. Is it the job's checkpoint.uri?")

@@ -224,6 +224,8 @@ def test_s3_passes_over_an_upload_that_somebody_else_abandons(server: str, reque
 
 def test_a_folder_abandons_what_a_killed_writer_left(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
+    assert storage.abandon_uploads("", lambda key: True) == 0
+    (tmp_path / ".unfinished").mkdir()
     for name in ("attempts%old.123", "attempts%new.456"):
         (tmp_path / ".unfinished" / name).write_bytes(b"half")
     assert list(storage.list("")) == []
@@ -317,8 +319,9 @@ def test_an_endpoint_that_is_not_there_gets_a_sentence() -> None:
 
 def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageDenied, match=r"checkpoint folder .*Let the job's user write to it"):
-        open_storage(f"file://{tmp_path}/file/store")
+    for folder in ("file", "file/store"):
+        with pytest.raises(StorageDenied, match=r"checkpoint folder .*Let the job's user write to it"):
+            open_storage(f"file://{tmp_path}/{folder}")
 
 
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../up", "a/../../b", ".lock"])

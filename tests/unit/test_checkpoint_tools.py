@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,19 @@ def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
     assert torch.equal(load_file(folder / "model.safetensors")["layer.weight"], WEIGHT + 10)
     assert json.loads((folder / "config.json").read_text()) == {"model_type": "gpt", "layers": 3}
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+
+
+def test_to_look_at_a_store_writes_nothing_to_it(uri: str, tmp_path: Path) -> None:
+    store = Path(uri.removeprefix("file://"))
+    shutil.rmtree(store / ".unfinished")
+    (store / ".lock").unlink()
+    for path in (store, *store.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path: path.stat().st_mtime_ns for path in (store, *store.rglob("*"))}
+    for command, *more in (["ls"], ["show"], ["verify"], ["export", str(tmp_path / "model.safetensors")]):
+        result = run(command, uri, *more)
+        assert result.exit_code == 0, result.output
+    assert {path: path.stat().st_mtime_ns for path in (store, *store.rglob("*"))} == before
 
 
 def test_the_configuration_of_a_hugging_face_model_is_kept() -> None:

@@ -26,13 +26,14 @@ from spottrain.checkpoint.storage import Buffer
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 class FileStorage:
     """Implements CheckpointStorage: a write goes to a temporary file, is synced, and is renamed into place.
 
-    Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed.
+    Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed; there are none
+    before the first write, so that a folder that nobody may write to can be read.
     """
 
     # Copies from the page cache keep a processor busy; torchrun says how many ranks share them.
@@ -41,7 +42,9 @@ class FileStorage:
     def __init__(self, root: str | Path, *, create: bool = True) -> None:
         self._root = Path(root)
         with self._sentences("create the folder" if create else "read or write"):
-            (self._root / _UNFINISHED).mkdir(parents=create, exist_ok=True)
+            if create:
+                self._root.mkdir(parents=True, exist_ok=True)
+            os.scandir(self._root).close()  # it is there, and a folder
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         conditional = if_match is not None or if_absent
@@ -83,7 +86,7 @@ class FileStorage:
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         left = []
         with self._sentences(f"clean up {prefix}"):
-            for path in (self._root / _UNFINISHED).iterdir():
+            for path in (self._root / _UNFINISHED).glob("*"):
                 key = path.stem.replace("%", "/")
                 if key.startswith(prefix) and is_over(key):
                     left.append(path)
@@ -94,6 +97,7 @@ class FileStorage:
     def _write(self, key: str, data: Buffer) -> None:
         path = self._path(key)
         unfinished = self._root / _UNFINISHED / f"{key.replace('/', '%')}.{uuid.uuid4().hex}"
+        unfinished.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb") as file:
                 file.write(data)
