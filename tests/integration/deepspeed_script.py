@@ -115,5 +115,12 @@ with spottrain.session() as session:
     if RANK_SETTINGS["echo_as"] is not None:
         # What was loaded is saved again, as if it were another step.
         training._checkpoints.commit(training._state, RANK_SETTINGS["echo_as"])
+    if RANK_SETTINGS["model"] is not None:
+        import deepspeed
+
+        model = training.model.module
+        with deepspeed.zero.GatheredParameters([*model.parameters()]):
+            if os.environ["RANK"] == "0":
+                torch.save(model.state_dict(), RANK_SETTINGS["model"])
     # To load torch's compiler would be most of a rank's start.
     assert "torch._inductor.compile_fx" not in sys.modules

@@ -15,12 +15,16 @@ os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from spottrain.batch import BatchPlan  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
+from spottrain.checkpoint.commits import Commit  # noqa: E402
+from spottrain.checkpoint.export import export  # noqa: E402
+from spottrain.checkpoint.storage import CheckpointStorage  # noqa: E402
 from spottrain.checkpoint.stores import open_storage  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
@@ -190,6 +194,7 @@ class Trained:
             fsdp=FsdpConfig(**case["fsdp"]),
         )
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.names = model.state_dict().keys()
         self.engine = choose_engine(strategy, config)
         self.model, self.optimizer = self.engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2))
         self.losses: list[float] = []
@@ -218,7 +223,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     steady.train(0, STEPS)
     begun, resumed = Trained(case["strategy"], case), Trained(case["strategy"], case)
     begun.train(0, STEPS // 2)
-    written_bytes = hand_over(begun, resumed, f"file://{RANK_SETTINGS['folder']}/{case['name']}")
+    written_bytes, is_exported = hand_over(begun, resumed, f"file://{RANK_SETTINGS['folder']}/{case['name']}")
     resumed.train(STEPS // 2, STEPS)
     wanted, found = tensors(steady), tensors(resumed)
     return {
@@ -230,13 +235,16 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "num_parameters": steady.num_parameters,
         "num_blocks": steady.num_blocks,
         "written_bytes": written_bytes,
+        "is_exported": is_exported,
     }
 
 
-def hand_over(begun: Trained, resumed: Trained, uri: str) -> int:
-    """Commit the state of one model and load it into another; the bytes that all ranks wrote."""
+def hand_over(begun: Trained, resumed: Trained, uri: str) -> tuple[int, bool]:
+    """Commit the state of one model and load it into another; the bytes that all ranks wrote, and whether an export
+    of the commit is the model."""
+    storage = open_storage(uri)
     checkpointer = Checkpointer(
-        open_storage(uri), generation=1, attempt_id="a", rank=RANK, world_size=WORLD, process_group=dist.group.WORLD
+        storage, generation=1, attempt_id="a", rank=RANK, world_size=WORLD, process_group=dist.group.WORLD
     )
     checkpointer.latest()
     handle = checkpointer.save(begun.engine.state(), step=STEPS // 2, asynchronous=False)
@@ -247,13 +255,27 @@ def hand_over(begun: Trained, resumed: Trained, uri: str) -> int:
     resumed.engine.load_state(state)
     written = torch.tensor([handle.bytes])
     dist.all_reduce(written)
-    return int(written)
+    return int(written), is_exported(begun, storage, newest)
+
+
+def is_exported(trained: Trained, storage: CheckpointStorage, commit: Commit) -> bool:
+    """Rank 0 compares; the others give it their shards."""
+    wanted = {name: whole(value) for name, value in trained.engine.state()["model"].items()}
+    if RANK > 0:
+        return True
+    (path,) = export(storage, commit, Path(RANK_SETTINGS["folder"]) / "model.safetensors")
+    found = load_file(path)
+    return found.keys() == trained.names and all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def tensors(trained: Trained) -> dict[str, torch.Tensor]:
     """Weights, buffers and optimizer state by name; names of different kinds don't meet."""
     state = trained.engine.state()
     return {name: value for part in state.values() for name, value in part.items() if isinstance(value, torch.Tensor)}
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local(value: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.dcp import load_tensors
+from spottrain.checkpoint.export import export
 from spottrain.checkpoint.manifest import DTYPES, read_manifest
 from spottrain_api.contract import (
     CheckpointConfig,
@@ -52,6 +54,7 @@ class Job:
     clip_grad_norm: float | None = 1.0
     global_batch: int = 10
     mixed_after: int | None = None
+    model: Path | None = None  # where rank 0 saves the whole model at the end, as DeepSpeed gathers it
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
 
@@ -79,6 +82,15 @@ class Job:
         tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
         load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
         return head.newest.step, tensors, manifest.tree
+
+    def exported(self) -> dict[str, torch.Tensor]:
+        """The model of the newest commit, as people get it."""
+        storage = open_storage(f"file://{self.folder}/checkpoints")
+        head = read_head(storage)
+        assert head is not None
+        assert head.newest is not None
+        (path,) = export(storage, head.newest, self.folder / "model.safetensors")
+        return load_file(path)
 
     def run_dir(self, rank: int) -> Path:
         return self.folder / f"run-{self.generation}-{rank}"
@@ -112,6 +124,7 @@ class Job:
             "deepspeed_config": self.deepspeed_config,
             "forced_fp16": self.forced_fp16,
             "mixed_after": self.mixed_after,
+            "model": self.model and str(self.model),
         }
 
 
@@ -171,12 +184,13 @@ def test_a_resume_at_the_same_world_size_changes_no_bit(
         pytest.param(stage(3, config=SMALL_SUB_GROUPS), (1, 6, 3, 5, 2, 4), id="stage3"),
     ],
 )
-def test_a_checkpoint_is_loaded_bit_for_bit_at_any_world_size(
+def test_a_checkpoint_is_loaded_and_exported_bit_for_bit_at_any_world_size(
     settings: DeepSpeedConfig, world_sizes: tuple[int, ...], tmp_path: Path, fork: Any
 ) -> None:
-    job = Job(tmp_path, fork, deepspeed=settings)
+    job = Job(tmp_path, fork, deepspeed=settings, model=tmp_path / "model.pt")
     job.train(4, steps=3)
     assert_succeeded(job)
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
     before = job.committed()
     for world_size in world_sizes:
         job.train(world_size, steps=3, echo=True)
@@ -186,6 +200,9 @@ def test_a_checkpoint_is_loaded_bit_for_bit_at_any_world_size(
         assert tree == before[2]
         assert all(torch.equal(tensors[name], value) for name, value in before[1].items())
         assert tensors.keys() == before[1].keys()
+        exported = job.exported()
+        assert exported.keys() == model.keys()
+        assert all(torch.equal(exported[name], value) for name, value in model.items())
 
 
 @pytest.mark.parametrize(

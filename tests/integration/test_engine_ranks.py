@@ -78,6 +78,7 @@ def test_it_trains_as_ddp_does_and_a_resume_changes_no_bit(wanted: dict[str, Any
     assert len(set(result["losses"])) > 1
     assert result["resumed"] == result["losses"]
     assert result["is_same"]
+    assert result["is_exported"]
     assert result["num_blocks"] == NUM_BLOCKS[wanted["model"]]
     # Half the parameters for each of two ranks, also where there are two replicas of two ranks.
     share = 1.0 if wanted["strategy"] == "ddp" else 0.5
