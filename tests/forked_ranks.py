@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import socket
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
+from spottrain_agent.ports import ReservedPort
 from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES
+
+# Of the newest worlds, for rank 0 to listen on: nobody else is given them meanwhile.
+_PORTS: deque[ReservedPort] = deque()
+_NEWEST = 16
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +44,9 @@ def fork() -> Any:
 
 def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dict[str, str]]:
     """What torchrun tells each rank of a new world, in order of rank."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    _PORTS.append(ReservedPort())
+    if len(_PORTS) > _NEWEST:
+        _PORTS.popleft().release()
     return [
         {
             "RANK": str(rank),
@@ -48,7 +54,7 @@ def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dic
             "LOCAL_RANK": str(rank % local_world_size),
             "LOCAL_WORLD_SIZE": str(local_world_size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(_PORTS[-1].number),
         }
         for rank in range(world_size)
     ]
