@@ -135,10 +135,14 @@ def test_a_store_that_a_start_waits_for_is_a_condition() -> None:
 def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_above_it() -> None:
     fenced = Failure(reason=FailureReason.LOST_PEER, message="generation 7 has taken over this job", fence=7)
     scene = starting_job(runPolicy={"failureBudget": 0}).all_say(phase=AgentPhase.FAILED, failure=fenced)
-    status = scene.decided().later(6).plan().status
+    decision = scene.decided().later(6).plan()
+    status = decision.status
     assert status.failures == 0
     assert status.generation is not None
     assert status.generation.number == 8
+    told = {event.reason: event for event in decision.events}
+    assert told["EarlierJob"].type == "Normal"
+    assert "Failure" not in told
 
 
 def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:

@@ -117,7 +117,7 @@ def _step_age(m: MemberFacts) -> float:
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
     """Count a failure that no lost node explains, and give up when the budget is spent or nothing moves."""
     policy, status = situation.spec.run_policy, draft.status
-    if _meets_an_earlier_job(situation, draft, generation):
+    if meets_an_earlier_job(situation, draft, generation):
         return draft
     failures = status.failures + 1
     stuck = status.generations_without_progress
@@ -137,7 +137,7 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     return draft
 
 
-def _meets_an_earlier_job(situation: Situation, draft: Draft, generation: GenerationStatus) -> bool:
+def meets_an_earlier_job(situation: Situation, draft: Draft, generation: GenerationStatus) -> bool:
     """A job that goes on with the checkpoints of a deleted one doesn't know how many generations that one had,
     until its first is shut out; the next is numbered above them. That is nobody's failure."""
     if draft.status.commit is not None or generation.first_step_at is not None:

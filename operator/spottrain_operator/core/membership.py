@@ -11,7 +11,7 @@ from .capacity import places
 from .causes import FAILURES, PREEMPTIONS, Cause
 from .draft import Draft
 from .ending import finish, request_end
-from .failure_policy import charge_failure, failure_message, hang_message, made_progress
+from .failure_policy import charge_failure, failure_message, hang_message, made_progress, meets_an_earlier_job
 from .growth import coming
 from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
 from .memory import newest_in_memory
@@ -80,7 +80,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
     )
-    if generation.reason == Cause.FAILURE:
+    if meets_an_earlier_job(situation, draft, generation):
+        message = "Commits of an earlier job are at checkpoint.uri; this one goes on from the newest of them"
+        draft = draft.tell("EarlierJob", message)
+    elif generation.reason == Cause.FAILURE:
         draft = draft.tell(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
     status = draft.status
     if cause in FAILURES:
