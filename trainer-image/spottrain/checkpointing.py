@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from spottrain import random_state
 from spottrain.checkpoint import (
@@ -30,6 +31,8 @@ from spottrain.interval import CheckpointCost, CommitInterval
 from spottrain.progress import ProgressReporter
 from spottrain.training_state import TrainingState
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -218,15 +221,7 @@ class CheckpointSchedule:
     def commit_last(self, state: TrainingState, step: int) -> None:
         """Commit the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited
         for; the ranks agree on how a save ended. Raises CheckpointError."""
-        for pause in self.pauses:
-            try:
-                return self.commit(state, step)
-            except CheckpointError as error:
-                if not may_pass(error):
-                    raise
-                self.failed(error)
-            time.sleep(pause)
-        return self.commit(state, step)
+        patiently(lambda: self.commit(state, step), may_pass=may_pass, failed=self.failed, pauses=self.pauses)
 
     def commit(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
         """Commit this step, unless that was done, and return when it is. Raises CheckpointError."""
@@ -354,6 +349,26 @@ class CheckpointSchedule:
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
             self.reporter.committed(reference(handle.commit))
+
+
+def patiently(
+    work: Callable[[], T],
+    *,
+    may_pass: Callable[[CheckpointError], bool],
+    failed: Callable[[CheckpointError], None],
+    pauses: Iterable[float] = PAUSES,
+) -> T:
+    """What `work` returns, which is tried again after each of the pauses where its error may pass; `failed` hears of
+    those. Raises CheckpointError."""
+    for pause in pauses:
+        try:
+            return work()
+        except CheckpointError as error:
+            if not may_pass(error):
+                raise
+            failed(error)
+        time.sleep(pause)
+    return work()
 
 
 def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,28 +19,18 @@ from spottrain import random_state
 from spottrain.agreement import Agreement
 from spottrain.audit import AuditHeader, AuditWriter
 from spottrain.batch import BatchPlan
-from spottrain.checkpoint import (
-    Checkpointer,
-    CheckpointError,
-    CheckpointMismatch,
-    Commit,
-    Replicas,
-    Retention,
-    StorageUnavailable,
-    open_storage,
-    read_head,
-)
-from spottrain.checkpoint.writer import started_writer
-from spottrain.checkpointing import PAUSES, CheckpointSchedule, report_failure
+from spottrain.checkpoint import Replicas
+from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.engines.blocks import find_blocks, prepare_blocks
-from spottrain.failures import Drained, UserError, failure_of, start_error
+from spottrain.failures import Drained, UserError, failure_of
 from spottrain.interval import CommitInterval
-from spottrain.launch import Groups, Launch, identify_run, join_world, meet, process_started_at
+from spottrain.launch import Launch, join_world, meet, process_started_at
 from spottrain.loader import Collate, Data, MapDataset
+from spottrain.opening import open_checkpoints, retention_of
 from spottrain.progress import ProgressReporter
 from spottrain.stability import STABILITY, StabilityGuard
 from spottrain.training import Training
@@ -56,8 +44,6 @@ from spottrain_api.contract import (
     StrategyChoice,
     TrainerConfig,
 )
-
-log = logging.getLogger(__name__)
 
 IMMEDIATE, LAST_SAFE = "immediate", "lastSafe"
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -121,7 +107,6 @@ class Session:
         self.world_size = launch.world_size
         self.local_world_size = launch.local_world_size
         self.device = launch.device
-        self.config = config
         self._reporter = reporter
         self._drain = DrainFlag(launch.run_dir)
         self.catch_sigterm()
@@ -132,7 +117,8 @@ class Session:
         self._groups = join_world(launch)
         reporter.milestone("process_group")
         random_state.seed_everything(config.seed)
-        self._checkpointer, self._newest = self._await_checkpoints(self._groups)
+        opened = open_checkpoints(config, launch, self._groups, reporter)
+        self.config, self._checkpointer, self._newest = opened.config, opened.checkpointer, opened.newest
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -282,7 +268,7 @@ class Session:
                 checkpointer=self._checkpointer,
                 newest=self._newest,
                 interval=self._interval,
-                retention=_retention(self.config),
+                retention=retention_of(self.config),
                 reporter=self._reporter,
                 replicas=self._replicas(),
                 waits_for_last_safe_moment=self.config.checkpoint.on_notice == LAST_SAFE,
@@ -311,55 +297,6 @@ class Session:
         meet(self._groups)
         self._reporter.finish(kind)
         dist.destroy_process_group()
-
-    def _await_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
-        """The store and its newest commit. Where the job has a commit, or a step in members' memory, a store that
-        doesn't answer is waited for: a generation that fails for it is followed at once by the next, and the third
-        would end the job."""
-        memory = self.config.memory
-        resumes = self.config.resume is not None or (memory is not None and memory.resume is not None)
-        pauses = iter(PAUSES)
-        while True:
-            try:
-                return self._open_checkpoints(groups)
-            except CheckpointError as error:
-                report_failure(self._reporter, error)
-                pause = next(pauses, None)
-                if pause is None or not (resumes and isinstance(error, StorageUnavailable)):
-                    raise start_error(error, resumes=resumes) from error
-                log.warning("%s The store is tried again in %d s.", error, pause)
-            time.sleep(pause)
-
-    def _open_checkpoints(self, groups: Groups) -> tuple[Checkpointer | None, Commit | None]:
-        """Try the store, shut older generations out, and find the newest commit."""
-        settings = self.config.checkpoint
-        if settings.uri is None:
-            return None, None
-        # A folder that has commits is there, or it isn't mounted: another in its place would hold none of them.
-        storage = open_storage(
-            settings.uri, endpoint_url=settings.endpoint_url, create_folder=self.config.resume is None
-        )
-        if self.config.generation == 0:
-            head = read_head(storage)
-            generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
-            self.config = self.config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
-            self._reporter.update(generation=generation)
-        writer = started_writer()
-        if writer is not None:
-            writer.connect(settings.uri, settings.endpoint_url)
-        checkpointer = Checkpointer(
-            storage,
-            generation=self.config.generation,
-            attempt_id=self.config.attempt_id,
-            rank=self.rank,
-            world_size=self.world_size,
-            process_group=groups.checkpoint,
-            retention=_retention(self.config),
-            writer=writer,
-        )
-        newest = checkpointer.latest()
-        self._refuse_older(newest)
-        return checkpointer, newest
 
     def _replicas(self) -> Replicas | None:
         """Peers' memory, where the job asks for it."""
@@ -396,18 +333,6 @@ class Session:
         self._reporter.update(strategy=choice)
         return choice
 
-    def _refuse_older(self, newest: Commit | None) -> None:
-        known = self.config.resume
-        # A newer generation commits lower steps where it had to pass over a damaged commit.
-        if known is not None and (
-            newest is None or (newest.generation, newest.step) < (known.generation, known.step)
-        ):
-            found = f"its newest commit is step {newest.step}" if newest is not None else "it has no commit"
-            raise CheckpointMismatch(
-                f"The job has committed step {known.step} to {self.config.checkpoint.uri}, but now {found}. "
-                "Restore the bucket's objects, or make a new job with another checkpoint.uri."
-            )
-
     def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
         folder = os.environ.get(ENV_AUDIT_DIR)
         if not folder:
@@ -423,10 +348,6 @@ def _checked(config: TrainerConfig) -> CommitInterval:
             known = f"use {IMMEDIATE} or {LAST_SAFE}"
             raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; {known}")
         return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
-
-
-def _retention(config: TrainerConfig) -> Retention:
-    return Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every)
 
 
 @contextmanager

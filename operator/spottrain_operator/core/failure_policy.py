@@ -117,8 +117,6 @@ def _step_age(m: MemberFacts) -> float:
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
     """Count a failure that no lost node explains, and give up when the budget is spent or nothing moves."""
     policy, status = situation.spec.run_policy, draft.status
-    if meets_an_earlier_job(situation, draft, generation):
-        return draft
     failures = status.failures + 1
     stuck = status.generations_without_progress
     if made_progress(newest_progress(situation, generation)):

@@ -80,14 +80,15 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
     )
-    if meets_an_earlier_job(situation, draft, generation):
+    meets_earlier = meets_an_earlier_job(situation, draft, generation)
+    if meets_earlier:
         message = "Commits of an earlier job are at checkpoint.uri; this one goes on from the newest of them"
         draft = draft.tell("EarlierJob", message)
     elif generation.reason == Cause.FAILURE:
         draft = draft.tell(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
     status = draft.status
     if cause in FAILURES:
-        return charge_failure(situation, draft, generation, message)
+        return draft if meets_earlier else charge_failure(situation, draft, generation, message)
     if cause in PREEMPTIONS:
         without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
         draft = draft.update(preemptions=status.preemptions + 1, preemptions_without_notice=without_notice)

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import autocast_forward, cast_around
 from spottrain.engines.same_parameters import SameParameters
-from spottrain.engines.statistics import RunningStatistics
 
 LOSS_SCALER = "loss_scaler"
 # Of DeepSpeed's DynamicLossScaler: what changes while it is used. A static one has the scale alone.
@@ -73,7 +73,7 @@ class DeepSpeedEngine:
         elif self._config.plan.world_size > 1:
             self._check_before_sums(SameParameters(names))
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
-        self._statistics = RunningStatistics(model)
+        self._buffers = SharedBuffers(model)
         self._state = state_of(self._engine, self._base, names)
         wrapped: nn.Module = self._engine
         return wrapped, self._base
@@ -87,7 +87,7 @@ class DeepSpeedEngine:
     def update(self) -> None:
         """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
         self._engine.step()
-        self._statistics.share()
+        self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
         """They are spread over buffers of its own; it looks at them itself, when it updates, unless in bf16."""

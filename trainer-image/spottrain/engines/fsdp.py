@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from spottrain.engines.blocks import find_blocks
+from spottrain.engines.buffers import SharedBuffers, batch_norms
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.native import NativeEngine
-from spottrain.engines.statistics import RunningStatistics, batch_norms
 
 
 class FsdpEngine(NativeEngine):
@@ -44,7 +44,7 @@ class FsdpEngine(NativeEngine):
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
         # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the same.
         model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-        self._statistics = RunningStatistics(model)
+        self._buffers = SharedBuffers(model)
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -63,7 +63,7 @@ class FsdpEngine(NativeEngine):
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         super().update()
-        self._statistics.share()
+        self._buffers.share()
 
     def _average_scalars(self) -> None:
         """Parameters without dimensions can't be sharded: every rank has them whole."""

@@ -1,4 +1,4 @@
-"""What a model keeps beside its parameters, of which every rank has its own, while a checkpoint has rank 0's."""
+"""Buffers: what a model keeps beside its parameters. Every rank has its own, while a checkpoint has rank 0's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class RunningStatistics:
-    """Those of a model: its buffers that checkpoints hold, as any of them may follow the samples that a rank has
+class SharedBuffers:
+    """Those of a model that checkpoints hold, as any of them may follow the samples that a rank has
     seen, like the statistics of norms and the codebooks of quantizers. `share` after each step gives all ranks rank
     0's, as DistributedDataParallel does before each forward, so that a rank that resumes has what it had."""
 
