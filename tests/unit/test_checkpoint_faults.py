@@ -27,7 +27,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.file_storage import FileStorage
-from spottrain.checkpoint.head import read_head
+from spottrain.checkpoint.head import HEAD_KEY, read_head
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.retention import Retention
 from spottrain.checkpoint.storage import Buffer
@@ -116,11 +116,18 @@ def resumed_step(storage: Any, generation: int) -> int:
 
 @pytest.mark.parametrize("error", [Killed, StorageUnavailable])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_whatever_operation_fails_the_next_generation_resumes(error: type[BaseException], after: bool) -> None:
+@pytest.mark.parametrize("head_is", ["whole", "gone", "damaged"])
+def test_whatever_operation_fails_the_next_generation_resumes(
+    error: type[BaseException], after: bool, head_is: str
+) -> None:
     committed = set()
     for at in range(1, 1000):
         storage = MemoryStorage()
         save(storage, 1, 10, 20)
+        if head_is == "gone":
+            storage.delete([HEAD_KEY])
+        elif head_is == "damaged":
+            storage.put(HEAD_KEY, storage.get(HEAD_KEY)[0][:-7])
         faulty = FaultyStorage(storage, at, error, after)
         with contextlib.suppress(Killed, CheckpointError):
             save(faulty, 2, 30)
