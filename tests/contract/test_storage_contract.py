@@ -279,6 +279,11 @@ def test_a_folder_makes_a_write_durable_before_it_is_seen(tmp_path: Path, monkey
         ("s3://No_Bucket!/x", "'No_Bucket!' can't be the name of a bucket, .* Correct checkpoint.uri."),
         ("gs://bucket-/x", "'bucket-' can't be the name of a bucket"),
         ("gs://arn:aws:s3:region:1:accesspoint:x/y", "can't be the name of a bucket"),
+        (
+            "s3://arn:aws:s3:eu-west-1:12:accesspoint/x/y",
+            "is no ARN of an access point, which reads arn:aws:s3:REGION",
+        ),
+        ("s3://arn:aws:s3:::bucket/y", "is no ARN of an access point"),
     ],
 )
 def test_a_wrong_uri_gets_a_sentence(uri: str, sentence: str) -> None:
@@ -286,9 +291,15 @@ def test_a_wrong_uri_gets_a_sentence(uri: str, sentence: str) -> None:
         open_storage(uri)
 
 
-@pytest.mark.parametrize("bucket", ["b", "Old_Bucket.1", "arn:aws:s3:eu-west-1:123456789012:accesspoint:name"])
-def test_any_name_that_some_server_takes_is_taken(bucket: str) -> None:
-    open_storage(f"s3://{bucket}/p", endpoint_url="http://127.0.0.1:9")
+ARN = "arn:aws:s3:eu-west-1:123456789012:accesspoint"
+
+
+@pytest.mark.parametrize("bucket", ["b", "Old_Bucket.1", f"{ARN}:name", f"{ARN}/name"])
+def test_any_name_that_some_server_takes_is_taken(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr("spottrain.checkpoint.s3_storage.S3Storage", lambda **where: opened.append(where))
+    open_storage(f"s3://{bucket}/p/q")
+    assert opened == [{"bucket": bucket, "prefix": "p/q", "endpoint_url": None}]
 
 
 @pytest.mark.usefixtures("s3_credentials")

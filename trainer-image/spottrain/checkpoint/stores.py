@@ -9,8 +9,11 @@ from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.storage import CheckpointStorage
 
 SCHEMES = ("file", "s3", "gs")
-# What any server takes: Amazon and Google are stricter, each in its own way. S3 also has access points, by their ARN.
+# What any server takes: Amazon and Google are stricter, each in its own way.
 _BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+# S3 also has access points, by their ARN, which may have a slash.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-points-naming.html
+_ACCESS_POINT = re.compile(r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:\d{12}:accesspoint[/:][A-Za-z0-9.-]+")
 
 
 def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
@@ -31,20 +34,33 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         return _open_file(uri, parts.netloc, parts.path, create_folder)
     if not parts.netloc:
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
-    if not _BUCKET.fullmatch(parts.netloc) and not uri.startswith("s3://arn:"):
-        raise StorageDenied(
-            f"{parts.netloc!r} can't be the name of a bucket, which consists of letters, digits, dots, hyphens and "
-            "underscores, with a letter or digit first and last. Correct checkpoint.uri."
-        )
+    bucket, prefix = _bucket_and_prefix(parts.scheme, parts.netloc, parts.path)
     if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
         raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
     if parts.scheme == "s3":
         from spottrain.checkpoint.s3_storage import S3Storage
 
-        return S3Storage(bucket=parts.netloc, prefix=parts.path.strip("/"), endpoint_url=endpoint_url)
+        return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
     from spottrain.checkpoint.gcs_storage import GcsStorage
 
-    return GcsStorage(bucket=parts.netloc, prefix=parts.path.strip("/"), endpoint_url=endpoint_url)
+    return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+
+
+def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
+    bucket = host
+    if scheme == "s3" and host.startswith("arn:"):
+        if (arn := _ACCESS_POINT.match(host + path)) is None:
+            raise StorageDenied(
+                f"{host + path!r} is no ARN of an access point, which reads "
+                "arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME. Correct checkpoint.uri."
+            )
+        bucket, path = arn[0], (host + path)[arn.end() :]
+    elif not _BUCKET.fullmatch(host):
+        raise StorageDenied(
+            f"{host!r} can't be the name of a bucket, which consists of letters, digits, dots, hyphens and "
+            "underscores, with a letter or digit first and last. Correct checkpoint.uri."
+        )
+    return bucket, path.strip("/")
 
 
 def _open_file(uri: str, host: str, path: str, create_folder: bool) -> CheckpointStorage:
