@@ -27,7 +27,8 @@ CONTROL = "/-/fault/"
 
 class FaultyProxy(ThreadingHTTPServer):
     """Forwards to `upstream` (a URL); `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the
-    client hangs up), "cuts" (an answer in the middle of its body) or "" and holds for `times` requests."""
+    client hangs up), "cuts" (an answer in the middle of its body) or "" and holds for `times` requests of paths with
+    `within`."""
 
     daemon_threads = True
 
@@ -38,12 +39,14 @@ class FaultyProxy(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self.play("")
 
-    def play(self, fault: str, times: int = 1 << 30) -> None:
+    def play(self, fault: str, times: int = 1 << 30, within: str = "") -> None:
         with self._lock:
-            self.fault, self.times = fault, times
+            self.fault, self.times, self.within = fault, times, within
 
-    def next_fault(self) -> str:
+    def fault_of(self, path: str) -> str:
         with self._lock:
+            if self.within not in path:
+                return ""
             self.times -= 1
             return self.fault if self.times >= 0 else ""
 
@@ -77,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.play(self.path.removeprefix(CONTROL))
             self._send(200, b"")
             return
-        fault = self.server.next_fault()
+        fault = self.server.fault_of(self.path)
         if fault == "drops":
             self.close_connection = True
         elif fault == "hangs":

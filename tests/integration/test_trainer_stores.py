@@ -64,6 +64,11 @@ def await_failure(run: Run) -> Failure:
     return failure
 
 
+def await_failure_at_start(run: Run) -> None:
+    wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
+    wait_for(lambda: run.progress().checkpoint_failure, "it says why it can't", 60)
+
+
 def await_commit(run: Run) -> Commit:
     """A commit that is newer than the newest, and rank 0 content with it."""
     before = newest_commit(run)
@@ -203,15 +208,32 @@ def test_a_drain_waits_for_its_store_as_long_as_there_is_time(run: Run, refusal:
     assert_drained(run)
 
 
-def test_a_generation_that_resumes_waits_for_its_store(run: Run) -> None:
+def test_a_generation_that_resumes_waits_for_its_store_unless_it_is_to_stop(run: Run) -> None:
     run.generate(1, {0: {4: "drain"}})
     step = assert_drained(run)
     run.resume = run.progress().commit
     refuse_writes(run.folder / "errno", errno.ENOSPC)
     with run.running(WORLD_SIZE):
-        wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
-        wait_for(lambda: run.progress().checkpoint_failure, "it says why it can't", 60)
+        await_failure_at_start(run)
+        run.drain(rank=1)
+    assert assert_drained(run) == 0
+    assert run.progress(1).drain_seen_at is not None
+    with run.running(WORLD_SIZE):
+        await_failure_at_start(run)
         (run.folder / "errno").unlink()
+    assert_succeeded(run)
+    assert run.progress().start_step == step
+
+
+@pytest.mark.parametrize("proxy", ["s3"], indirect=True)
+def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(run: Run, proxy: FaultyProxy) -> None:
+    run.generate(1, {0: {4: "drain"}})
+    step = assert_drained(run)
+    run.resume = run.progress().commit
+    proxy.play("throttles", within=".data")
+    with run.running(WORLD_SIZE):
+        await_failure_at_start(run)
+        proxy.play("")
     assert_succeeded(run)
     assert run.progress().start_step == step
 

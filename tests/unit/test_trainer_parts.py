@@ -197,14 +197,17 @@ def test_a_preemption_waits_for_the_last_safe_moment_and_other_drains_do_not(tmp
         reason="ec2: preempt", deadline=now + timedelta(seconds=50), requested_at=now, is_preemption=True
     )
     notice.write(path)
-    flag = DrainFlag(tmp_path)
+    seen: list[datetime] = []
+    flag = DrainFlag(tmp_path, on_seen=seen.append)
     assert not flag.is_set(last_safe_seconds=30)
     path.unlink()  # taken back
     assert not flag.is_set()
     notice.write(path)
     assert not flag.is_set(last_safe_seconds=30)
-    assert flag.seen_at is None
+    assert not seen
     assert flag.is_set(last_safe_seconds=51)
+    assert flag.is_set(last_safe_seconds=51)
+    assert len(seen) == 1
     notice.model_copy(update={"is_preemption": False}).write(path)
     assert DrainFlag(tmp_path).is_set(last_safe_seconds=30)
 

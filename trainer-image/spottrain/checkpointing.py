@@ -74,11 +74,14 @@ class CheckpointSchedule:
     _forecast: float | None = None  # of the newest save, made before it began
     _is_slow: bool = False  # the newest save; it was told
 
-    def resume(self, state: TrainingState, *, seed: int, rank: int) -> int:
+    def resume(
+        self, state: TrainingState, *, seed: int, rank: int, sleep: Callable[[float], None] = time.sleep
+    ) -> int:
         """Load the newest commit into `state`; the step to go on from, 0 where there is no commit.
 
-        A commit that turns out to be damaged is passed over for the kept one before it. Raises
-        CheckpointError where a commit exists and none can be loaded: to start again from 0 would be worse.
+        A commit that turns out to be damaged is passed over for the kept one before it; a store that doesn't answer
+        is waited for with `sleep`. Raises CheckpointError where a commit exists and none can be loaded: to start
+        again from 0 would be worse.
         """
         self.reporter.update(checkpoint_interval=self._explain() if self.checkpointer else None)
         if self.checkpointer is None:
@@ -94,7 +97,7 @@ class CheckpointSchedule:
             return step
         if self.newest is None:
             return 0
-        tensors, loaded = self._load(self.checkpointer, self.newest, state)
+        tensors, loaded = self._load(self.checkpointer, self.newest, state, sleep)
         self._restore(state, tensors, loaded, seed=seed, rank=rank)
         self.committed_step = loaded.step
         self.reporter.committed(reference(self.newest))
@@ -286,9 +289,25 @@ class CheckpointSchedule:
             log.warning("Old checkpoints could not be deleted: %s", error)
 
     def _load(
+        self,
+        checkpointer: Checkpointer,
+        newest: Commit,
+        state: TrainingState,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> tuple[dict[str, Any], Loaded]:
+        """The tensors of the newest commit that is whole; `newest` is set to it. A store that doesn't answer is
+        waited for."""
+        return patiently(
+            lambda: self._load_whole(checkpointer, newest, state),
+            may_pass=lambda error: isinstance(error, StorageUnavailable),
+            failed=self.failed,
+            pauses=self.pauses,
+            sleep=sleep,
+        )
+
+    def _load_whole(
         self, checkpointer: Checkpointer, newest: Commit, state: TrainingState
     ) -> tuple[dict[str, Any], Loaded]:
-        """The tensors of the newest commit that is whole; `newest` is set to it."""
         tensors = state.tensors()
         try:
             return tensors, checkpointer.load(tensors, newest)
@@ -357,9 +376,10 @@ def patiently(
     may_pass: Callable[[CheckpointError], bool],
     failed: Callable[[CheckpointError], None],
     pauses: Iterable[float] = PAUSES,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """What `work` returns, which is tried again after each of the pauses where its error may pass; `failed` hears of
-    those. Raises CheckpointError."""
+    those, and `sleep` waits between. Raises CheckpointError, and what `sleep` raises."""
     for pause in pauses:
         try:
             return work()
@@ -367,7 +387,7 @@ def patiently(
             if not may_pass(error):
                 raise
             failed(error)
-        time.sleep(pause)
+        sleep(pause)
     return work()
 
 

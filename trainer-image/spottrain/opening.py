@@ -4,6 +4,8 @@ commit is found."""
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spottrain.checkpoint import (
@@ -16,6 +18,7 @@ from spottrain.checkpoint import (
     open_storage,
     read_head,
 )
+from spottrain.checkpoint.agreement import Agreement
 from spottrain.checkpoint.writer import started_writer
 from spottrain.checkpointing import patiently, report_failure
 from spottrain.failures import start_error
@@ -37,11 +40,15 @@ class OpenedCheckpoints:
 
 
 def open_checkpoints(
-    config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter
+    config: TrainerConfig,
+    launch: Launch,
+    groups: Groups,
+    reporter: ProgressReporter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> OpenedCheckpoints:
     """A collective; raises UserError. Where the job has a commit, or a step in members' memory, a store that doesn't
-    answer is waited for: a generation that fails for it is followed at once by the next, and the third would end the
-    job."""
+    answer is waited for with `sleep`: a generation that fails for it is followed at once by the next, and the third
+    would end the job."""
     memory = config.memory
     resumes = config.resume is not None or (memory is not None and memory.resume is not None)
 
@@ -54,6 +61,7 @@ def open_checkpoints(
             lambda: _open(config, launch, groups, reporter),
             may_pass=lambda error: resumes and isinstance(error, StorageUnavailable),
             failed=waits,
+            sleep=sleep,
         )
     except CheckpointError as error:
         report_failure(reporter, error)
@@ -65,19 +73,22 @@ def retention_of(config: TrainerConfig) -> Retention:
 
 
 def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedCheckpoints:
-    settings = config.checkpoint
-    if settings.uri is None:
+    settings, uri = config.checkpoint, config.checkpoint.uri
+    if uri is None:
         return OpenedCheckpoints(config=config)
+    agreement = Agreement(groups.checkpoint, launch.rank)
     # A folder that has commits is there, or it isn't mounted: another in its place would hold none of them.
-    storage = open_storage(settings.uri, endpoint_url=settings.endpoint_url, create_folder=config.resume is None)
+    storage = agreement.together(
+        lambda: open_storage(uri, endpoint_url=settings.endpoint_url, create_folder=config.resume is None)
+    )
     if config.generation == 0:
-        head = read_head(storage)
+        head = agreement.from_rank_0(lambda: read_head(storage))
         generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
         config = config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
         reporter.update(generation=generation)
     writer = started_writer()
     if writer is not None:
-        writer.connect(settings.uri, settings.endpoint_url)
+        writer.connect(uri, settings.endpoint_url)
     checkpointer = Checkpointer(
         storage,
         generation=config.generation,
@@ -89,7 +100,7 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
         writer=writer,
     )
     newest = checkpointer.latest()
-    _refuse_older(newest, config.resume, settings.uri)
+    _refuse_older(newest, config.resume, uri)
     return OpenedCheckpoints(config=config, checkpointer=checkpointer, newest=newest)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spottrain.batch import BatchPlan
 from spottrain.checkpoint import Replicas
 from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
-from spottrain.drain import DrainFlag
+from spottrain.drain import DrainFlag, sleep_undrained
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.engines.blocks import find_blocks, prepare_blocks
@@ -108,7 +109,7 @@ class Session:
         self.local_world_size = launch.local_world_size
         self.device = launch.device
         self._reporter = reporter
-        self._drain = DrainFlag(launch.run_dir)
+        self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
         self._interval = _checked(config)
@@ -117,7 +118,13 @@ class Session:
         self._groups = join_world(launch)
         reporter.milestone("process_group")
         random_state.seed_everything(config.seed)
-        opened = open_checkpoints(config, launch, self._groups, reporter)
+        self._agreement = Agreement(self._groups.agreement)
+        try:
+            sleep = partial(sleep_undrained, flag=self._drain, agreement=self._agreement)
+            opened = open_checkpoints(config, launch, self._groups, reporter, sleep=sleep)
+        except Drained:
+            self.end(OutcomeKind.DRAINED)
+            raise
         self.config, self._checkpointer, self._newest = opened.config, opened.checkpointer, opened.newest
         reporter.milestone("checkpoint_store")
 
@@ -263,7 +270,7 @@ class Session:
             device=self.device,
             generation=self.config.generation,
             tokens_per_sample=tokens_per_sample,
-            agreement=Agreement(self._groups.agreement),
+            agreement=self._agreement,
             checkpoints=CheckpointSchedule(
                 checkpointer=self._checkpointer,
                 newest=self._newest,

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from spottrain.batch import BatchPlan
 from spottrain.checkpoint import CheckpointError, Fenced
 from spottrain.checkpointing import CheckpointSchedule, may_pass
 from spottrain.data_order import DataOrder
-from spottrain.drain import DrainFlag
+from spottrain.drain import DrainFlag, sleep_undrained
 from spottrain.engines import Engine
 from spottrain.failures import Drained, start_error
 from spottrain.loader import Data, load_batches
@@ -143,7 +144,12 @@ class Training:
     def _resume(self, total: int) -> Iterator[Any]:
         random_state.seed_everything(self._order.seed, rank=self._rank)
         try:
-            self.step = self._checkpoints.resume(self._state, seed=self._order.seed, rank=self._rank)
+            self.step = self._checkpoints.resume(
+                self._state,
+                seed=self._order.seed,
+                rank=self._rank,
+                sleep=partial(sleep_undrained, flag=self._drain_flag, agreement=self._agreement),
+            )
         except CheckpointError as error:
             self._checkpoints.failed(error)
             raise start_error(error, resumes=True) from error
@@ -227,11 +233,8 @@ class Training:
         """What this rank says at a boundary."""
         loss = self._meter.close_step()
         last_safe_seconds = self._checkpoints.last_safe_seconds(self._reporter.progress.step_seconds)
-        drain = self._drain_flag.is_set(last_safe_seconds=last_safe_seconds)
-        if drain and self._reporter.progress.drain_seen_at is None:
-            self._reporter.update(drain_seen_at=self._drain_flag.seen_at)
         return Ballot(
-            drain=drain,
+            drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),
             commit=self._rank == 0 and self._checkpoints.is_due(),
             replicate=self._rank == 0 and self._checkpoints.is_replica_due(self.step),
             loss=loss or 0.0,
