@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
+import botocore.auth
 import pytest
 
 from faulty_proxy import FaultyProxy, faulty_proxy
@@ -118,6 +120,23 @@ def test_a_store_that_hangs_for_good_becomes_a_sentence(bucket: Bucket) -> None:
     for name in ("put", "upload", "get"):
         with pytest.raises(StorageUnavailable, match=f"{bucket.kind}://.*timed? ?out"):
             OPERATIONS[name](storage)
+
+
+@pytest.mark.parametrize("bucket", ["s3"], indirect=True)
+@pytest.mark.parametrize("jump", [timedelta(minutes=20), timedelta(hours=-5)], ids=["forward", "back"])
+def test_a_clock_by_which_s3_takes_no_signature_is_told(
+    store: Store, jump: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, _ = store
+    right = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: right() + jump)
+    for operation in OPERATIONS.values():
+        with pytest.raises(
+            StorageUnavailable, match=r"this node's clock is wrong: it says .* GMT, the store's .* GMT"
+        ):
+            operation(storage)
+    monkeypatch.undo()
+    assert storage.get("k")[0] == b"0123456789"
 
 
 def test_an_answer_that_breaks_off_is_not_taken_for_a_short_object(store: Store) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -253,6 +254,12 @@ class S3Storage:
             return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
         if code == "NoSuchUpload":
             return _UploadGone(f"The upload of {where} was aborted by another process.")
+        if code == "RequestTimeTooSkewed":
+            stores = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "another time")
+            return StorageUnavailable(
+                f"{where} refused the request, as this node's clock is wrong: it says {formatdate(usegmt=True)}, the "
+                f"store's {stores}. Set the node's clock."
+            )
         if code == "InvalidRange" or status == "416":
             return _BeyondTheEnd(where)
         for codes, make in (
