@@ -11,6 +11,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from email.utils import format_datetime
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -62,6 +64,7 @@ class ControlApi:
         reports: ReportBox,
         is_ready: Callable[[], bool],
         metrics: Callable[[], tuple[bytes, str]],
+        now: Callable[[], datetime],
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
         self._tokens = TokenCache(reviewer)
@@ -69,6 +72,7 @@ class ControlApi:
         self._reports = reports
         self._is_ready = is_ready
         self._metrics = metrics
+        self._now = now
         self._long_poll_seconds = long_poll_seconds
 
     def application(self) -> web.Application:
@@ -89,7 +93,9 @@ class ControlApi:
         self._require_leader()
         if assignment is None:
             return web.Response(status=204)
-        return web.json_response(text=assignment.to_json(), headers={"ETag": f'"{assignment.revision}"'})
+        # Agents compare their clock with the one by which the assignment's deadline was set.
+        headers = {"ETag": f'"{assignment.revision}"', "Date": format_datetime(self._now(), usegmt=True)}
+        return web.json_response(text=assignment.to_json(), headers=headers)
 
     async def post_report(self, request: web.Request) -> web.Response:
         pod = await self._authenticated(request)

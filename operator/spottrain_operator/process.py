@@ -91,6 +91,7 @@ class Operator:
             reports=self._reports,
             is_ready=self._is_ready,
             metrics=self._metrics.exposition,
+            now=self._clock,
         )
         runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
         await runner.setup()

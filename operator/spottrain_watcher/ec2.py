@@ -16,7 +16,7 @@ from typing import TypeVar
 import aiohttp
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
-from spottrain_api.contract import Notice, NoticeKind
+from spottrain_api.contract import Notice, NoticeKind, clock_offset
 
 logger = logging.getLogger(__name__)
 _B = TypeVar("_B", bound=BaseModel)
@@ -68,6 +68,7 @@ class Ec2Source:
         self._node = node
         self._endpoint = (environ.get(ENV_ENDPOINT) or DEFAULT_ENDPOINT).rstrip("/")
         self._token: str | None = None
+        self._offset = timedelta()  # of this node's clock against the cloud's
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         # One bad answer says nothing about the other path, nor about what was known before.
@@ -90,8 +91,9 @@ class Ec2Source:
 
     def _interruption(self, body: bytes) -> Notice:
         action, now = _parse(InstanceAction, body), datetime.now(UTC)
+        time = action.time + self._offset
         # Hibernation begins at once, whatever the time says.
-        deadline = min(action.time, now) if action.action is Action.HIBERNATE else action.time
+        deadline = min(time, now) if action.action is Action.HIBERNATE else time
         return Notice(
             id=f"ec2-{action.action}-{action.time.isoformat()}",
             node=self._node,
@@ -109,7 +111,7 @@ class Ec2Source:
             node=self._node,
             kind=NoticeKind.REBALANCE,
             source=self.name,
-            deadline=recommendation.notice_time + REBALANCE_LEAD,
+            deadline=recommendation.notice_time + self._offset + REBALANCE_LEAD,
             observed_at=datetime.now(UTC),
             cancellable=True,
         )
@@ -126,7 +128,9 @@ class Ec2Source:
                     self._token = None
                 if response.status != 200:
                     raise MetadataUnavailable(f"{path}: status {response.status}")
-                return await response.read()
+                body = await response.read()
+                self._offset = clock_offset(response.headers.get("Date"), datetime.now(UTC))
+                return body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise MetadataUnavailable(f"{path}: {error!r}") from error
 

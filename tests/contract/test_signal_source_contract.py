@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,6 +71,7 @@ class Ec2Cloud:
     bodies: dict[str, str] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
 
     def application(self) -> web.Application:
         application = web.Application()
@@ -94,7 +96,7 @@ class Ec2Cloud:
         if not self.tokens or request.headers.get(HEADER_TOKEN) != self.tokens[-1]:
             return web.Response(status=401)
         body = self.bodies.get(request.path)
-        return web.Response(status=404) if body is None else web.Response(text=body)
+        return web.Response(status=404) if body is None else web.Response(text=body, headers=self.headers)
 
     async def preempt(self) -> None:
         self.bodies[PATH_INSTANCE_ACTION] = json.dumps({"action": "terminate", "time": "2030-01-01T12:00:00Z"})
@@ -274,6 +276,16 @@ async def test_ec2_asks_for_a_new_token_when_the_old_one_is_refused(ec2: Ec2Clou
     ec2.tokens.append("issued to somebody else")
     await ec2.preempt()
     assert len(await within(5, answers)) == 1
+
+
+@pytest.mark.parametrize("wrong", [timedelta(hours=2), timedelta(hours=-2)], ids=["ahead", "behind"])
+async def test_ec2_a_nodes_wrong_clock_does_not_shorten_or_lengthen_a_notice(ec2: Ec2Cloud, wrong: timedelta) -> None:
+    theirs = datetime.now(UTC) - wrong
+    ec2.headers["Date"] = format_datetime(theirs, usegmt=True)
+    time = (theirs + timedelta(seconds=120)).isoformat(timespec="seconds")
+    ec2.bodies[PATH_INSTANCE_ACTION] = json.dumps({"action": "terminate", "time": time})
+    (notice,) = await within(5, following(ec2))
+    assert 110 < (notice.deadline - datetime.now(UTC)).total_seconds() < 125
 
 
 async def test_ec2_hibernation_has_no_lead_time(ec2: Ec2Cloud) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     TOKEN_AUDIENCE,
     AgentPhase,
@@ -17,7 +20,9 @@ from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
     CommitRef,
+    DrainRequest,
     Progress,
+    clock_offset,
 )
 from spottrain_operator.agents import AssignmentBoard, ReportBox, matters
 from spottrain_operator.cluster import ClusterError, JobKey, PodIdentity
@@ -73,6 +78,7 @@ async def setup() -> AsyncIterator[Setup]:
         reports=reports,
         is_ready=lambda: result.ready,
         metrics=lambda: (b"metrics", "text/plain; version=0.0.4; charset=utf-8"),
+        now=lambda: NOW,
         long_poll_seconds=0.2,
     )
     async with TestClient(TestServer(api.application())) as client:
@@ -241,3 +247,36 @@ async def test_many_agents_wait_side_by_side(setup: Setup) -> None:
     await num_waiting(setup.board, 50)
     setup.board.publish(JOB, {f"uid-{n}": EXIT for n in range(50)})
     assert await asyncio.gather(*polls) == [EXIT] * 50
+
+
+async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, tmp_path: Path) -> None:
+    request = DrainRequest(reason="Edit", requested_at=NOW, deadline=NOW + timedelta(seconds=50))
+    told = Assignment(action=AssignmentAction.DRAIN, drain=request)
+    setup.board.publish(JOB, {POD.uid: told})
+    (tmp_path / "token").write_text("secret-1")
+    heard: asyncio.Queue[Assignment] = asyncio.Queue()
+    async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+        control = ControlClient(session, str(setup.client.make_url("")), tmp_path / "token")
+        following = asyncio.create_task(control.follow_assignments(heard.put_nowait))
+        drain = (await heard.get()).drain
+        assert drain is not None
+        assert 40 < (drain.deadline - datetime.now(UTC)).total_seconds() < 55
+        assert drain.deadline - drain.requested_at == timedelta(seconds=50)
+        await num_waiting(setup.board, 1)  # it has the revision that it was told
+        following.cancel()
+    assert heard.empty()
+
+
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ("Thu, 01 Jan 2026 00:00:00 GMT", 0),
+        ("Wed, 31 Dec 2025 23:59:58 GMT", 0),
+        ("Wed, 31 Dec 2025 22:00:01 GMT", 7200),
+        ("Thu, 01 Jan 2026 00:02:00 GMT", -120),
+        ("yesterday", 0),
+        (None, 0),
+    ],
+)
+def test_the_offset_of_a_clock_is_that_of_the_answers_date(date: str | None, seconds: float) -> None:
+    assert clock_offset(date, NOW) == timedelta(seconds=seconds)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +20,7 @@ from spottrain_api.contract import (
     AgentReport,
     Assignment,
     NoticeList,
+    clock_offset,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ class ControlClient:
         back_off = BackOff()
         while True:
             try:
-                assignment = await self._poll_assignment(revision)
+                assignment, offset = await self._poll_assignment(revision)
             except TROUBLE as error:
                 logger.debug("no assignment from the operator: %r", error)
                 await back_off.wait()
@@ -70,7 +72,8 @@ class ControlClient:
             back_off.reset()
             if assignment is not None:
                 revision = assignment.revision
-                on_assignment(assignment)
+                drain = assignment.drain.shifted(offset) if assignment.drain is not None else None
+                on_assignment(assignment.model_copy(update={"drain": drain}))
 
     async def send_report(self, report: AgentReport) -> bool:
         """Whether the operator has taken the report; if not, the next one says it all again."""
@@ -87,12 +90,14 @@ class ControlClient:
             logger.debug("the operator has not taken the report: %r", error)
             return False
 
-    async def _poll_assignment(self, revision: str) -> Assignment | None:
+    async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
+        """What is new, and how far our clock is ahead of the operator's."""
         async with self._session.get(
             self._url + PATH_ASSIGNMENT, params={"after": revision}, headers=self._headers(), timeout=POLL_TIMEOUT
         ) as response:
             response.raise_for_status()
-            return None if response.status == 204 else Assignment.from_json(await response.read())
+            assignment = None if response.status == 204 else Assignment.from_json(await response.read())
+            return assignment, clock_offset(response.headers.get("Date"), datetime.now(UTC))
 
     def _headers(self) -> dict[str, str]:
         if self._token_file is None:

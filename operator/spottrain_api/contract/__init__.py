@@ -18,6 +18,7 @@ from .assignments import (
     GenerationAssignment,
     Member,
 )
+from .clocks import clock_offset
 from .configuration import (
     CheckpointConfig,
     DeepSpeedConfig,
@@ -178,6 +179,7 @@ __all__ = [
     "StrategyChoice",
     "TrainerConfig",
     "TrainerPhase",
+    "clock_offset",
     "outcome_file",
     "progress_file",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +23,11 @@ class DrainRequest(Message):
     deadline: datetime
     requested_at: datetime
     is_preemption: bool = False
+
+    def shifted(self, offset: timedelta) -> DrainRequest:
+        """By a clock that is so far ahead."""
+        moments = {"deadline": self.deadline + offset, "requested_at": self.requested_at + offset}
+        return self.model_copy(update=moments)
 
 
 class Interruptions(Message):

@@ -1,0 +1,19 @@
+"""Moments that come from another machine, whose clock may be wrong, or ours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+_GRAIN_SECONDS = 5.0
+
+
+def clock_offset(date: str | None, now: datetime) -> timedelta:
+    """How far our clock, which says `now`, is ahead of that of a server by the `Date` header of its answer
+    (RFC 9110, section 6.6.1): what to add to the moments in it. To five seconds, as the header has whole seconds and
+    the answer took a moment. Zero where there is no such header."""
+    try:
+        theirs = parsedate_to_datetime(date or "").replace(tzinfo=UTC)
+    except ValueError:
+        return timedelta()
+    return timedelta(seconds=_GRAIN_SECONDS * round((now - theirs).total_seconds() / _GRAIN_SECONDS))
