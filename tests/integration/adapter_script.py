@@ -30,6 +30,8 @@ STEPS: int = RANK_SETTINGS["steps"]
 ALL_ON = "ALL_ON" in os.environ
 # Evaluate after each step, which a drain leaves out.
 EVALUATES = "EVALUATES" in os.environ
+# Statistics that follow the samples of a rank.
+NORMS = "NORMS" in os.environ
 MISUSE = os.environ.get("MISUSE")
 spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
@@ -38,7 +40,8 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
-        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), self.dropout, nn.Linear(8, 1))
+        norms = [nn.BatchNorm1d(8)] if NORMS else []
+        self.layers = nn.Sequential(nn.Linear(8, 8), *norms, nn.Tanh(), self.dropout, nn.Linear(8, 1))
         self.recomputes = False
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
@@ -255,4 +258,4 @@ dataset = [{"x": row, "labels": row.sum()} for row in inputs]
 with spottrain.session() as session:
     trained = LOOPS[RANK_SETTINGS["loop"]](session)
     if session.rank == 0:
-        torch.save({name: value.detach() for name, value in trained.named_parameters()}, RANK_SETTINGS["result"])
+        torch.save({name: value.detach() for name, value in trained.state_dict().items()}, RANK_SETTINGS["result"])

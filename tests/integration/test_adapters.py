@@ -71,7 +71,7 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
 @pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
     """Although one step is left out, as a loss was not finite on one rank, and so is the evaluation at the drain."""
-    more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes"}}
+    more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes", "NORMS": "yes"}}
     steady = run_of(loop, tmp_path / "steady", fork, **more)
     steady.generate(2, {1: {3: "nan"}})
     assert_succeeded(steady)

@@ -40,6 +40,7 @@ TWO_RANKS = [
     case("no lists", "rnn", precision="bf16"),
     case("compiled and recomputed", "layers", compiled=True, checkpointed=True),
     case("replicas, recomputed", strategy="ddp", checkpointed=True),
+    case("replicas, batch norm", "cnn", strategy="ddp"),
 ]
 TWO_NODES_OF_TWO = [
     case("hybrid", sharding="hybrid"),

@@ -87,7 +87,8 @@ class ForeignLoop:
         where that was said already. Raises UserError where micro-batches of the step are missing."""
         if self._under_way is not None and self._has_begun:
             self._check_weighed("the next step began")
-            self._under_way.updated, self._has_begun, self._num_weighed = True, False, 0
+            self.training.updated_elsewhere()
+            self._has_begun, self._num_weighed = False, 0
             self._under_way = next(self._steps, None)
 
     def _observe(self, share: torch.Tensor) -> None:

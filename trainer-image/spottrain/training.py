@@ -137,6 +137,12 @@ class Training:
         self._leave_out(self._guard, verdict)
         return False
 
+    def updated_elsewhere(self) -> None:
+        """The framework that owns the loop has made the update of the step under way. A collective."""
+        assert self._under_way is not None
+        self._engine.update()
+        self._under_way[0].updated = True
+
     def clean_up(self) -> None:
         """Drop the checkpoints that are no longer kept."""
         self._checkpoints.clean_up()

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
 from spottrain.engines.native import load_named_state, named_state
@@ -76,7 +77,7 @@ class AdoptedEngine:
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        self._model = model
+        self._model, self._buffers = model, SharedBuffers(model)
         # DDP that looks for unused parameters leaves its buckets as they are.
         if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
             settle_buckets(model, model.module)
@@ -90,7 +91,9 @@ class AdoptedEngine:
         raise RuntimeError("an adopted model's gradients are computed by its framework; call its own backward")
 
     def update(self) -> None:
-        """The framework has done it."""
+        """The framework has done it. What is left are buffers, which ranks have apart until DDP's next forward, and
+        under FSDP2 for good."""
+        self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
         """The framework's business: they may be scaled for fp16, where it is usual that they aren't."""

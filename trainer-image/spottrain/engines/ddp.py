@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
@@ -25,6 +26,7 @@ class DdpEngine(NativeEngine):
             model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
         )
         settle_buckets(self._ddp, model)
+        self._buffers = SharedBuffers(model)
         if precision is not torch.float32:
             autocast_forward(model, device, precision)
         return self._ddp
@@ -33,6 +35,11 @@ class DdpEngine(NativeEngine):
         # What DistributedDataParallel.no_sync() sets, without a context that would have to span the caller's loop.
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = is_last
+
+    def update(self) -> None:
+        # DDP does it before the next forward; a commit in between has parts of each rank.
+        super().update()
+        self._buffers.share()
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
