@@ -28,8 +28,9 @@ warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
 # Compiled by the framework (the backend "eager" needs no compiler), in bf16, and activations recomputed.
 ALL_ON = "ALL_ON" in os.environ
-# Evaluate after each step, which a drain leaves out.
+# Evaluate after steps, and stop when it has got worse so often; a drain puts an evaluation off.
 EVALUATES = "EVALUATES" in os.environ
+LAST_STEP = 12 if EVALUATES else STEPS
 # Statistics that follow the samples of a rank.
 NORMS = "NORMS" in os.environ
 MISUSE = os.environ.get("MISUSE")
@@ -152,26 +153,25 @@ def train_with_transformers(
             outputs = model(**inputs)
             return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
-    patience = EarlyStoppingCallback(early_stopping_patience=100)
     trainer = (TrainerWithALoss if computes_loss else SpottrainTrainer)(
         session=session,
         model=model,
         args=args,
         train_dataset=dataset,
         eval_dataset=dataset[:5],
-        callbacks=[patience] if EVALUATES else [],
+        callbacks=[EarlyStoppingCallback(LAST_STEP - 1)] if EVALUATES else [],
         optimizers=(optimizer, make_scheduler(optimizer)),
     )
     trainer.train()
-    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == list(range(1, STEPS + 1))
-    # All but the first, and one that a drain may have left out.
-    assert patience.early_stopping_patience_counter >= STEPS - 2 or not EVALUATES
+    for kind, logged in (("loss", True), ("eval_loss", EVALUATES)):
+        steps = [entry["step"] for entry in trainer.state.log_history if kind in entry]
+        assert steps == (list(range(1, LAST_STEP + 1)) if logged else [])
     return model
 
 
 def train_with_lightning(session: spottrain.Session) -> nn.Module:
     import lightning.pytorch as lightning
-    from lightning.pytorch.callbacks import EarlyStopping
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 
     from spottrain.adapters.lightning import SpottrainCallback, SpottrainStrategy
 
@@ -182,12 +182,22 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
             self.automatic_optimization = MISUSE != "manual"
             if ALL_ON:
                 self.model.gradient_checkpointing_enable()
+            self.num_batches = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.num_batches += 1
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["num_batches"] = object() if MISUSE == "pickle" else self.num_batches
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.num_batches = checkpoint["num_batches"]
 
         def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
             return self.model(**batch)["loss"]
 
         def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-            self.model(**batch)
+            self.log("loss", self.model(**batch)["loss"])
 
         def configure_optimizers(self) -> dict[str, Any]:
             optimizer = make_optimizer(self.model)
@@ -202,16 +212,37 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         val_check_interval=2,
         precision="bf16-mixed" if ALL_ON else "32-true",
         strategy=strategy,
-        callbacks=[SpottrainCallback(strategy), *([EarlyStopping("loss")] if MISUSE == "callback" else [])],
+        callbacks=[
+            # Five times, after the first validation; only the best is kept.
+            *([EarlyStopping("loss", mode="max", patience=LAST_STEP // 2 - 1)] if EVALUATES else []),
+            *([ModelCheckpoint(RANK_SETTINGS["result"] + "-best", monitor="loss", mode="max")] if EVALUATES else []),
+            SpottrainCallback(strategy),
+            *([WeightAveraging()] if MISUSE == "averages" else []),
+        ],
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=EVALUATES,
         enable_progress_bar=False,
         enable_model_summary=False,
         **strategy.placement,
     )
     trainer.fit(module, strategy.batches, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)
-    assert trainer.global_step == STEPS
+    assert trainer.global_step == LAST_STEP
+    if session.config.generation < 3:  # the last has the same number of ranks
+        assert not EVALUATES or module.num_batches == LAST_STEP * trainer.accumulate_grad_batches
     return module.model
+
+
+class Patience:
+    """An object of the script's own."""
+
+    def __init__(self) -> None:
+        self.left = torch.tensor(LAST_STEP)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.left = state_dict["left"]
 
 
 def train_with_accelerate(session: spottrain.Session) -> nn.Module:
@@ -228,8 +259,12 @@ def train_with_accelerate(session: spottrain.Session) -> nn.Module:
     if MISUSE == "models":
         accelerator.prepare(nn.Linear(1, 1))
     model, optimizer, scheduler = accelerator.prepare(plain, optimizer, make_scheduler(optimizer))
+    patience = Patience()
+    accelerator.register_for_checkpointing(patience)
     loop = AcceleratedLoop(session, accelerator, model, optimizer, dataset, scheduler=scheduler, total=STEPS)
     for batch in loop.batches():
+        if patience.left == 0:
+            break
         with nullcontext() if MISUSE == "accumulation" else accelerator.accumulate(model):
             loss = model(**batch)["loss"]
             accelerator.backward(loss if MISUSE == "weight" else loop.weigh(loss))
@@ -238,6 +273,8 @@ def train_with_accelerate(session: spottrain.Session) -> nn.Module:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
+            patience.left -= int(accelerator.sync_gradients)
+    assert patience.left == 0
     return plain
 
 

@@ -69,6 +69,37 @@ def test_two_tensors_of_one_name_are_refused() -> None:
         codec.split({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(math.inf),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.zeros(0, 4, dtype=torch.int64),
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor([True, False]),
+    ],
+)
+def test_a_small_tensor_among_plain_values_comes_back(tensor: torch.Tensor) -> None:
+    text = json.dumps(codec.encode({"best": (1, tensor)}), allow_nan=False)
+    back = codec.join(json.loads(text), {})["best"][1]
+    assert back.dtype is tensor.dtype
+    assert back.shape == tensor.shape
+    assert torch.equal(back, tensor)
+
+
+def test_tensors_among_plain_values_are_small_together() -> None:
+    half = torch.zeros(codec.MAX_INLINE_BYTES // 8)
+    codec.encode({"a": half, "b": half})
+    with pytest.raises(UnsupportedState, match=r"at 'c' is one too much: .* 1 MiB in all"):
+        codec.encode({"a": half, "b": half, "c": torch.ones(1)})
+
+
+@pytest.mark.parametrize("kind", ["Tensor", "load", "no_such_type"])
+def test_a_small_tensor_of_another_kind_is_damage(kind: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="is no type of tensors"):
+        codec.join({"$small_tensor": [kind, [1], "AAAAAA=="]}, {})
+
+
 class Colour(enum.IntEnum):
     RED = 1
 

@@ -32,6 +32,8 @@ class ForeignLoop:
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
         self._has_begun = False  # whether data of the step under way were taken
+        self._is_updated = False  # the step under way, or just about to be
+        training.before_finish = self._leave
         self._steps = training.steps(total)
         self._under_way: Step | None = next(self._steps, None)
 
@@ -50,6 +52,7 @@ class ForeignLoop:
 
         Those of a step may be taken at once; those of the next only after the framework's optimizer step.
         """
+        self.complete_step()  # where the data were left between two steps
         while (step := self._under_way) is not None:
             for micro_batch, batch in step.fetch():
                 self._has_begun = True
@@ -62,14 +65,14 @@ class ForeignLoop:
         """The mean loss of the oldest micro-batch not yet weighed, so that a framework that divides it by the number
         of micro-batches and averages gradients over the ranks gets the gradient of the global batch's mean."""
         plan = self.training.plan
-        weighted = loss * self._fetched.popleft().loss_weight * plan.num_micro_batches
+        weighted = loss * self._oldest().loss_weight * plan.num_micro_batches
         self._observe(weighted / plan.num_micro_batches)
         return weighted
 
     def observe(self, loss: torch.Tensor) -> None:
         """Instead of `weigh`, where the loss of the oldest micro-batch not yet weighed is its part of the global
         batch's mean already, times the number of ranks."""
-        self._fetched.popleft()
+        self._oldest()
         self._observe(loss)
 
     def before_update(self, *_: Any) -> None:
@@ -79,6 +82,7 @@ class ForeignLoop:
         where micro-batches of the step are missing: what is updated then would depend on the number of ranks."""
         if self._has_begun:
             self._check_weighed("the optimizer was stepped")
+            self._is_updated = True
         self.training.may_update()
 
     def complete_step(self) -> None:
@@ -88,8 +92,22 @@ class ForeignLoop:
         if self._under_way is not None and self._has_begun:
             self._check_weighed("the next step began")
             self.training.updated_elsewhere()
-            self._has_begun, self._num_weighed = False, 0
+            self._has_begun, self._is_updated, self._num_weighed = False, False, 0
             self._under_way = next(self._steps, None)
+
+    def _leave(self) -> None:
+        """The script has left the loop, maybe after an update and before the next data."""
+        if self._is_updated:
+            self.training.updated_elsewhere()
+
+    def _oldest(self) -> MicroBatch:
+        if not self._fetched:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "a loss was computed for data that are not the job's; train with the batches that the adapter gives, "
+                "and weigh the loss of each once",
+            )
+        return self._fetched.popleft()
 
     def _observe(self, share: torch.Tensor) -> None:
         assert self._under_way is not None  # a micro-batch was fetched

@@ -20,7 +20,7 @@ from spottrain import random_state
 from spottrain.agreement import Agreement
 from spottrain.audit import AuditHeader, AuditWriter
 from spottrain.batch import BatchPlan
-from spottrain.checkpoint import Replicas
+from spottrain.checkpoint import Replicas, UnsupportedState, codec
 from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag, sleep_undrained
@@ -210,7 +210,7 @@ class Session:
         Precision, activation checkpointing, compiling and the settings of FSDP are the framework's business then:
         raises UserError where the job asks for them, with what `instead` says, by the field, of where the framework
         has them. `stateful` are parts of the framework that are saved and resumed together with the model; their
-        states are plain values.
+        states are plain values and small tensors, the same on all ranks.
         """
         from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # with FSDP, which takes its time
 
@@ -219,6 +219,7 @@ class Session:
         with _as_user_errors():
             engine.check(self.config.strategy, model)
             refuse_unapplied(self.config, instead or {})
+        _check_storable(stateful or {})
         spread, _ = engine.wrap(model, lambda _: optimizer)
         return self._assemble(
             engine,
@@ -355,6 +356,15 @@ def _checked(config: TrainerConfig) -> CommitInterval:
             known = f"use {IMMEDIATE} or {LAST_SAFE}"
             raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; {known}")
         return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
+
+
+def _check_storable(stateful: Mapping[str, Stateful]) -> None:
+    """Raises UserError at once for a state that the first commit would stumble over."""
+    for name, part in stateful.items():
+        try:
+            codec.encode({name: part.state_dict()})
+        except UnsupportedState as error:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,8 @@ class Training:
         self._guard = guard
         self._meter = LossMeter()
         self._under_way: tuple[Step, float] | None = None  # with when it began
+        self.before_finish: Callable[[], None] = lambda: None
+        """Of a framework's loop, which may have been left after an update."""
 
     @property
     def loss(self) -> float:
@@ -116,6 +118,7 @@ class Training:
 
     def finish(self) -> None:
         """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
+        self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
         self._observe_loss(self._agreement.read())

@@ -21,7 +21,7 @@ STRATEGY = "strategy"
 
 
 class Stateful(Protocol):
-    """A part of a run with a state of plain values: numbers, strings, lists and dicts."""
+    """A part of a run with a state of plain values: numbers, strings, lists, dicts and small tensors."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -59,7 +59,8 @@ class AcceleratedLoop(ForeignLoop):
         """`model`, `optimizer` and `scheduler` as `accelerator.prepare` returned them; the scheduler steps once an
         optimizer step. `collate` makes a batch of a list of items (default: torch's), `num_workers` processes fetch
         items ahead; `total` are the steps of the run. Raises UserError, also where the accelerator has more in
-        training than what is passed here: the commits would be without it."""
+        training than what is passed here: the commits would be without it. What was given to
+        `register_for_checkpointing` is in them."""
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
@@ -76,6 +77,7 @@ class AcceleratedLoop(ForeignLoop):
             # It would step once a rank, for learning rates that another number of ranks doesn't have.
             scheduler.split_batches = True
         scaler = accelerator.scaler
+        objects = Registered(accelerator, known=(optimizer, scheduler))
         training = session.adopt(
             model,
             optimizer.optimizer,
@@ -83,7 +85,7 @@ class AcceleratedLoop(ForeignLoop):
             dataset=dataset,
             collate=collate,
             num_workers=num_workers,
-            stateful={"scaler": scaler} if scaler is not None else None,
+            stateful={"objects": objects} | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
         )
         super().__init__(training, total)
@@ -95,6 +97,39 @@ class AcceleratedLoop(ForeignLoop):
         return (batch for _, batch in self.micro_batches())
 
 
+class Registered:
+    """The objects of `register_for_checkpointing`. Implements Stateful."""
+
+    def __init__(self, accelerator: Accelerator, *, known: tuple[Any, ...]) -> None:
+        """`known` are in the commits anyway."""
+        self._accelerator = accelerator
+        self._known = known
+        self._objects = self._registered()
+
+    def _registered(self) -> list[Any]:
+        return [each for each in self._accelerator._custom_objects if all(each is not one for one in self._known)]
+
+    def state_dict(self) -> dict[str, Any]:
+        if len(self._registered()) != len(self._objects):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "an object was given to register_for_checkpointing after AcceleratedLoop was made, which is when a "
+                "run resumes; register it before",
+            )
+        return {"objects": [each.state_dict() for each in self._objects]}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        saved = state_dict["objects"]
+        if len(saved) != len(self._objects):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"the commit holds {len(saved)} objects of register_for_checkpointing, and the accelerator has "
+                f"{len(self._objects)}; register the same ones, in the same order",
+            )
+        for each, state in zip(self._objects, saved, strict=True):
+            each.load_state_dict(state)
+
+
 def _not_passed(accelerator: Accelerator, model: nn.Module, *passed: Any) -> Iterator[str]:
     """What the accelerator has in training, or was asked to save, beside what the loop knows of."""
     trained = {id(each) for each in model.parameters()}  # the accelerator keeps models as they were before
@@ -104,7 +139,6 @@ def _not_passed(accelerator: Accelerator, model: nn.Module, *passed: Any) -> Ite
     for kind, known in (
         ("another optimizer", accelerator._optimizers),
         ("another scheduler", accelerator._schedulers),
-        ("an object of register_for_checkpointing", accelerator._custom_objects),
     ):
         if any(all(each is not one for one in passed) for each in known):
             yield kind

@@ -7,7 +7,8 @@ with spottrain.session() as session:
     trainer.fit(module, strategy.batches)
 
 The batch and the checkpoints are the job's: accumulate_grad_batches is set here, for each world size anew. Lightning
-sees what is left of the run as one epoch. For modules with automatic optimization and one optimizer.
+sees the run as one epoch, and val_check_interval counts steps. For modules with automatic optimization and one
+optimizer.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ _ARGUMENTS = {
     "fsdp": "SpottrainStrategy is DDP",
     "deepspeed": "SpottrainStrategy is DDP",
 }
+# Of a checkpoint of Lightning's own: what a commit has already, or follows from the step.
+_OF_THE_COMMIT = ("epoch", "global_step", "state_dict", "loops", "optimizer_states", "lr_schedulers")
+# Attributes that say under what names a checkpoint has the hyper-parameters, which are the script's business.
+_OF_THE_SCRIPT = (
+    "CHECKPOINT_HYPER_PARAMS_KEY",
+    "CHECKPOINT_HYPER_PARAMS_NAME",
+    "CHECKPOINT_HYPER_PARAMS_TYPE",
+)
 
 
 class SessionEnvironment(ClusterEnvironment):
@@ -83,17 +92,52 @@ class SessionEnvironment(ClusterEnvironment):
 
 
 class Batches:
-    """This rank's share of what is left of the run; what `trainer.fit` takes for its data."""
+    """This rank's share of the run, from the step on from which it resumes; what `trainer.fit` takes for its data."""
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
 
     def __len__(self) -> int:
         loop = self._strategy.loop
-        return (loop.total - loop.step) * loop.training.plan.num_micro_batches
+        return loop.total * loop.training.plan.num_micro_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for _, batch in self._strategy.loop.micro_batches())
+        trainer = self._strategy.lightning_module.trainer
+        self._strategy.take_up_epoch(trainer)  # when the first is asked for
+        if not trainer.should_stop:
+            yield from (batch for _, batch in self._strategy.loop.micro_batches())
+
+
+class Records:
+    """What a checkpoint of Lightning's own holds beside what every commit does: the states of callbacks, of a data
+    module and of the loss scaler, and what hooks of the module add. Implements Stateful."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._connector = trainer._checkpoint_connector
+
+    def state_dict(self) -> dict[str, Any]:
+        module, data = self._trainer.lightning_module, self._trainer.datamodule
+        checkpoint = self._connector.dump_checkpoint(weights_only=False)
+        weights = {name: _address(value) for name, value in module.state_dict().items()}
+        if any(_address(value) != weights.get(name) for name, value in checkpoint["state_dict"].items()):
+            raise _refused(
+                "a hook on_save_checkpoint (of the module, or of a callback such as WeightAveraging) puts other "
+                "weights in the place of those in training, and would not find its own after a preemption; leave it out"
+            )
+        ours = {*_OF_THE_COMMIT, *(getattr(each, key) for each in (module, data) if each for key in _OF_THE_SCRIPT)}
+        records = {key: value for key, value in checkpoint.items() if key not in ours}
+        return {"checkpoint": records, "should_stop": bool(self._trainer.should_stop)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        connector, module = self._connector, self._trainer.lightning_module
+        self._trainer.should_stop = state_dict["should_stop"]
+        connector._loaded_checkpoint = {**state_dict["checkpoint"], "state_dict": module.state_dict()}
+        connector.restore_datamodule()
+        connector.restore_model()  # the hook on_load_checkpoint; the weights are there
+        connector.restore_callbacks()
+        connector.restore_precision_plugin_state()
+        connector._loaded_checkpoint = {}
 
 
 class SpottrainStrategy(DDPStrategy):
@@ -138,24 +182,18 @@ class SpottrainStrategy(DDPStrategy):
             return
         schedules = self.lr_scheduler_configs
         by_itself = trainer.lightning_module.automatic_optimization
+        is_whole = trainer.limit_train_batches == 1.0 and trainer.overfit_batches == 0
         counted = all(
             (each.interval, each.frequency, each.reduce_on_plateau) == ("step", 1, False) for each in schedules
         )
-        if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1:
-            raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
+        if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1 or not is_whole:
+            raise _refused(
                 "spottrain's strategy for Lightning needs Trainer(max_steps=...), automatic optimization with one "
-                'optimizer, and a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 '
-                "and no metric, as an epoch is not a unit of the run, and a drain may leave out a validation",
+                'optimizer, a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 and '
+                "no metric, and no limit_train_batches or overfit_batches, as an epoch is not a unit of the run"
             )
-        if stateful := [type(each).__name__ for each in trainer.callbacks if each.state_dict()]:
-            raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
-                f"the commits don't hold the states of callbacks, and {', '.join(stateful)} of Lightning's Trainer "
-                "would begin anew after each preemption; leave such callbacks out, and ModelCheckpoint by "
-                "enable_checkpointing=False",
-            )
-        scaler = getattr(self.precision_plugin, "scaler", None)  # of 16-mixed
+        # A callback that comes before may have counted a validation that a drain puts off.
+        trainer.callbacks.sort(key=lambda each: not isinstance(each, SpottrainCallback))
         training = self.session.adopt(
             self.model,
             self.optimizers[0],
@@ -163,14 +201,31 @@ class SpottrainStrategy(DDPStrategy):
             dataset=self._dataset,
             collate=self._collate,
             num_workers=self._num_workers,
-            stateful={"scaler": scaler} if scaler is not None else None,
+            stateful={"lightning": Records(trainer)},
             instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, trainer.max_steps)
-        trainer.accumulate_grad_batches = training.plan.num_micro_batches
+        trainer.accumulate_grad_batches = number = training.plan.num_micro_batches
+        interval = trainer.val_check_interval
+        if isinstance(interval, float):
+            interval = max(1, int(interval * self.loop.total))
+        if isinstance(interval, int):
+            trainer.val_check_interval = interval * number
         # What trainer.global_step is read from.
         done = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         done.ready = done.completed = self.loop.step
+
+    def take_up_epoch(self, trainer: Trainer) -> None:
+        """Let Lightning count from the steps done, and make up for the validation that is due after the last of them:
+        commits are made before one."""
+        fit, loop, done = trainer.fit_loop, trainer.fit_loop.epoch_loop, self.loop.step
+        fit._data_fetcher.fetched = done * trainer.accumulate_grad_batches
+        loop.batch_progress.increment_by(fit._data_fetcher.fetched)
+        loop._batches_that_stepped = done  # what loggers take for the step
+        if done and not trainer.should_stop and loop._should_check_val_fx(fit._data_fetcher):
+            trainer.validating = True
+            loop.val_loop.run()
+            trainer.training = True
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """With the weight of the micro-batch; Lightning has divided by their number."""
@@ -181,11 +236,12 @@ class SpottrainStrategy(DDPStrategy):
 
 
 class SpottrainCallback(Callback):
-    """Judges each optimizer step, and meets the other ranks at its end, before a validation."""
+    """Judges each optimizer step, and meets the other ranks before a validation, during which no notice is followed,
+    and at the end; else that is when the next data are asked for, after all hooks of the step."""
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
-        self._state_of_training: dict[str, Any] | None = None
+        self._state_of_training: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning's handler runs a collective at once, wherever the rank is in its own.
@@ -194,15 +250,23 @@ class SpottrainCallback(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._strategy.loop.before_update()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn is TrainerFn.FITTING:
             self._strategy.loop.complete_step()
-            if trainer.enable_validation:
-                self._state_of_training = random_state.capture()
+        self._state_of_training = random_state.capture()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The random numbers of training don't know of a validation: a drain may leave it out.
-        if self._state_of_training is not None:
-            random_state.restore(self._state_of_training)
+        # The random numbers of training don't know of a validation: a drain may put it off.
+        random_state.restore(self._state_of_training)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._strategy.loop.complete_step()
+
+
+def _address(value: Any) -> Any:
+    """Of a tensor's memory; other values are compared as they are."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value
+
+
+def _refused(message: str) -> UserError:
+    return UserError(FailureReason.INVALID_CONFIGURATION, message)

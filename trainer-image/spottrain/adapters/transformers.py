@@ -99,6 +99,8 @@ class SpottrainTrainer(Trainer):
         if args.max_steps <= 0:
             args.max_steps = math.ceil(args.num_train_epochs * len(self.train_dataset) / plan.global_batch)
         self._weights: deque[tuple[Any, Any]] = deque()
+        self._is_evaluating = False  # and a commit that is made now has the evaluation before it
+        self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
         self.compute_loss = self._weighed(self.compute_loss)  # around whatever subclasses make of it
         self.add_callback(SpottrainCallback(self))
 
@@ -126,6 +128,10 @@ class SpottrainTrainer(Trainer):
         state.global_step = self.loop.step
         # What the Trainer divides by where it reports means.
         self._globalstep_last_logged = self._initial_global_step = self.loop.step
+        if self.loop.step > 0:
+            self.args.eval_on_start = False
+        if self._is_evaluating:
+            self._determine_best_metric(self._evaluate(None, self._ignored_keys), None)
 
     def epochs(self, step: int) -> float:
         """How often the data set was used up to and including a step."""
@@ -137,12 +143,14 @@ class SpottrainTrainer(Trainer):
             raise _refused(
                 "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
             )
+        self._ignored_keys = named.get("ignore_keys_for_eval")
         return super().train(None, *positional, **named)
 
     def evaluate(self, *positional: Any, **named: Any) -> dict[str, float]:
         """The Trainer's own, after the step is complete. The random numbers of training don't know of it: a drain may
-        leave it out."""
+        put it off, to the begin of the next generation."""
         if self.is_in_train:
+            self._is_evaluating = True
             self.loop.complete_step()
         state = random_state.capture()
         try:
@@ -150,11 +158,13 @@ class SpottrainTrainer(Trainer):
             return metrics
         finally:
             random_state.restore(state)
+            self._is_evaluating = False
 
     def get_train_dataloader(self) -> Iterator[Any]:
         """This rank's share of the run, from the step on from which it resumes; it has no length."""
-        for _, batch in self.loop.micro_batches():  # not before training begins, so that the loop is there
-            yield batch
+        # Not before training begins, so that the loop is there.
+        if not self.control.should_training_stop:
+            yield from (batch for _, batch in self.loop.micro_batches())
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -196,12 +206,19 @@ class SpottrainTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         callbacks = [[type(each).__name__, each.state()["attributes"]] for each in self._exportable()]
-        return {"state": json.dumps(dataclasses.asdict(self.state)), "callbacks": json.dumps(callbacks)}
+        return {
+            "state": json.dumps(dataclasses.asdict(self.state)),
+            "callbacks": json.dumps(callbacks),
+            "should_stop": bool(self.control.should_training_stop),
+            "is_evaluating": self._is_evaluating,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         saved = json.loads(state_dict["state"])
         for name in _OF_THE_RUN:
             setattr(self.state, name, saved[name])
+        self.control.should_training_stop = state_dict.get("should_stop", False)
+        self._is_evaluating = state_dict.get("is_evaluating", False)
         left = self._exportable()
         for kind, attributes in json.loads(state_dict.get("callbacks", "[]")):
             callback = next((each for each in left if type(each).__name__ == kind), None)

@@ -1,7 +1,8 @@
 """State without pickle: a tree of tensors and plain values, parted into named tensors and JSON.
 
 Every container and value keeps its type: tuples stay tuples, integer keys stay integers, NaN stays NaN.
-What JSON can't say is written as an object with one key that begins with '$'.
+What JSON can't say is written as an object with one key that begins with '$'; so is a small tensor that is encoded
+among plain values.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
 
 Json = Any
 Tensors = dict[str, torch.Tensor]
+
+# Of the tensors among plain values, together: they are read with every manifest.
+MAX_INLINE_BYTES = 1 << 20
 
 
 def is_tensor(value: object) -> bool:
@@ -43,12 +47,25 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
 
 
 def encode(value: Any) -> Json:
-    """Plain values as JSON; a tensor among them raises UnsupportedState."""
+    """Plain values as JSON, and the small tensors among them, which come back on the CPU. Raises UnsupportedState as
+    `split` does, and for tensors that are large or sharded."""
+    room = MAX_INLINE_BYTES
 
-    def refuse(path: tuple[str, ...], tensor: torch.Tensor) -> Json:
-        raise _unsupported(path, tensor)
+    def inline(path: tuple[str, ...], tensor: Any) -> Json:
+        nonlocal room
+        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "placements") or tensor.layout != torch.strided:
+            raise _unsupported(path, tensor)
+        room -= tensor.nbytes
+        if room < 0:
+            raise UnsupportedState(
+                f"The tensor at {'.'.join(path) or 'its top'!r} is one too much: beside model and optimizer, tensors "
+                f"of {MAX_INLINE_BYTES >> 20} MiB in all are stored; make large ones buffers of the model."
+            )
+        data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return {"$small_tensor": [dtype, list(tensor.shape), base64.b64encode(data).decode()]}
 
-    return _encode(value, (), refuse)
+    return _encode(value, (), inline)
 
 
 def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
@@ -96,6 +113,9 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
         match tag:
             case "$tensor":
                 return tensors[value]
+            case "$small_tensor":
+                dtype, shape, data = value
+                return _small_tensor(dtype, shape, base64.b64decode(data, validate=True))
             case "$float":
                 return float(value)
             case "$bytes":
@@ -104,9 +124,17 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
                 return tuple(join(item, tensors) for item in value)
             case "$items":
                 return {join(key, tensors): join(item, tensors) for key, item in value}
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CorruptCheckpoint(f"The checkpoint's state has a {tag} that can't be read: {error}.") from error
     raise CorruptCheckpoint(f"The checkpoint's state has a value of the unknown type {tag!r}.")
+
+
+def _small_tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype!r} is no type of tensors")
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
 
 
 def _unsupported(path: tuple[str, ...], value: object) -> UnsupportedState:
