@@ -123,7 +123,7 @@ class Records:
         if any(_address(value) != weights.get(name) for name, value in checkpoint["state_dict"].items()):
             raise _refused(
                 "a hook on_save_checkpoint (of the module, or of a callback such as WeightAveraging) puts other "
-                "weights in the place of those in training, and would not find its own after a preemption; leave it out"
+                "weights in the place of those in training, and would lose its own at a preemption; leave it out"
             )
         ours = {*_OF_THE_COMMIT, *(getattr(each, key) for each in (module, data) if each for key in _OF_THE_SCRIPT)}
         records = {key: value for key, value in checkpoint.items() if key not in ours}
