@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spottrain.checkpoint.manifest import Manifest
 
 _LARGEST = 5
+_LONGEST = 1000
 
 uri_argument = click.argument("uri")
 endpoint_option = click.option("--endpoint-url", help="An S3- or GCS-compatible server other than the cloud's own.")
@@ -71,7 +73,7 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
         for fqn in sorted(tensors, key=lambda fqn: -_elements(tensors[fqn]))[:_LARGEST]:
             click.echo(f"  {fqn} {list(tensors[fqn].shape)}")
     for name, value in (extra if isinstance(extra, dict) else {}).items():
-        click.echo(f"{name}: {value}")
+        click.echo(f"{name}: {shorten(str(value), _LONGEST, placeholder=' ...')}")
 
 
 @checkpoints.command("verify")
@@ -104,7 +106,7 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
 @endpoint_option
 def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | None) -> None:
     """Write the model of a commit at URI to OUTPUT: one file if that ends in .safetensors, else a folder as
-    Hugging Face's from_pretrained reads it."""
+    Hugging Face's from_pretrained reads it, or PEFT's if the model has adapters."""
     with _sentences():
         from spottrain.checkpoint.export import export
 

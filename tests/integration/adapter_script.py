@@ -163,10 +163,22 @@ def train_with_transformers(
         optimizers=(optimizer, make_scheduler(optimizer)),
     )
     trainer.train()
+    if hasattr(model, "peft_config") and session.rank == 0:
+        model.save_pretrained(Path(RANK_SETTINGS["result"]).with_name("adapters"))
     for kind, logged in (("loss", True), ("eval_loss", EVALUATES)):
         steps = [entry["step"] for entry in trainer.state.log_history if kind in entry]
         assert steps == (list(range(1, LAST_STEP + 1)) if logged else [])
     return model
+
+
+def with_adapters(model: nn.Module) -> nn.Module:
+    """Two, one of which is trained, with a layer that is trained as a whole."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["layers.0"], modules_to_save=["layers.3"])
+    adapted = get_peft_model(model, config)
+    adapted.add_adapter("other", LoraConfig(r=3, target_modules=["layers.0"]))
+    return adapted
 
 
 def train_with_lightning(session: spottrain.Session) -> nn.Module:
@@ -284,6 +296,7 @@ LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
     "transformers-counting": lambda session: train_with_transformers(session, ModelThatCounts()),
     "transformers-ignoring": lambda session: train_with_transformers(session, ModelThatIgnoresTheCount()),
     "transformers-own-loss": lambda session: train_with_transformers(session, Model(), computes_loss=True),
+    "transformers-peft": lambda session: train_with_transformers(session, with_adapters(Model())),
     "lightning": train_with_lightning,
     "accelerate": train_with_accelerate,
 }

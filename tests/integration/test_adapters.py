@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from spottrain.audit import read_audit
+from spottrain.checkpoint.export import export
 from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
@@ -90,6 +93,31 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
     assert {outcome and outcome.step for outcome in (*steady.outcomes, *run.outcomes)} == {12}
     assert run.progress().skipped_steps == 1
     assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
+
+
+def test_the_adapters_of_a_peft_model_are_exported_as_peft_saves_them(tmp_path: Path, fork: Any) -> None:
+    run = run_of("transformers-peft", tmp_path, fork)
+    run.generate(2, {0: {6: "drain"}})
+    assert_drained(run)
+    run.generate(2)
+    assert_succeeded(run)
+
+    head, exported, wanted = run.head(), tmp_path / "exported", tmp_path / "adapters"
+    assert head is not None
+    assert head.newest is not None
+    written = {path.relative_to(exported) for path in export(run.storage(), head.newest, exported)}
+
+    of_each = {Path("adapter_model.safetensors"), Path("adapter_config.json")}
+    assert written == of_each | {"other" / path for path in of_each}
+    for folder in (".", "other"):
+        config = "adapter_config.json"
+        assert json.loads((exported / folder / config).read_text()) == json.loads(
+            (wanted / folder / config).read_text()
+        )
+        theirs = load_file(wanted / folder / "adapter_model.safetensors")
+        ours = load_file(exported / folder / "adapter_model.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 INSTEAD = {

@@ -114,6 +114,28 @@ def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
 
 
+@pytest.mark.parametrize(
+    ("adapters", "sentence"),
+    [
+        (None, "the commit doesn't say which tensors make its adapters"),
+        ({"default": {"config": {}, "tensors": None}}, "the commit doesn't say which tensors make its adapters"),
+        ({"../other": {"config": {}, "tensors": {}}}, "no names of folders: ../other"),
+    ],
+)
+def test_adapters_that_the_commit_does_not_know_are_not_exported(
+    tmp_path: Path, adapters: dict[str, Any] | None, sentence: str
+) -> None:
+    storage = open_storage(f"file://{tmp_path}/store")
+    saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
+    state = {"model": {"base_model.model.layer.lora_A.default.weight": WEIGHT}}
+    saver.save(state, step=1, extra={"peft": adapters}, asynchronous=False)
+    result = run("export", f"file://{tmp_path}/store", str(tmp_path / "folder"))
+    assert result.exit_code == 1
+    assert sentence in result.output.replace("\n", " ")
+    assert list((tmp_path / "folder").iterdir()) == []
+    assert run("export", f"file://{tmp_path}/store", str(tmp_path / "model.safetensors")).exit_code == 0
+
+
 def test_to_look_at_a_store_writes_nothing_to_it(uri: str, tmp_path: Path) -> None:
     store = Path(uri.removeprefix("file://"))
     shutil.rmtree(store / ".unfinished")

@@ -32,6 +32,7 @@ from spottrain.interval import CommitInterval
 from spottrain.launch import Launch, join_world, meet, process_started_at
 from spottrain.loader import Collate, Data, MapDataset
 from spottrain.opening import open_checkpoints, retention_of
+from spottrain.peft_adapters import peft_adapters
 from spottrain.progress import ProgressReporter
 from spottrain.stability import STABILITY, StabilityGuard
 from spottrain.training import Training
@@ -186,6 +187,7 @@ class Session:
             tokens_per_sample=tokens_per_sample,
             scheduler=scheduler(made_optimizer) if scheduler is not None else None,
             model_config=model_config(model),
+            peft=peft_adapters(model) if self.rank == 0 else None,
             engine_name=engine_name,
             strategy=choice,
         )
@@ -221,13 +223,15 @@ class Session:
             refuse_unapplied(self.config, instead or {})
         _check_storable(stateful or {})
         spread, _ = engine.wrap(model, lambda _: optimizer)
+        plain = getattr(model, "module", model)
         return self._assemble(
             engine,
             spread,
             Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle),
             tokens_per_sample=tokens_per_sample,
             scheduler=scheduler,
-            model_config=model_config(getattr(model, "module", model)),
+            model_config=model_config(plain),
+            peft=peft_adapters(plain) if self.rank == 0 else None,
             stateful=stateful,
         )
 

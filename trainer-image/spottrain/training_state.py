@@ -41,6 +41,7 @@ class TrainingState:
     scheduler: LRScheduler | None
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
+    peft: dict[str, Any] | None = None  # of a PEFT model, for exports; on rank 0
     engine_name: str | None = None  # ddp, fsdp or deepspeed; None for a framework's own
     strategy: StrategyChoice | None = None  # of `strategy: auto`
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
@@ -58,6 +59,8 @@ class TrainingState:
             "engine": self.engine_name,
             "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
         }
+        if self.peft is not None:
+            extra["peft"] = self.peft
         if self.strategy is not None:
             extra[STRATEGY] = self.strategy.model_dump()
         return extra

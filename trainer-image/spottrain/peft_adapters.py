@@ -1,0 +1,44 @@
+"""What commits have to know of a PEFT model for its adapters to be exported as PEFT itself would save them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from torch import nn
+
+# Before the names of an adapter's tensors, where transformers has put it into its model by itself.
+_PREFIX = "base_model.model."
+
+
+def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
+    """Of each adapter, by its name: its configuration, as in adapter_config.json, and `tensors`: by their names in
+    adapter_model.safetensors those that they have in `model`, or None where PEFT makes them of others. None for a
+    model without adapters. May ask the hub for the base model's configuration, as PEFT does."""
+    if not getattr(model, "peft_config", None):
+        return None
+    from peft import PeftModel, get_peft_model_state_dict
+
+    is_peft_model = isinstance(model, PeftModel)
+    state = model.state_dict()
+    names = {id(value): name for name, value in state.items()}
+    adapters = {}
+    for adapter, its_config in model.peft_config.items():  # type: ignore[union-attr, operator]
+        config = copy.deepcopy(its_config)
+        config.inference_mode = True
+        base = model.get_base_model() if is_peft_model else model  # type: ignore[operator]
+        config.base_model_name_or_path = config.base_model_name_or_path or getattr(base, "name_or_path", None) or None
+        if config.task_type is None:
+            config.auto_mapping = {
+                "base_model_class": type(base).__name__,
+                "parent_library": type(base).__module__,
+            }
+        found = get_peft_model_state_dict(model, state_dict=dict(state), adapter_name=adapter)
+        prefix = "" if is_peft_model else _PREFIX
+        tensors = {f"{prefix}{name}": names.get(id(value)) for name, value in found.items()}
+        adapters[adapter] = {
+            "config": json.loads(json.dumps(config.to_dict(), default=list)),  # sets are lists there
+            "tensors": tensors if all(tensors.values()) else None,
+        }
+    return adapters
