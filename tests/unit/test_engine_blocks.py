@@ -99,6 +99,12 @@ def blocks_that_share_a_weight() -> nn.Module:
     return model
 
 
+def blocks_that_share_a_module() -> nn.Module:
+    model = Model(layers=blocks(3), out=nn.Linear(16, 4))
+    model.layers[2].mlp[0] = model.layers[1].mlp[0]
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "wanted"),
     [
@@ -125,6 +131,7 @@ def blocks_that_share_a_weight() -> nn.Module:
         ),
         pytest.param(albert(), ["layers.0"], id="one block used three times"),
         pytest.param(blocks_that_share_a_weight(), ["layers.0"], id="blocks that share a weight"),
+        pytest.param(blocks_that_share_a_module(), ["layers.0"], id="blocks that share a module"),
         pytest.param(
             Model(layers=nn.ModuleList(Experts() for _ in range(2))), ["layers.0", "layers.1"], id="experts in blocks"
         ),

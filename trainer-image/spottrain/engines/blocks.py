@@ -35,8 +35,20 @@ def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = 
     total = _num_parameters(model)
     found = list(_items(model, total)) or list(_parts(model, total))
     found = [module for module in dict.fromkeys(found) if module is not model and _is_called(module)]
+    leaky = {module for module, _ in used_from_outside(model, found)}
+    return [module for module in found if _num_parameters(module) and module not in leaky]
+
+
+def used_from_outside(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Those of the modules that share a parameter with others of the model, which would not find it while the module
+    isn't called, and one such parameter of each."""
+    places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     users = _users_of_parameters(model)
-    return [module for module in found if _num_parameters(module) and _is_self_contained(module, users)]
+    for module in modules:
+        own = _users_of_parameters(module)
+        shared = next((p for p, number in own.items() if places[module] * number != users[p]), None)
+        if shared is not None:
+            yield module, shared
 
 
 def prepare_blocks(model: nn.Module, blocks: Iterable[nn.Module], *, compiled: bool, checkpointed: bool) -> None:
@@ -123,13 +135,10 @@ def _is_called(module: nn.Module) -> bool:
 
 
 def _users_of_parameters(model: nn.Module) -> Counter[nn.Parameter]:
-    """How many modules have each parameter of their own: more than one where weights are tied."""
-    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
-
-
-def _is_self_contained(module: nn.Module, users: Counter[nn.Parameter]) -> bool:
-    """Whether nothing outside uses its parameters: they would not be there while it is not called."""
-    return all(number == users[parameter] for parameter, number in _users_of_parameters(module).items())
+    """At how many places each parameter is used: more than one where weights are tied, or a module is there several
+    times."""
+    every = (module for _, module in model.named_modules(remove_duplicate=False))
+    return Counter(parameter for module in every for parameter in module.parameters(recurse=False))
 
 
 def _num_parameters(module: nn.Module) -> int:
