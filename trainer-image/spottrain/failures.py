@@ -32,11 +32,12 @@ OUT_OF_MEMORY = (
     ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows "
     "what each needs."
 )
-# What DistributedDataParallel says begins so, and goes on with an argument that scripts don't have.
+# What DistributedDataParallel says begins so, in the loop of a framework that has spread the model.
 _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
 UNUSED_PARAMETERS = (
-    "Some of the model's parameters had no part in the loss on a rank, which the strategy ddp needs of all that are "
-    "trained. Use the strategy fsdp, or switch requires_grad off for those that are never used."
+    "Some of the model's parameters had no part in the loss on a rank, which DDP needs of all that are trained. Have "
+    "the framework look for them (find_unused_parameters in its settings of DDP), or switch requires_grad off for "
+    "those that are never used."
 )
 _PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 

@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class SharedBuffers:
     """Those of a model that checkpoints hold, as any of them may follow the samples that a rank has
     seen, like the statistics of norms and the codebooks of quantizers. `share` after each step gives all ranks rank
-    0's, as DistributedDataParallel does only before the next forward, so that a rank that resumes has what it had."""
+    0's, so that a rank that resumes has what it had. (DistributedDataParallel would do so before each forward: too
+    late for a commit, to which every rank writes some of what all of them have.)"""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

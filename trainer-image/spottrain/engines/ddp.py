@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
@@ -18,15 +20,20 @@ class DdpEngine(NativeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._ddp: DistributedDataParallel | None = None
+        self._is_last = False
 
     def _spread(self, model: nn.Module) -> nn.Module:
         device, precision = self._config.device, self._config.precision
         model.to(device)
         self._ddp = DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            # Shared after each step instead, so that commits don't have some of rank 0's and some of another's.
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
         )
         settle_buckets(self._ddp, model)
-        self._buffers = SharedBuffers(model)
+        self._unused = UnusedParameters(model)
         if precision is not torch.float32:
             autocast_forward(model, device, precision)
         return self._ddp
@@ -35,11 +42,38 @@ class DdpEngine(NativeEngine):
         # What DistributedDataParallel.no_sync() sets, without a context that would have to span the caller's loop.
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = is_last
+            self._is_last = is_last
+            self._unused.forget()
 
-    def update(self) -> None:
-        # DDP does it before the next forward; a commit in between has parts of each rank.
-        super().update()
-        self._buffers.share()
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        if self._is_last:
+            self._unused.touch()
+
+
+class UnusedParameters:
+    """Those that a rank has not used in the last micro-batch, such as an expert's. DDP waits for all of them: `touch`
+    gives them a gradient of zero, on top of what earlier micro-batches gave them, as FSDP2 does. Its own search for
+    them (find_unused_parameters) looks at what forward returns, so that it takes those for unused that have a part in
+    the loss another way; and it leaves those that no rank used without state in the optimizer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._trained = _trained(model)
+        self._used: set[int] = set()
+        # The hooks that DDP has, at the nodes that add up gradients. They live as long as somebody has them.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self._trained]
+        for index, node in enumerate(self._nodes):
+            node.register_hook(self._note(index))
+
+    def forget(self) -> None:
+        self._used.clear()
+
+    def touch(self) -> None:
+        if len(self._used) < len(self._trained):
+            _add_zeros([parameter for index, parameter in enumerate(self._trained) if index not in self._used])
+
+    def _note(self, index: int) -> Callable[..., None]:
+        return lambda *_: self._used.add(index)
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
@@ -50,17 +84,25 @@ def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
     differently from the same step of a run that was not interrupted.
     """
 
-    def touch_all_parameters() -> torch.Tensor:
-        touched = [parameter.sum() * 0 for parameter in model.parameters() if parameter.requires_grad]
-        return torch.stack(touched).sum()
-
     own = vars(model).get("forward")  # where a framework has put one around the class's
-    model.forward = touch_all_parameters
+    model.forward = lambda: ()
     try:
-        torch.autograd.backward(ddp())
+        ddp()
     finally:
         if own is None:
             del model.forward
         else:
             model.forward = own
+    for parameter in reversed(_trained(model)):  # about as backward comes to them
+        _add_zeros([parameter])
     ddp.zero_grad(set_to_none=True)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _add_zeros(parameters: list[nn.Parameter]) -> None:
+    """Gradients of zero, which take no memory before they are added."""
+    zeros = [torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in parameters]
+    torch.autograd.backward(parameters, zeros)

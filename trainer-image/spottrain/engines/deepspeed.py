@@ -16,10 +16,14 @@ from torch.optim import Optimizer
 
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
+from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
-from spottrain.engines.precision import autocast_forward, cast_around
+from spottrain.engines.native import zeros_for_unused
+from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_parameters import SameParameters
+from spottrain.failures import UserError
+from spottrain_api.contract import FailureReason
 
 LOSS_SCALER = "loss_scaler"
 # Of DeepSpeed's DynamicLossScaler: what changes while it is used. A static one has the scale alone.
@@ -47,10 +51,15 @@ class DeepSpeedEngine:
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        config = self._config
+        """Raises UserError for a model that DeepSpeed can't train."""
+        config, stage = self._config, self._settings["zero_optimization"]["stage"]
+        refusal = unfit_for_zero(model, stage, config.precision)
+        if refusal is not None:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
         model.to(config.device)
         if config.precision is not torch.float32:
-            if self._settings["zero_optimization"]["stage"] == 0:
+            if stage == 0:
+                weights_in_fp32(model)
                 autocast_forward(model, config.device, config.precision)
             else:
                 cast_around(model, config.precision)
@@ -67,7 +76,7 @@ class DeepSpeedEngine:
             self._engine, *_ = self._library.initialize(
                 model=model, optimizer=base, config=self._settings, dist_init_required=False
             )
-        if self._settings["zero_optimization"]["stage"] == 0:
+        if stage == 0:
             # Its own way, of which it makes no use at other stages, can't clip a scalar's gradient.
             self._engine.clip_fp32_gradients = self._clip
         elif self._config.plan.world_size > 1:
@@ -86,6 +95,8 @@ class DeepSpeedEngine:
 
     def update(self) -> None:
         """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
+        if not self._engine.zero_optimization():
+            zeros_for_unused(self._engine.module)
         self._engine.step()
         self._buffers.share()
 
@@ -101,6 +112,7 @@ class DeepSpeedEngine:
             self._engine.step()
         finally:
             self._base.step = step  # type: ignore[method-assign]
+        self._buffers.share()
 
     def _check_before_sums(self, parameters: SameParameters) -> None:
         """Before the last of a backward's sums over the ranks, the only one unless a bucket was full before."""

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor.experimental import implicit_replication
 
-from spottrain.engines.blocks import find_blocks
-from spottrain.engines.buffers import SharedBuffers, batch_norms
+from spottrain.engines.blocks import find_blocks, used_from_outside
+from spottrain.engines.buffers import batch_norms
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
-from spottrain.engines.native import NativeEngine
+from spottrain.engines.native import NativeEngine, zeros_for_unused
+from spottrain.failures import UserError
+from spottrain_api.contract import FailureReason
 
 
 class FsdpEngine(NativeEngine):
-    """Implements Engine. Gathers the blocks of the model one by one."""
+    """Implements Engine. Gathers the blocks of the model one by one.
+
+    What can't be sharded is whole on every rank, which optimizers that take many parameters at once are told by
+    `implicit_replication`."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError, with a sentence, for settings that don't fit together."""
@@ -30,48 +40,65 @@ class FsdpEngine(NativeEngine):
             )
 
     def _spread(self, model: nn.Module) -> nn.Module:
-        """Each block is on the device as a whole only while it is sharded: the model needn't fit there."""
-        mesh = self._mesh()
-        self._scalars = [parameter for parameter in model.parameters() if parameter.dim() == 0]
-        for scalar in self._scalars:
-            scalar.data = scalar.data.to(self._config.device)
-        if self._config.precision is not torch.float32:
-            # They keep their statistics in fp32, and want their weights in the same.
-            for norm in batch_norms(model):
-                self._shard(norm, mesh, MixedPrecisionPolicy())
-        for block in reversed(find_blocks(model, self._config.wrap)):  # inner ones first
+        """Each block is on the device as a whole only while it is sharded: the model needn't fit there. Raises
+        UserError for blocks that can't be gathered as one."""
+        mesh, is_fp32 = self._mesh(), self._config.precision is torch.float32
+        # They keep their statistics in fp32, and want their weights in the same.
+        norms = [] if is_fp32 else batch_norms(model)
+        blocks = list(reversed(find_blocks(model, self._config.wrap)))  # inner ones first
+        for block, parameter in used_from_outside(model, blocks):
+            raise UserError(FailureReason.INVALID_CONFIGURATION, _sentence_on_sharing(model, block, parameter))
+        self._whole = list(kept_whole([*norms, *blocks, model]))
+        for parameter in self._whole:
+            parameter.data = parameter.data.to(self._config.device)
+        for norm in norms:
+            self._shard(norm, mesh, MixedPrecisionPolicy())
+        for block in blocks:
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
         # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the same.
         model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-        self._buffers = SharedBuffers(model)
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Gradients are averaged and sharded after every micro-batch: kept whole until the last one, they
-        would take the memory that sharding is for. Those of scalars have no parts, and wait for the last one."""
+        would take the memory that sharding is for. Those of what is whole wait for the last one."""
         self._is_last = is_last
 
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss)
         if self._is_last:
-            self._average_scalars()
+            self._average_whole()
 
     def update(self) -> None:
-        # What no rank has used is updated like anything else, as under ZeRO: a resumed rank looks for its state.
-        for parameter in self._model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        super().update()
-        self._buffers.share()
+        zeros_for_unused(self._model)
+        with implicit_replication():
+            super().update()
 
-    def _average_scalars(self) -> None:
-        """Parameters without dimensions can't be sharded: every rank has them whole."""
-        for scalar in self._scalars:
-            if scalar.requires_grad:
-                scalar.grad = torch.zeros_like(scalar) if scalar.grad is None else scalar.grad
-                dist.all_reduce(scalar.grad)
-                scalar.grad /= dist.get_world_size()
+    def gradients_are_finite(self) -> bool:
+        with implicit_replication():
+            return super().gradients_are_finite()
+
+    # Both may make the optimizer's state, by a step of it.
+
+    def state(self) -> dict[str, Any]:
+        with implicit_replication():
+            return super().state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        with implicit_replication():
+            super().load_state(state)
+
+    def _average_whole(self) -> None:
+        """The gradients of what every rank has whole."""
+        under_way = []
+        for parameter in self._whole:
+            if parameter.requires_grad and parameter.numel():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                under_way.append((parameter.grad, dist.all_reduce(parameter.grad, async_op=True)))
+        for gradient, work in under_way:
+            work.wait()
+            gradient /= dist.get_world_size()
 
     def _mesh(self) -> DeviceMesh:
         """All ranks in a row; or, hybrid, a row of shards for each node, whose columns are replicas."""
@@ -88,7 +115,7 @@ class FsdpEngine(NativeEngine):
             mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=settings.reshard_after_forward,
-            ignored_params=set(self._scalars),
+            ignored_params=set(self._whole),
             offload_policy=CPUOffloadPolicy(pin_memory=on_cuda) if settings.offload else OffloadPolicy(),
         )
 
@@ -100,3 +127,34 @@ class FsdpEngine(NativeEngine):
         return MixedPrecisionPolicy(
             param_dtype=self._config.precision, reduce_dtype=torch.float32, output_dtype=output_dtype
         )
+
+
+def _sentence_on_sharing(model: nn.Module, block: nn.Module, parameter: nn.Parameter) -> str:
+    name = next(name for name, module in model.named_modules() if module is block)
+    shared = next(name for name, other in model.named_parameters() if other is parameter)
+    return (
+        f"The module {name} is to be gathered as one, as `wrap` says, but other modules use its parameter {shared} "
+        f"too; leave {type(block).__name__} out of `wrap`, or use the strategy ddp."
+    )
+
+
+def kept_whole(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """What FSDP2 can't shard of modules that are gathered one by one, inner ones first: parameters without dimensions
+    or without elements, complex ones, whose gradients it would add up wrongly, and those that are trained in another
+    type than most of their module, as a few norms in fp32 among weights in bf16."""
+    seen: set[nn.Parameter] = set()
+    for module in modules:
+        own = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(own)
+        sizes: Counter[torch.dtype] = Counter()
+        for parameter in own:
+            if parameter.requires_grad and _is_divisible(parameter):
+                sizes[parameter.dtype] += parameter.numel()
+        usual = {dtype for dtype, _ in sizes.most_common(1)}
+        for parameter in own:
+            if not _is_divisible(parameter) or (parameter.requires_grad and parameter.dtype not in usual):
+                yield parameter
+
+
+def _is_divisible(parameter: nn.Parameter) -> bool:
+    return parameter.dim() > 0 and parameter.numel() > 0 and not parameter.is_complex()

@@ -15,10 +15,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import UnsupportedState
+from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
+from spottrain.engines.precision import weights_in_fp32
 
 # Names of optimizer state by parameter, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -31,6 +34,7 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
             for key, value in values.items():
                 if not isinstance(value, DTensor):
                     refuse_foreign_shape(key, value)
+    model = _without_wrapper(model)
     return {
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
@@ -48,8 +52,22 @@ def refuse_foreign_shape(key: str, value: Any) -> None:
 
 
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    model = _without_wrapper(model)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_OPTIONS)
+
+
+def zeros_for_unused(model: nn.Module) -> None:
+    """Gradients of zero for what no rank has used: it is updated like anything else, under every strategy, as a
+    resumed rank looks for its state in the optimizer."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _without_wrapper(model: nn.Module) -> nn.Module:
+    """DDP's prefix is taken off the names here: torch forgets it at a module that is there several times."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class NativeEngine(ABC):
@@ -65,7 +83,10 @@ class NativeEngine(ABC):
         self._config = config
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        if self._config.precision is not torch.float32:
+            weights_in_fp32(model)
         self._model = self._spread(model)
+        self._buffers = SharedBuffers(self._model)
         self._optimizer = optimizer(self._model)
         return self._model, self._optimizer
 
@@ -84,6 +105,7 @@ class NativeEngine(ABC):
             nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
         """By their norm, which one bad element on any rank spoils."""
@@ -93,6 +115,7 @@ class NativeEngine(ABC):
 
     def discard(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._buffers.share()
 
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)

@@ -8,6 +8,14 @@ import torch
 from torch import nn
 
 
+def weights_in_fp32(model: nn.Module) -> None:
+    """From now on what is trained of `model` is in fp32, whatever a script has loaded it in: another precision is
+    what is computed in."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+
+
 def autocast_forward(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """From now on `model` computes in `dtype` where that is safe, and returns fp32. Parameters stay as they are."""
     model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)

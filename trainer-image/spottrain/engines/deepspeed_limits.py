@@ -1,0 +1,34 @@
+"""Models that DeepSpeed would stop at, or train on in other types, without saying what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+# Those whose gradients it adds up at stage 0.
+_SUMMED = {torch.float16, torch.bfloat16, torch.float32}
+
+
+def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str | None:
+    """Why DeepSpeed can't train `model` at a ZeRO stage, as a sentence; None where it can."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    is_cast = stage > 0 and precision is not torch.float32
+    types: dict[torch.dtype, str] = {}
+    for name, parameter in trained.items():
+        types.setdefault(precision if is_cast and parameter.is_floating_point() else parameter.dtype, name)
+    for dtype, name in types.items():
+        if dtype.is_complex or (stage == 0 and dtype not in _SUMMED):
+            return f"The parameter {name} is of {dtype}, which DeepSpeed can't train. Use the strategy ddp or fsdp."
+    if stage > 0 and len(types) > 1:
+        named = " and ".join(f"{name} of {dtype}" for dtype, name in list(types.items())[:2])
+        return (
+            f"The model's parameters are of several types ({named}), and ZeRO trains all in one. Use precision bf16, "
+            "which computes in it and keeps weights in fp32, or the strategy ddp or fsdp."
+        )
+    empty = next((name for name, parameter in model.named_parameters() if not parameter.numel()), None)
+    if stage == 3 and empty is not None:
+        return (
+            f"The parameter {empty} has no elements, which ZeRO 3 can't gather. Leave it out of the model, or use "
+            "another stage or the strategy fsdp."
+        )
+    return None
