@@ -67,7 +67,8 @@ class Workload:
     """What is trained, and how. `world_size` is the smallest that the job may run with, as the strategy has to fit
     there. `sequence_length` (tokens a sample) None: activations are not estimated. `optimizer_slots` is the number
     of fp32 values that the optimizer keeps for each parameter: 2 for Adam. `fsdp_ranks` is over how many ranks FSDP2
-    shards; None: all."""
+    shards; None: all. `zero_bucket` and `zero_live` are what a DeepSpeed JSON says of reduce_bucket_size and
+    stage3_max_live_parameters (elements); None: nothing."""
 
     model: ModelFacts
     micro_batch: int
@@ -77,6 +78,8 @@ class Workload:
     activation_checkpointing: bool = False
     optimizer_slots: int = 2
     fsdp_ranks: int | None = None
+    zero_bucket: int | None = None
+    zero_live: int | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in _COMPUTE_BYTES:
@@ -283,8 +286,11 @@ def _zero(
     gradients = _FP32 * (workload.model.trained if stage == 1 else trained)
     optimizer = _FP32 * (1 + workload.optimizer_slots) * trained  # master weights and the optimizer's own
     # Stages 2 and 3 flatten it before the ranks add it up: fp32 twice, or as computed, that again and in fp32.
-    bucket = min(workload.model.trained, _BUCKET) * _FP32 * (1 if stage == 1 else 2)
-    live = min(num, _LIVE) * compute if stage == 3 else 0
+    # The trainer makes the bucket no larger than the model; a size that the user names is made whatever the model.
+    elements = min(workload.model.trained, _BUCKET) if workload.zero_bucket is None else workload.zero_bucket
+    bucket = elements * _FP32 * (1 if stage == 1 else 2)
+    # What is prefetched (stage3_prefetch_bucket_size) counts as live; allgather_bucket_size takes no memory itself.
+    live = min(num, _LIVE if workload.zero_live is None else workload.zero_live) * compute if stage == 3 else 0
     # Gradients as they are computed come before they are added up in fp32.
     computed = compute * workload.model.trained if stage == 1 else 0
     host = 0

@@ -15,6 +15,7 @@ from spottrain.batch import BatchPlan
 from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.engines.auto import Machine, applied, choose_automatically, facts_of, least_of_all
+from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import EngineConfig
 from spottrain_api.contract import DeepSpeedConfig, MemoryEstimate, StrategyChoice
 from spottrain_api.memory_estimate import GIB, ModelFacts
@@ -71,6 +72,52 @@ def test_a_zero_stage_that_the_job_names_is_kept_to() -> None:
     by_json = DeepSpeedConfig(config={"zero_optimization": {"stage": 3}})
     assert choose(deepspeed=by_json).zero_stage == 3
     assert choose(deepspeed_config={"zero_optimization": {"stage": 3}}).zero_stage == 3
+
+
+def test_zero_is_passed_over_for_a_model_that_it_cannot_train() -> None:
+    model = large_model()
+    model["blocks"][0].bias = nn.Parameter(torch.empty(49_000, dtype=torch.float64, device="meta"))
+    choice = choose_automatically(model, config(), GPU, min_world_size=2, tokens_per_sample=1024)
+    assert (choice.strategy, choice.offload_parameters) == ("fsdp", True), choice.reason
+    bf16 = config(precision=torch.bfloat16)
+    choice = choose_automatically(model, bf16, GPU, min_world_size=2, tokens_per_sample=1024)
+    assert choice.strategy == "deepspeed", choice.reason
+
+
+def test_the_sizes_of_a_deepspeed_json_count() -> None:
+    def working(zero: dict[str, Any]) -> int:
+        return choose(deepspeed_config={"zero_optimization": {"stage": 3, **zero}}).memory.working
+
+    usual = working({})
+    assert working({"reduce_bucket_size": 4e8}) == usual - 1e8 * 4 * 2
+    assert working({"reduce_bucket_size": 4e8, "stage3_max_live_parameters": 7e8}) == usual - 1e8 * 4 * 2 - 3e8 * 4
+    assert working({"reduce_bucket_size": "auto", "allgather_bucket_size": 2e8}) == usual
+    with pytest.raises(ValueError, match="has reduce_bucket_size true; write a number of elements"):
+        working({"reduce_bucket_size": True})
+
+
+def typed(*dtypes: torch.dtype) -> nn.Module:
+    return nn.ParameterList(torch.ones(2, dtype=dtype) for dtype in dtypes)
+
+
+@pytest.mark.parametrize(
+    ("model", "stage", "precision", "said"),
+    [
+        (typed(torch.float32), 3, torch.float32, None),
+        (typed(torch.float32, torch.bfloat16), 0, torch.float32, None),
+        (typed(torch.float32, torch.bfloat16), 1, torch.float32, "of several types (0 of torch.float32 and 1 of"),
+        (typed(torch.float32, torch.bfloat16), 1, torch.bfloat16, None),
+        (typed(torch.float64), 0, torch.float32, "The parameter 0 is of torch.float64"),
+        (typed(torch.float32, torch.complex64), 2, torch.bfloat16, "The parameter 1 is of torch.complex64"),
+        (nn.ParameterList([torch.ones(2), torch.ones(0)]), 2, torch.float32, None),
+        (nn.ParameterList([torch.ones(2), torch.ones(0)]), 3, torch.float32, "The parameter 1 has no elements"),
+    ],
+)
+def test_what_zero_cannot_train_is_known(
+    model: nn.Module, stage: int, precision: torch.dtype, said: str | None
+) -> None:
+    refusal = unfit_for_zero(model, stage, precision)
+    assert refusal is None if said is None else said in (refusal or "")
 
 
 def test_a_world_of_one_is_its_own_least() -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from spottrain.engines.blocks import find_blocks
-from spottrain.engines.deepspeed_config import named_stage
+from spottrain.engines.deepspeed_config import named_size, named_stage
+from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
 from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, Memory, ModelFacts, Workload, choose_strategy
@@ -73,6 +74,8 @@ def choose_automatically(
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
+        zero_bucket=named_size(config, "reduce_bucket_size"),
+        zero_live=named_size(config, "stage3_max_live_parameters"),
     )
     memory = Memory(
         accelerator_bytes=machine.accelerator_bytes or machine.host_bytes,
@@ -81,10 +84,12 @@ def choose_automatically(
     )
 
     def allowed(estimate: Estimate) -> bool:
-        if estimate.strategy != DEEPSPEED:
+        if estimate.strategy != DEEPSPEED or estimate.zero_stage is None:
             return True
         # A stage that the job or a DeepSpeed JSON names is meant for the case that ZeRO is used.
-        return machine.has_deepspeed and named_stage(config) in (None, estimate.zero_stage)
+        if not machine.has_deepspeed or named_stage(config) not in (None, estimate.zero_stage):
+            return False
+        return unfit_for_zero(model, estimate.zero_stage, config.precision) is None
 
     choice = choose_strategy(workload, memory, allowed=allowed)
     chosen = choice.estimate

@@ -60,6 +60,16 @@ def named_stage(config: EngineConfig) -> int | None:
     return config.deepspeed.zero_stage if stage is None else stage
 
 
+def named_size(config: EngineConfig, key: str) -> int | None:
+    """A number of elements in a JSON's zero_optimization, if it is there. Raises ValueError as `merged_config`."""
+    size = _of_user(config).get("zero_optimization", {}).get(key)
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int | float) or size < 0:
+        raise ValueError(f"the DeepSpeed JSON has {key} {json.dumps(size)}; write a number of elements, such as 5e8")
+    return int(size)
+
+
 def _of_user(config: EngineConfig) -> dict[str, Any]:
     """The JSON of the job and that of the script."""
     script = _read(config.deepspeed_config)
