@@ -72,9 +72,17 @@ class Groups:
 
 
 def join_world(launch: Launch) -> Groups:
-    """Initialise torch.distributed: NCCL where there is CUDA, and gloo for everything on the CPU."""
+    """Initialise torch.distributed: NCCL where there is CUDA, and gloo for everything on the CPU. Raises UserError
+    where this rank has no GPU of its own."""
     backend = "gloo"
     if launch.device.type == "cuda":
+        if launch.local_rank >= (num_devices := torch.cuda.device_count()):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"this node runs {launch.local_world_size} ranks and shows them {num_devices} GPU(s), and each needs "
+                "one of its own; run as many ranks a node as it has GPUs (processesPerNode, or torchrun's "
+                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU',
+            )
         torch.cuda.set_device(launch.device)
         backend = "cpu:gloo,cuda:nccl"
     if "RANK" in os.environ:

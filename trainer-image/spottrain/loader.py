@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,10 +56,13 @@ def load_batches(
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The same structure of dicts, lists and tuples with its tensors on `device`."""
+    """The same structure of mappings, lists and tuples with its tensors on `device`; objects that know how to get
+    there, such as a tokenizer's BatchEncoding or a PackedSequence, do so by themselves."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))

@@ -1,0 +1,79 @@
+"""What differs on a GPU, as far as a machine without one can show it."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spottrain.engines.ddp import settle_buckets
+from spottrain.failures import UserError
+from spottrain.launch import Launch, join_world
+from spottrain.loader import to_device
+
+META = torch.device("meta")
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_buckets_of_a_model_on_a_device_are_settled(world_of_one: None) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    ddp = DistributedDataParallel(model)
+    # As on a GPU, where it moves inputs to its device, and can't do without any.
+    ddp.device_ids = [0]
+    settle_buckets(ddp, model)
+    assert ddp.reducer._rebuild_buckets(), "the order of the first backward pass was not noted"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert ddp(torch.ones(2, 3)).shape == (2, 1)
+
+
+class Encoding(UserDict[str, Any]):
+    """As a tokenizer's BatchEncoding, which is no dict."""
+
+
+class Ragged:
+    """A batch of a collate function that knows how to get to a device, and no other way."""
+
+    def __init__(self, rows: list[torch.Tensor]) -> None:
+        self.rows = rows
+
+    def to(self, device: torch.device) -> Ragged:
+        return Ragged([row.to(device) for row in self.rows])
+
+
+def test_batches_of_any_kind_get_to_the_device() -> None:
+    batch = {
+        "mapping": Encoding(ids=torch.ones(2)),
+        "object": Ragged([torch.ones(1)]),
+        "packed": nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]),
+        "rest": [(torch.ones(1), "text", 3)],
+    }
+    found = to_device(batch, META)
+    assert found["mapping"]["ids"].device == META
+    assert found["object"].rows[0].device == META
+    assert found["packed"].data.device == META
+    assert found["rest"][0][0].device == META
+    assert found["rest"][0][1:] == ("text", 3)
+
+
+def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    launch = Launch(
+        rank=5, local_rank=1, world_size=8, local_world_size=4, device=torch.device("cuda", 1), run_dir=None
+    )
+    with pytest.raises(UserError, match=r"runs 4 ranks and shows them 1 GPU\(s\)") as refused:
+        join_world(launch)
+    assert "processesPerNode" in str(refused.value)
