@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import mmap
 import os
 import weakref
@@ -12,6 +14,8 @@ import torch
 from spottrain.checkpoint.codec import Tensors
 from spottrain.checkpoint.dcp import RankPlan, written_tensors
 from spottrain.checkpoint.manifest import DTYPES
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def of(cls, size: int) -> SharedMemory:
-        """With its pages touched, and pinned where CUDA is used."""
+        """With its pages touched, and pinned where this process uses CUDA."""
         descriptor = os.memfd_create("spottrain-staging")
         try:
             os.truncate(descriptor, size)
@@ -34,7 +38,8 @@ class SharedMemory:
             raise
         weakref.finalize(found.content, os.close, descriptor)
         found.content.zero_()
-        if torch.cuda.is_available():
+        # Not where a GPU is only there: a process that has nothing on it would be given a context on it.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(found.content)
         return found
 
@@ -74,16 +79,23 @@ class StagingBuffer:
         """Copy what `plan` writes."""
         self.prepare(plan)
         sources = written_tensors(plan, tensors)
-        on_accelerator = any(source.is_cuda for source in sources)
         for target, source in zip(self._targets, sources, strict=True):
-            target.copy_(source, non_blocking=on_accelerator)
-        if on_accelerator:
-            torch.cuda.synchronize()
+            target.copy_(source, non_blocking=True)
+        # The next step may overwrite a source as soon as this returns.
+        for device in {source.device for source in sources if source.is_cuda}:
+            torch.cuda.synchronize(device)
         return Staged(self._memory, self._memory.content[: plan.size].numpy().data)
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """As torch's own shared staging does (torch.distributed._state_dict_utils)."""
+    """As torch's own shared staging does (torch.distributed._state_dict_utils). A node that can't is only slower."""
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    try:
+        torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    except torch.cuda.CudaError as error:
+        log.warning("The %d bytes that checkpoints are staged in can't be pinned: %s.", memory.nbytes, error)
+        # CUDA tells of it once more, to whichever kernel is started next.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+        return
     weakref.finalize(memory, cuda.cudaHostUnregister, memory.data_ptr()).atexit = False
