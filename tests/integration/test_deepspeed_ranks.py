@@ -58,12 +58,20 @@ class Job:
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
 
-    def train(self, world_size: int, *, drain_at: int | None = None, steps: int = STEPS, echo: bool = False) -> None:
+    def train(
+        self,
+        world_size: int,
+        *,
+        drain_at: int | None = None,
+        steps: int = STEPS,
+        echo: bool = False,
+        with_torchrun: bool = True,
+    ) -> None:
         """Run the next generation to its end. `echo`: what it has loaded is committed as step 1000 + generation."""
         self.generation += 1
+        environments = rank_environments(world_size) if with_torchrun else [{}]
         settings = [
-            self._settings(rank, environment, drain_at, steps, echo)
-            for rank, environment in enumerate(rank_environments(world_size))
+            self._settings(rank, environment, drain_at, steps, echo) for rank, environment in enumerate(environments)
         ]
         with forked_ranks(self.fork, SCRIPT, settings):
             pass
@@ -247,6 +255,12 @@ def test_a_global_batch_below_the_world_size(tmp_path: Path, fork: Any) -> None:
     for name in weights:
         assert found[name].dtype is torch.float32
         torch.testing.assert_close(found[name], wanted[name], rtol=0.05, atol=0.02)
+
+
+def test_a_script_that_torchrun_has_not_started_is_a_world_of_one(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path, fork)
+    job.train(1, with_torchrun=False)
+    assert_succeeded(job)
 
 
 def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -> None:

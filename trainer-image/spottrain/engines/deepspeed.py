@@ -171,6 +171,7 @@ def _import_muon() -> None:
 def _import_library(device: torch.device) -> Any:
     # Read when the library is imported; it would choose by what it finds on the machine.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", "0")  # which it needs, and a world of one without torchrun doesn't have
     try:
         library = importlib.import_module("deepspeed")
     except ImportError as error:

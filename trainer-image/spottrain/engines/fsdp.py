@@ -56,8 +56,10 @@ class FsdpEngine(NativeEngine):
         for block in blocks:
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
-        # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the same.
-        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        if dist.get_world_size() > 1:
+            # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the
+            # same.
+            model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
