@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import clean_up_on_sigterm
-from .checkpoint.world import BUCKET, run_ranks, s3_server
+from .checkpoint.world import run_ranks
 
 Report = dict[str, Any]
 PLAIN = "plain parallel writer"
@@ -51,11 +51,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Report]:
         console.print("[dim]files …[/dim]")
         reports["file"] = measure(f"file://{folder}/files", arguments, folder, {})
         shutil.rmtree(folder / "files")
-        console.print("[dim]S3 …[/dim]")
-        with s3_server(folder / "s3") as environment:
-            reports["s3"] = measure(f"s3://{BUCKET}/run", arguments, folder, environment)
-    # The bare copy knows no store.
-    reports["s3"]["ways"][COPY] = reports["file"]["ways"][COPY]
+        if "s3" in arguments.stores:
+            from .checkpoint.s3 import BUCKET, s3_server  # which needs its client, and a server
+
+            console.print("[dim]S3 …[/dim]")
+            with s3_server(folder / "s3") as environment:
+                reports["s3"] = measure(f"s3://{BUCKET}/run", arguments, folder, environment)
+            # The bare copy knows no store.
+            reports["s3"]["ways"][COPY] = reports["file"]["ways"][COPY]
     return reports
 
 
@@ -92,7 +95,7 @@ def table(store: str, report: Report) -> Table:
 
 
 def plot(reports: dict[str, Report], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=False)
+    figure, (axes,) = plt.subplots(1, len(reports), figsize=(5.5 * len(reports), 3.4), sharey=False, squeeze=False)
     for pane, (store, report) in zip(axes, reports.items(), strict=True):
         ways = [way for way in report["ways"] if way != COPY]
         places = range(len(ways))
@@ -120,6 +123,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=devices or 2)
     parser.add_argument("--resume-ranks", type=int, default=3)
+    parser.add_argument(
+        "--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"], help="file in any case"
+    )
     parser.add_argument("--scratch", type=Path, help="folder for the files and the S3 server (default: TMPDIR)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

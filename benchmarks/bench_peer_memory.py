@@ -29,7 +29,7 @@ from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
 
 from . import clean_up_on_sigterm
 from .checkpoint.state import local_bytes, sharded_state
-from .checkpoint.world import free_ports
+from .processes import free_ports
 
 TOKEN = "bench"
 

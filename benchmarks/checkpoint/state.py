@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+State = dict[str, dict[str, DTensor]]
+
 TENSOR_BYTES = 16 << 20
 _WIDTH = 1024
 

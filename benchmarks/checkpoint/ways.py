@@ -6,30 +6,23 @@ All of them sync what they write to a file; the plain writer and reader show wha
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import boto3
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from boto3.s3.transfer import TransferConfig
-from torch.distributed.tensor import DTensor
 
 from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
 
 from .deepspeed_way import DeepSpeedSave, sync
-from .state import local_tensors
-
-State = dict[str, dict[str, DTensor]]
-_PARALLEL_PARTS = 4
-_PART_BYTES = 8 << 20
+from .state import State, local_tensors
 
 
 class Way(Protocol):
@@ -92,40 +85,6 @@ class PlainFile:
 
     def _path(self, number: int) -> Path:
         return self.root / f"plain-{number}-{dist.get_rank()}"
-
-
-@dataclass
-class PlainS3:
-    """boto3's own multipart transfers, as many parts at once as spottrain sends."""
-
-    uri: str
-    name: str = "plain parallel writer"
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.uri)
-        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
-        self._client = boto3.client("s3")
-        self._transfer = TransferConfig(
-            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_PARALLEL_PARTS
-        )
-
-    def save(self, state: State, number: int) -> None:
-        data = b"".join(memoryview(tensor.cpu().numpy()).cast("B") for tensor in local_tensors(state))
-        self._client.upload_fileobj(io.BytesIO(data), self._bucket, self._key(number), Config=self._transfer)
-
-    def finish(self) -> None: ...
-
-    def load(self, state: State, number: int) -> None:
-        body = io.BytesIO()
-        self._client.download_fileobj(self._bucket, self._key(number), body, Config=self._transfer)
-        data, position = body.getbuffer(), 0
-        for tensor in local_tensors(state):
-            part = data[position : position + tensor.nbytes]
-            tensor.copy_(torch.frombuffer(part, dtype=tensor.dtype).view(tensor.shape))
-            position += tensor.nbytes
-
-    def _key(self, number: int) -> str:
-        return f"{self._prefix}/plain-{number}-{dist.get_rank()}"
 
 
 @dataclass
@@ -226,14 +185,18 @@ def ways_for(
     uri: str, generation: int, writer: WriterProcess, *, mib: int, device: torch.device, saves: bool
 ) -> list[Way]:
     """Those that can write to this store: torch's and DeepSpeed's own know files alone. Not all can be read by
-    another world than the one that `saves`."""
+    another world than the one that `saves`. DeepSpeed's is left out where it isn't installed."""
     parts = urlsplit(uri)
     if parts.scheme != "file":
+        from .s3 import PlainS3  # which needs S3's client
+
         plain: list[Way] = [PlainS3(uri)] if saves else []
         return [*plain, Spottrain(f"{uri}/spottrain", generation, writer)]
     root = Path(parts.path)
     root.mkdir(parents=True, exist_ok=True)
-    of_one_world: list[Way] = [BareCopy(), PlainFile(root), DeepSpeedSave(root, mib, device)] if saves else []
+    of_one_world: list[Way] = [BareCopy(), PlainFile(root)] if saves else []
+    if saves and find_spec("deepspeed") is not None:
+        of_one_world.append(DeepSpeedSave(root, mib, device))
     return [
         *of_one_world,
         TorchSave(root),

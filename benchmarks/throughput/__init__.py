@@ -1,0 +1,1 @@
+"""Parts of bench_throughput: the model and its arithmetic, and the rank that trains it."""

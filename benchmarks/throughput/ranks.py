@@ -1,0 +1,187 @@
+"""What one rank of the benchmark does; bench_throughput starts it, with torchrun's environment.
+
+Arguments: way, folder for checkpoints, steps to measure, steps from one commit to the next, file for the results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+import spottrain
+from benchmarks.memory.cases import Gpt, Shape
+from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.writer import start_writer
+from spottrain.launch import Launch
+
+from .model import flops_per_token, measured_tflops, num_parameters, shape_for, wait_for
+
+PLAIN, PLAIN_SAVES = "plain torch loop", "plain torch loop, torch.save"
+OURS, OURS_COMMITS = "spottrain", "spottrain, commits"
+WAYS = (PLAIN, OURS, PLAIN_SAVES, OURS_COMMITS)
+LEARNING_RATE = 1e-4
+WARM_UP = 5  # after the first save, if there are any
+
+
+class Tokens(Dataset[torch.Tensor]):
+    """Random ones, made as they are asked for."""
+
+    def __init__(self, shape: Shape, length: int) -> None:
+        self._shape = shape
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, self._shape.vocabulary, (self._shape.context,), generator=generator)
+
+
+class Clock:
+    """Seconds of the steps that count: from after `first` to after `last`, the device's work included."""
+
+    def __init__(self, device: torch.device, first: int, last: int) -> None:
+        self._device = device
+        self._first, self._last = first, last
+        self._started = 0.0
+        self.seconds = 0.0
+        self.losses: list[float] = []
+
+    def step(self, number: int, loss: torch.Tensor) -> None:
+        if number == self._first:
+            wait_for(self._device)
+            self.losses.append(float(loss))
+            self._started = time.perf_counter()
+        if number == self._last:
+            wait_for(self._device)
+            self.seconds = time.perf_counter() - self._started
+            self.losses.append(float(loss))
+
+
+def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
+
+
+def model_of(shape: Shape, device: torch.device) -> Gpt:
+    torch.manual_seed(0)
+    with device:
+        return Gpt(shape)
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+def train_plainly(launch: Launch, shape: Shape, clock: Clock, last: int, save: Callable[[int, Any], None]) -> None:
+    """As a script without this library does it: autocast, a fused AdamW, and DDP where there are several ranks."""
+    device = launch.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if launch.world_size > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    model: Any = model_of(shape, device)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True) if launch.world_size > 1 else model
+    optimizer = optimizer_of(model)
+    loader = DataLoader(
+        Tokens(shape, last * shape.micro_batch), batch_size=shape.micro_batch, pin_memory=device.type == "cuda"
+    )
+    for number, batch in enumerate(loader, start=1):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = loss_of(parallel, batch.to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        save(number, {"model": model, "optimizer": optimizer})
+        clock.step(number, loss.detach())
+    if launch.world_size > 1:
+        dist.destroy_process_group()
+
+
+def train_with_spottrain(launch: Launch, shape: Shape, clock: Clock, last: int, **settings: Any) -> None:
+    start_writer()  # as the agent does
+    with spottrain.session(
+        strategy="ddp",
+        precision="bf16",
+        global_batch=shape.micro_batch * launch.world_size,
+        micro_batch=shape.micro_batch,
+        **settings,
+    ) as session:
+        training = session.prepare(
+            model_of(shape, session.device),
+            optimizer=optimizer_of,
+            dataset=Tokens(shape, last * shape.micro_batch * launch.world_size),
+            shuffle=False,
+        )
+        loss = torch.zeros(())
+        for step in training.steps(total=last):
+            for ids in step.micro_batches():
+                loss = loss_of(training.model, ids)
+                step.backward(loss)
+            step.update()
+            clock.step(step.number, loss.detach())
+
+
+def main() -> None:
+    way, folder, steps, every, result = (
+        sys.argv[1],
+        Path(sys.argv[2]),
+        int(sys.argv[3]),
+        int(sys.argv[4]),
+        sys.argv[5],
+    )
+    launch = Launch.from_environment()
+    shape = shape_for(launch.device)
+    first = every + WARM_UP  # so that the first save, which makes its memory, doesn't count
+    clock = Clock(launch.device, first, first + steps)
+    last = first + steps
+
+    def save(number: int, state: dict[str, Any]) -> None:
+        if way == PLAIN_SAVES and number % every == 0 and launch.rank == 0:
+            with (folder / "plain.pt").open("wb") as file:
+                torch.save({name: part.state_dict() for name, part in state.items()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+    commits = {"checkpoint_uri": f"file://{folder}/commits", "checkpoint_interval": f"{every}steps"}
+    if way in (PLAIN, PLAIN_SAVES):
+        train_plainly(launch, shape, clock, last, save)
+    else:
+        train_with_spottrain(launch, shape, clock, last, **(commits if way == OURS_COMMITS else {}))
+    if launch.rank == 0:
+        report = {
+            "seconds": clock.seconds,
+            "losses": clock.losses,
+            "tokens": steps * shape.micro_batch * shape.context * launch.world_size,
+            "flops_per_token": flops_per_token(shape),
+            "parameters": num_parameters(shape),
+            "shape": shape.name,
+            "measured_tflops": measured_tflops(launch.device),
+            "saved": sum(first < step < last for step in _saved(way, folder, every, last)),
+        }
+        Path(result).write_text(json.dumps(report))
+
+
+def _saved(way: str, folder: Path, every: int, last: int) -> list[int]:
+    """The steps of which a checkpoint was made: a commit is left out while the one before is under way."""
+    if way == PLAIN_SAVES:
+        return [*range(every, last + 1, every)]
+    if way != OURS_COMMITS:
+        return []
+    head = read_head(open_storage(f"file://{folder}/commits"))
+    return [commit.step for commit in head.commits] if head is not None else []
+
+
+if __name__ == "__main__":
+    main()
