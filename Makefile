@@ -1,5 +1,7 @@
 # Everything a person or CI does with the checkout. Nothing is installed outside the checkout but the cache of
 # built binaries and of pip's downloads (~/.cache/spottrain), and nothing needs root.
+# A PYTHON that is given: `make gpu` uses it as it is.
+GIVEN := $(if $(filter environment command,$(firstword $(origin PYTHON))),$(PYTHON))
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +10,7 @@ SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
-.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan clean
+.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan bench-throughput gpu clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -69,6 +71,12 @@ bench-memory: $(STAMP) ## The estimate of memory beside the measured peak, by mo
 
 bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
 	$(BIN)/python -m benchmarks.bench_plan
+
+bench-throughput: $(STAMP) ## Tokens a second and MFU beside a plain torch loop, without and with checkpoints.
+	$(BIN)/python -W ignore -m benchmarks.bench_throughput
+
+gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: the tests that need one, checkpoints, tokens a second. 8 minutes.
+	$(or $(GIVEN),$(BIN)/python) -W ignore -m benchmarks.on_gpu
 
 clean: ## Remove what demos and benchmarks wrote.
 	rm -rf demo-out bench-out .spottrain

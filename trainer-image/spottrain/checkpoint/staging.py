@@ -96,6 +96,6 @@ def _pin(memory: torch.Tensor) -> None:
         log.warning("The %d bytes that checkpoints are staged in can't be pinned: %s.", memory.nbytes, error)
         # CUDA tells of it once more, to whichever kernel is started next.
         with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device="cuda")
+            torch.ones(1, device="cuda")
         return
     weakref.finalize(memory, cuda.cudaHostUnregister, memory.data_ptr()).atexit = False
