@@ -80,7 +80,7 @@ def device_name() -> str:
 
 def table(reports: dict[str, Report], arguments: argparse.Namespace) -> Table:
     plain = reports[PLAIN]
-    parameters = f"{plain['parameters'] / 1e6:.0f} million parameters"
+    parameters = f"{plain['parameters'] / 1e6:.3g} million parameters"
     title = f"{parameters} ({plain['shape']}) in bf16 on {arguments.ranks} × {device_name()}"
     found = Table("", "step ms", "tokens/s", "of plain", "TFLOP/s", "MFU", "ms a checkpoint", title=title)
     for way, report in reports.items():

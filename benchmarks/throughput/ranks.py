@@ -134,13 +134,7 @@ def train_with_spottrain(launch: Launch, shape: Shape, clock: Clock, last: int, 
 
 
 def main() -> None:
-    way, folder, steps, every, result = (
-        sys.argv[1],
-        Path(sys.argv[2]),
-        int(sys.argv[3]),
-        int(sys.argv[4]),
-        sys.argv[5],
-    )
+    way, folder, steps, every, result = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5]
     launch = Launch.from_environment()
     shape = shape_for(launch.device)
     first = every + WARM_UP  # so that the first save, which makes its memory, doesn't count

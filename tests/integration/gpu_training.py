@@ -50,7 +50,8 @@ class Generation:
 
     device: str
     backends: str
-    losses: dict[int, float] = field(default_factory=dict)  # by step
+    losses: dict[int, float] = field(default_factory=dict)  # by step, the mean of rank 0's samples
+    told: dict[int, float] = field(default_factory=dict)  # what training.loss was then, of a step or two back
     random_state: bytes = b""  # of the device, at the end
     writer_lives: bool = False
 
@@ -212,7 +213,8 @@ def _train(case: Case, run_dir: Path, drain_at: int | None, found: Generation) -
                 request = DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now)
                 request.write(run_dir / "drain.json")
             step.update()
-            found.losses[step.number] = float(total)
+            found.losses[step.number] = float(total) / session.batch_plan.num_micro_batches
+            found.told[step.number] = training.loss
             writer = started_writer()
             # After a write that failed the rank would have ended it, and gone on by itself.
             found.writer_lives = writer is not None and is_alive(writer.pid)
