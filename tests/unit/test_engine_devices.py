@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from spottrain.engines.adopted import AdoptedEngine
 from spottrain.engines.ddp import settle_buckets
 from spottrain.failures import UserError
 from spottrain.launch import Launch, join_world
@@ -67,6 +68,13 @@ def test_batches_of_any_kind_get_to_the_device() -> None:
     assert found["packed"].data.device == META
     assert found["rest"][0][0].device == META
     assert found["rest"][0][1:] == ("text", 3)
+
+
+def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
+    parallel = nn.DataParallel(nn.Linear(2, 2))
+    parallel.device_ids = [0, 1]
+    with pytest.raises(ValueError, match="over 2 GPUs .* torchrun and a rank for each GPU"):
+        AdoptedEngine.check("auto", parallel)
 
 
 def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

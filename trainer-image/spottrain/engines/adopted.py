@@ -58,7 +58,13 @@ class AdoptedEngine:
 
     @staticmethod
     def check(strategy: str, model: nn.Module) -> None:
-        """Raises ValueError where the job wants another strategy than the framework has taken, or can take."""
+        """Raises ValueError where the job wants another strategy than the framework has taken, or can take, or where
+        one process is to drive several GPUs, as the Trainer without torchrun does."""
+        if isinstance(model, nn.DataParallel):
+            raise ValueError(
+                f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the script "
+                "with torchrun and a rank for each GPU, or show it one by CUDA_VISIBLE_DEVICES"
+            )
         if strategy == "deepspeed":
             raise ValueError(
                 "strategy deepspeed needs spottrain's own loop (session.prepare); with another library's use its DDP "
