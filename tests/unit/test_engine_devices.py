@@ -73,7 +73,7 @@ def test_batches_of_any_kind_get_to_the_device() -> None:
 def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
     parallel = nn.DataParallel(nn.Linear(2, 2))
     parallel.device_ids = [0, 1]
-    with pytest.raises(ValueError, match="over 2 GPUs .* torchrun and a rank for each GPU"):
+    with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and a rank for each GPU"):
         AdoptedEngine.check("auto", parallel)
 
 

@@ -62,8 +62,8 @@ class AdoptedEngine:
         one process is to drive several GPUs, as the Trainer without torchrun does."""
         if isinstance(model, nn.DataParallel):
             raise ValueError(
-                f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the script "
-                "with torchrun and a rank for each GPU, or show it one by CUDA_VISIBLE_DEVICES"
+                f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the "
+                "script with torchrun and a rank for each GPU, or show it one by CUDA_VISIBLE_DEVICES"
             )
         if strategy == "deepspeed":
             raise ValueError(
