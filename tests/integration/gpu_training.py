@@ -42,6 +42,7 @@ class Case:
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     fused: bool = False
     world_size: int = 1
+    with_torchrun: bool = True  # else as `python script.py` is started
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,9 +129,15 @@ def _generation(case: Case, folder: Path, number: int, *, drain_at: int | None) 
         run_dir = folder / f"run-{number}-{rank}"
         run_dir.mkdir(parents=True)
         _config(case, folder, number).write(run_dir / "run.json")
-        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": case.world_size, "LOCAL_WORLD_SIZE": case.world_size}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SPOTTRAIN_RUN_DIR": run_dir}
-        environment = {name: str(value) for name, value in world.items()}
+        world: dict[str, Any] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": case.world_size,
+            "LOCAL_WORLD_SIZE": case.world_size,
+        }
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {name: str(value) for name, value in world.items()} if case.with_torchrun else {}
+        environment["SPOTTRAIN_RUN_DIR"] = str(run_dir)
         answer = theirs if rank == 0 else None
         ranks.append(context.Process(target=_rank, args=(environment, case, run_dir, drain_at, answer)))
     try:

@@ -18,12 +18,18 @@ AT_ONCE = 6
 ON_THE_CPU = {"offload_optimizer": True, "offload_parameters": True}
 ON_ONE_GPU = [
     Case(name="ddp", strategy="ddp"),
-    Case(name="ddp bf16, fused", strategy="ddp", precision="bf16", fused=True),
+    Case(name="ddp bf16, fused", strategy="ddp", precision="bf16", fused=True, with_torchrun=False),
     Case(name="fsdp", strategy="fsdp"),
     Case(name="fsdp bf16, fused", strategy="fsdp", precision="bf16", fused=True),
     Case(name="fsdp bf16, on the CPU", strategy="fsdp", precision="bf16", fsdp=FsdpConfig(offload=True)),
     Case(name="zero 0 bf16", strategy="deepspeed", precision="bf16", deepspeed=DeepSpeedConfig(zero_stage=0)),
-    Case(name="zero 1 bf16", strategy="deepspeed", precision="bf16", deepspeed=DeepSpeedConfig(zero_stage=1)),
+    Case(
+        name="zero 1 bf16, without torchrun",
+        strategy="deepspeed",
+        precision="bf16",
+        deepspeed=DeepSpeedConfig(zero_stage=1),
+        with_torchrun=False,
+    ),
     Case(
         name="zero 2, optimizer on the CPU",
         strategy="deepspeed",
