@@ -80,7 +80,7 @@ class StagingBuffer:
         self.prepare(plan)
         sources = written_tensors(plan, tensors)
         for target, source in zip(self._targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
+            target.copy_(source, non_blocking=source.is_cuda)
         # The next step may overwrite a source as soon as this returns.
         for device in {source.device for source in sources if source.is_cuda}:
             torch.cuda.synchronize(device)
