@@ -63,6 +63,18 @@ class Balanced(Experts):
         return super().forward(ids)
 
 
+class Branches(nn.Module):
+    """Each micro-batch goes through one of two layers, so that ranks may use different ones at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(CLASSES, WIDTH)
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.branches[int(ids[0, 0]) % 2](self.tokens(ids).mean(dim=1))
+
+
 class EmbeddingOnly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -269,6 +281,7 @@ class Empty(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{
+        "branches": Branches,
         "experts": Experts,
         "balanced experts": Balanced,
         "embedding only": EmbeddingOnly,

@@ -17,6 +17,7 @@ from spottrain.engines.blocks import find_blocks, used_from_outside
 from spottrain.engines.buffers import batch_norms
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.native import NativeEngine, zeros_for_unused
+from spottrain.engines.same_blocks import SameBlocks
 from spottrain.failures import UserError
 from spottrain_api.contract import FailureReason
 
@@ -56,6 +57,8 @@ class FsdpEngine(NativeEngine):
         for block in blocks:
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
+        gathered = {name: module for name, module in model.named_modules() if module in {*norms, *blocks}}
+        self._same_blocks = SameBlocks(gathered) if gathered and dist.get_world_size() > 1 else None
         if dist.get_world_size() > 1:
             # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the
             # same.
@@ -68,6 +71,9 @@ class FsdpEngine(NativeEngine):
         self._is_last = is_last
 
     def backward(self, loss: torch.Tensor) -> None:
+        """A collective. Raises UserError where the ranks didn't call the same blocks."""
+        if self._same_blocks is not None:
+            self._same_blocks.check()
         super().backward(loss)
         if self._is_last:
             self._average_whole()

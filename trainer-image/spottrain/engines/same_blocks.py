@@ -1,0 +1,33 @@
+"""Under FSDP2 all ranks have to call the same blocks, in the same order; this looks whether they did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from spottrain.engines.same_order import SameOrder
+from spottrain.failures import UserError
+from spottrain_api.contract import FailureReason
+
+
+class SameBlocks:
+    """Of one rank. A block is gathered when it is called, from the ranks that gather something then, whatever it is.
+    `check` comes after each forward, before backward gathers and sums. Made on all ranks at once."""
+
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        self._order = SameOrder(list(blocks))
+        for index, block in enumerate(blocks.values()):
+            block.register_forward_pre_hook(self._order.note(index))
+
+    def check(self) -> None:
+        """Compare what was called since the last time. A collective; raises UserError."""
+        found = self._order.difference()
+        if found is not None:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "The ranks called different blocks of the model, or in another order: rank 0 called "
+                f"{found.first} where rank {found.rank} called {found.other}. FSDP2 has mixed their parameters up. "
+                "Name blocks that every rank calls for every sample as `wrap` in session.prepare (none: wrap=[]), or "
+                "use the strategy ddp.",
+            )

@@ -1,0 +1,53 @@
+"""Whether all ranks did the same things in the same order, as their collectives meet in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first: what rank 0 did where `rank` did another thing."""
+
+    first: str
+    rank: int
+    other: str
+
+
+class SameOrder:
+    """Of one rank: notes what it does, each thing by its place among `names`. Made on all ranks at once."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._done: list[int] = []
+        # Its own, as other collectives of the ranks may no longer fit each other.
+        self._group = dist.new_group(backend="gloo")
+
+    def note(self, index: int) -> Callable[..., None]:
+        """A hook that notes the thing at that place."""
+        return lambda *_: self._done.append(index)
+
+    def difference(self) -> Difference | None:
+        """Compare what was noted since the last time. A collective: two numbers, unless there is a difference."""
+        digest = hash(tuple(self._done)) >> 1
+        extremes = torch.tensor([digest, -digest])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
+        found = self._first_difference() if extremes.sum() != 0 else None
+        self._done.clear()
+        return found
+
+    def _first_difference(self) -> Difference:
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, self._done, group=self._group)
+        rank = next(rank for rank, done in enumerate(every) if done != every[0])
+        first, other = next((a, b) for a, b in zip_longest(every[0], every[rank]) if a != b)
+        return Difference(self._name(first), rank, self._name(other))
+
+    def _name(self, index: int | None) -> str:
+        return "no more" if index is None else self._names[index]
