@@ -343,3 +343,16 @@ def test_ranks_that_use_different_experts_end_the_job_with_a_sentence(
         assert outcome.failure.message.startswith("The ranks used different parameters in a micro-batch")
         assert "rank 0 used experts.0." in outcome.failure.message
         assert "rank 1 used experts.1." in outcome.failure.message
+
+
+def test_auto_trains_a_small_mixture_whose_ranks_use_different_experts(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path, fork, strategy="auto", global_batch=12, mixed_after=0)
+    job.train(2, drain_at=2)
+    assert job.kinds() == {OutcomeKind.DRAINED}, job.outcomes
+    job.train(1)
+    assert_succeeded(job)
+    progress = Progress.read(job.run_dir(0) / "progress-0.json")
+    assert progress is not None
+    assert progress.strategy is not None
+    assert progress.strategy.strategy == "ddp"
+    assert job.committed()[0] == STEPS
