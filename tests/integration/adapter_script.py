@@ -31,8 +31,9 @@ ALL_ON = "ALL_ON" in os.environ
 # Evaluate after steps, and stop when it has got worse so often; a drain puts an evaluation off.
 EVALUATES = "EVALUATES" in os.environ
 LAST_STEP = 12 if EVALUATES else STEPS
-# Statistics that follow the samples of a rank.
-NORMS = "NORMS" in os.environ
+STOPPING = {"monitor": "score", "mode": "max", "patience": LAST_STEP - 1, "check_on_train_epoch_end": False}
+# Statistics that follow the samples of a rank, and parameters of which one is used late and one never.
+IS_ODD = "IS_ODD" in os.environ
 MISUSE = os.environ.get("MISUSE")
 spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
@@ -41,7 +42,10 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
-        norms = [nn.BatchNorm1d(8)] if NORMS else []
+        norms = [nn.BatchNorm1d(8)] if IS_ODD else []
+        self.spare = nn.ParameterList(torch.zeros(1) for _ in range(2 * IS_ODD))
+        if IS_ODD:
+            self.register_buffer("num_batches", torch.tensor(0))
         self.layers = nn.Sequential(nn.Linear(8, 8), *norms, nn.Tanh(), self.dropout, nn.Linear(8, 1))
         self.recomputes = False
 
@@ -57,6 +61,10 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The mean loss, as most models return it; spoilt in the first micro-batch after a step with that fault."""
         loss = (self.predict(x) - labels).square().mean()
+        if IS_ODD and self.training:
+            self.num_batches += 1
+            if self.num_batches > 16:  # from the ninth step on
+                loss = loss + (self.spare[0] - 1).square().sum()
         return {"loss": loss * (math.nan if self.training and spoil.pop(True, False) else 1.0)}
 
 
@@ -133,7 +141,7 @@ def train_with_transformers(
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=IS_ODD,
         bf16=ALL_ON,
         gradient_checkpointing=ALL_ON,
         torch_compile=ALL_ON,
@@ -209,7 +217,8 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
             return self.model(**batch)["loss"]
 
         def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-            self.log("loss", self.model(**batch)["loss"])
+            self.model(**batch)
+            self.log("score", -float(self.global_step))
 
         def configure_optimizers(self) -> dict[str, Any]:
             optimizer = make_optimizer(self.model)
@@ -217,17 +226,17 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
             return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     module = Module()
-    strategy = SpottrainStrategy(session, dataset)
+    strategy = SpottrainStrategy(session, dataset, find_unused_parameters=IS_ODD)
     trainer = lightning.Trainer(
         max_steps=STEPS,
         gradient_clip_val=5.0 if MISUSE != "manual" else None,
-        val_check_interval=2,
+        val_check_interval=1 if EVALUATES else 1.0,
         precision="bf16-mixed" if ALL_ON else "32-true",
         strategy=strategy,
         callbacks=[
-            # Five times, after the first validation; only the best is kept.
-            *([EarlyStopping("loss", mode="max", patience=LAST_STEP // 2 - 1)] if EVALUATES else []),
-            *([ModelCheckpoint(RANK_SETTINGS["result"] + "-best", monitor="loss", mode="max")] if EVALUATES else []),
+            # At each but the first; only the best is kept.
+            *([EarlyStopping(**STOPPING)] if EVALUATES else []),
+            *([ModelCheckpoint(RANK_SETTINGS["result"] + "-best", monitor="score", mode="max")] if EVALUATES else []),
             SpottrainCallback(strategy),
             *([WeightAveraging()] if MISUSE == "averages" else []),
         ],
@@ -258,12 +267,13 @@ class Patience:
 
 
 def train_with_accelerate(session: spottrain.Session) -> nn.Module:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
     from spottrain.adapters.accelerate import AcceleratedLoop
 
     on = {"mixed_precision": "bf16", "dynamo_backend": "eager"} if ALL_ON else {}
-    accelerator = Accelerator(cpu=True, **on)
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=IS_ODD)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[ddp], **on)
     plain = Model()
     if ALL_ON:
         plain.gradient_checkpointing_enable()

@@ -73,9 +73,9 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
-    """Although one step is left out, as a loss was not finite on one rank, and the evaluation at the drain is put
-    off. Both end where the evaluations, or an object of the script's own, say so."""
-    more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes", "NORMS": "yes"}}
+    """Although one step is left out, as a loss was not finite on one rank, the evaluation at the drain is put off,
+    and not all parameters are used. Both end where the evaluations, or an object of the script's own, say so."""
+    more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes", "IS_ODD": "yes"}}
     steady = run_of(loop, tmp_path / "steady", fork, **more)
     steady.generate(2, {1: {3: "nan"}})
     assert_succeeded(steady)
@@ -90,6 +90,8 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
     assert_succeeded(run)
 
     wanted = steady.parameters()
+    assert wanted.keys() == run.parameters().keys()
+    assert [float(wanted[name]) != 0 for name in sorted(wanted) if "spare" in name] == [True, False]
     assert {outcome and outcome.step for outcome in (*steady.outcomes, *run.outcomes)} == {12}
     assert run.progress().skipped_steps == 1
     assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())

@@ -207,7 +207,7 @@ class SpottrainStrategy(DDPStrategy):
         self.loop = ForeignLoop(training, trainer.max_steps)
         trainer.accumulate_grad_batches = number = training.plan.num_micro_batches
         interval = trainer.val_check_interval
-        if isinstance(interval, float):
+        if isinstance(interval, float) and interval != 1.0:  # of the run; all of it means at the end
             interval = max(1, int(interval * self.loop.total))
         if isinstance(interval, int):
             trainer.val_check_interval = interval * number
@@ -223,9 +223,11 @@ class SpottrainStrategy(DDPStrategy):
         loop.batch_progress.increment_by(fit._data_fetcher.fetched)
         loop._batches_that_stepped = done  # what loggers take for the step
         if done and not trainer.should_stop and loop._should_check_val_fx(fit._data_fetcher):
+            state = random_state.capture()
             trainer.validating = True
             loop.val_loop.run()
             trainer.training = True
+            random_state.restore(state)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """With the weight of the micro-batch; Lightning has divided by their number."""
@@ -241,7 +243,7 @@ class SpottrainCallback(Callback):
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
-        self._state_of_training: dict[str, Any] = {}
+        self._state_of_training: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning's handler runs a collective at once, wherever the rank is in its own.
@@ -250,17 +252,28 @@ class SpottrainCallback(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._strategy.loop.before_update()
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.enable_validation and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self._state_of_training = random_state.capture()
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
+            self._leave_validation()  # whose data loader has drawn a number
             self._strategy.loop.complete_step()
-        self._state_of_training = random_state.capture()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The random numbers of training don't know of a validation: a drain may put it off.
-        random_state.restore(self._state_of_training)
+        self._leave_validation()
+
+    def _leave_validation(self) -> None:
+        """The random numbers of training don't know of a validation: a drain may put it off."""
+        if self._state_of_training is not None:
+            random_state.restore(self._state_of_training)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._strategy.loop.complete_step()
+        self._state_of_training = None
 
 
 def _address(value: Any) -> Any:

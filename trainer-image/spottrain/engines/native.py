@@ -52,9 +52,15 @@ def refuse_foreign_shape(key: str, value: Any) -> None:
 
 
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Parameters of which the saved optimizer had no state yet, as no step had used them, have none afterwards."""
     model = _without_wrapper(model)
     set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_OPTIONS)
+    fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has one of all parameters
+    unsaved = {id(value) for name, value in fresh.items() if name not in state["optimizer"]}
+    unused = [each for each, values in optimizer.state.items() if any(id(v) in unsaved for v in values.values())]
+    set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
+    for parameter in unused:
+        del optimizer.state[parameter]
 
 
 def zeros_for_unused(model: nn.Module) -> None:
