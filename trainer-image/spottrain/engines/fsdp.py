@@ -73,8 +73,10 @@ class FsdpEngine(NativeEngine):
     def backward(self, loss: torch.Tensor) -> None:
         """A collective. Raises UserError where the ranks didn't call the same blocks."""
         if self._same_blocks is not None:
-            self._same_blocks.check()
+            self._same_blocks.compare()
         super().backward(loss)
+        if self._same_blocks is not None:
+            self._same_blocks.check()
         if self._is_last:
             self._average_whole()
 

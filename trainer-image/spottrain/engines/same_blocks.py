@@ -13,15 +13,20 @@ from spottrain_api.contract import FailureReason
 
 class SameBlocks:
     """Of one rank. A block is gathered when it is called, from the ranks that gather something then, whatever it is.
-    `check` comes after each forward, before backward gathers and sums. Made on all ranks at once."""
+    `compare` comes after each forward, and `check` after backward, so that a step doesn't wait for it: what is wrong
+    is told before the update. Made on all ranks at once."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         self._order = SameOrder(list(blocks))
         for index, block in enumerate(blocks.values()):
             block.register_forward_pre_hook(self._order.note(index))
 
+    def compare(self) -> None:
+        """Begin to compare what was called since the last time. A collective."""
+        self._order.compare()
+
     def check(self) -> None:
-        """Compare what was called since the last time. A collective; raises UserError."""
+        """A collective; raises UserError."""
         found = self._order.difference()
         if found is not None:
             raise UserError(

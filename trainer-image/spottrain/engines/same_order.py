@@ -33,18 +33,21 @@ class SameOrder:
         """A hook that notes the thing at that place."""
         return lambda *_: self._done.append(index)
 
-    def difference(self) -> Difference | None:
-        """Compare what was noted since the last time. A collective: two numbers, unless there is a difference."""
+    def compare(self) -> None:
+        """Begin to compare what was noted since the last time: two numbers. A collective that nobody waits for."""
         digest = hash(tuple(self._done)) >> 1
-        extremes = torch.tensor([digest, -digest])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=self._group)
-        found = self._first_difference() if extremes.sum() != 0 else None
-        self._done.clear()
-        return found
+        self._extremes = torch.tensor([digest, -digest])
+        self._compared, self._done = self._done, []
+        self._work = dist.all_reduce(self._extremes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def difference(self) -> Difference | None:
+        """What the comparison has found, the same on all ranks; waits for it."""
+        self._work.wait()
+        return self._first_difference() if self._extremes.sum() != 0 else None
 
     def _first_difference(self) -> Difference:
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, self._done, group=self._group)
+        dist.all_gather_object(every, self._compared, group=self._group)
         rank = next(rank for rank, done in enumerate(every) if done != every[0])
         first, other = next((a, b) for a, b in zip_longest(every[0], every[rank]) if a != b)
         return Difference(self._name(first), rank, self._name(other))

@@ -24,6 +24,7 @@ class SameParameters:
 
     def check(self) -> None:
         """Compare what backward has given gradients to since the last time. A collective; raises UserError."""
+        self._order.compare()
         found = self._order.difference()
         if found is not None:
             raise UserError(
