@@ -246,7 +246,8 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         enable_model_summary=False,
         **strategy.placement,
     )
-    trainer.fit(module, strategy.batches, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)
+    data = torch.utils.data.DataLoader(dataset) if MISUSE == "data" else strategy.batches
+    trainer.fit(module, data, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)
     assert trainer.global_step == LAST_STEP
     if session.config.generation < 3:  # the last has the same number of ranks
         assert not EVALUATES or module.num_batches == LAST_STEP * trainer.accumulate_grad_batches

@@ -145,6 +145,7 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
     [
         ("transformers", "order", "for train_sampling_strategy one of random, sequential"),
         ("lightning", "manual", "automatic optimization with one optimizer"),
+        ("lightning", "data", "a loss was computed for data that are not the job's"),
         ("lightning", "averages", "puts other weights in the place of those in training"),
         ("lightning", "pickle", "at 'lightning.checkpoint.num_batches' is a builtins.object, which can't be stored"),
         ("accelerate", "models", "the accelerator has prepared another model beside"),
