@@ -29,7 +29,7 @@ from rich.table import Table
 from . import clean_up_on_sigterm
 from .processes import run_world
 from .throughput.model import peak_tflops
-from .throughput.ranks import OURS_COMMITS, PLAIN, PLAIN_SAVES, WAYS
+from .throughput.ranks import OURS_COMMITS, PLAIN, PLAIN_SAVES, WARM_UP, WAYS
 
 Report = dict[str, Any]
 
@@ -130,13 +130,13 @@ def main() -> None:
     parser.add_argument(
         "--ranks", type=int, default=devices or 1, help="no more than there are GPUs, if there are any"
     )
-    parser.add_argument(
-        "--every", type=int, default=40 if devices else 5, help="steps from one checkpoint to the next"
-    )
+    parser.add_argument("--every", type=int, default=40, help="steps from one checkpoint to the next")
     parser.add_argument("--steps", type=int, help="that count (default: as many as have one checkpoint)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scratch", type=Path, help="folder for the checkpoints (default: TMPDIR)")
     arguments = parser.parse_args()
+    if arguments.every <= WARM_UP:
+        parser.error(f"--every is more than the {WARM_UP} steps that don't count")
     arguments.steps = arguments.steps or arguments.every
     arguments.out.mkdir(parents=True, exist_ok=True)
     reports = run(arguments)
