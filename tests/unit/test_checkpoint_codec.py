@@ -77,6 +77,9 @@ def test_two_tensors_of_one_name_are_refused() -> None:
         torch.zeros(0, 4, dtype=torch.int64),
         torch.arange(6).reshape(2, 3).T,
         torch.tensor([True, False]),
+        torch.arange(4.0).reshape(1, 4)[:, 2],  # of one element, which torch calls contiguous with any stride
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
     ],
 )
 def test_a_small_tensor_among_plain_values_comes_back(tensor: torch.Tensor) -> None:
@@ -94,7 +97,27 @@ def test_tensors_among_plain_values_are_small_together() -> None:
         codec.encode({"a": half, "b": half, "c": torch.ones(1)})
 
 
-@pytest.mark.parametrize("kind", ["Tensor", "load", "no_such_type"])
+class Marked(torch.Tensor):
+    """A tensor that is more than its values."""
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        torch.ones(2).as_subclass(Marked),
+        torch.zeros(2, dtype=torch.int8).view(torch.bits8),
+    ],
+    ids=["meta", "sparse", "nested", "subclass", "bits"],
+)
+def test_a_tensor_that_is_more_than_its_bytes_is_refused_by_its_key(tensor: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedState, match=r"at 'best\.x' is a .*Marked|Tensor \(.* without pickle"):
+        codec.encode({"best": {"x": tensor}})
+
+
+@pytest.mark.parametrize("kind", ["Tensor", "load", "no_such_type", "qint8", "__loader__"])
 def test_a_small_tensor_of_another_kind_is_damage(kind: str) -> None:
     with pytest.raises(CorruptCheckpoint, match="is no type of tensors"):
         codec.join({"$small_tensor": [kind, [1], "AAAAAA=="]}, {})
@@ -120,6 +143,9 @@ def test_what_needs_pickle_is_refused_by_its_key(value: Any) -> None:
         {"$items": [1]},
         {"$pickle": "gASV"},
         {"$": 0},
+        {"$small_tensor": ["float32", [-1], "AAAAAA=="]},
+        {"$small_tensor": ["float32", [1 << 64], "AAAAAA=="]},
+        {"$small_tensor": ["float32", [2], "AAAAAA=="]},
     ],
 )
 def test_a_tag_that_makes_no_sense_is_corruption(tree: Any) -> None:

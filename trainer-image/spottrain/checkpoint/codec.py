@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
+from spottrain.checkpoint.manifest import DTYPES
 
 Json = Any
 Tensors = dict[str, torch.Tensor]
@@ -48,12 +49,12 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
 
 def encode(value: Any) -> Json:
     """Plain values as JSON, and the small tensors among them, which come back on the CPU. Raises UnsupportedState as
-    `split` does, and for tensors that are large or sharded."""
+    `split` does, and for tensors that are large, or not plain ones (sharded, sparse, quantized, of a subclass)."""
     room = MAX_INLINE_BYTES
 
     def inline(path: tuple[str, ...], tensor: Any) -> Json:
         nonlocal room
-        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "placements") or tensor.layout != torch.strided:
+        if not _is_plain(tensor):
             raise _unsupported(path, tensor)
         room -= tensor.nbytes
         if room < 0:
@@ -61,7 +62,8 @@ def encode(value: Any) -> Json:
                 f"The tensor at {'.'.join(path) or 'its top'!r} is one too much: beside model and optimizer, tensors "
                 f"of {MAX_INLINE_BYTES >> 20} MiB in all are stored; make large ones buffers of the model."
             )
-        data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {"$small_tensor": [dtype, list(tensor.shape), base64.b64encode(data).decode()]}
 
@@ -129,17 +131,32 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
     raise CorruptCheckpoint(f"The checkpoint's state has a value of the unknown type {tag!r}.")
 
 
+def _is_plain(tensor: object) -> bool:
+    """Whether a tensor is its shape, its type and its bytes, and nothing else."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and (tensor.layout, tensor.is_nested, tensor.is_meta) == (torch.strided, False, False)
+        and tensor.dtype in DTYPES.values()
+    )
+
+
 def _small_tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
+    if dtype not in DTYPES:
         raise ValueError(f"{dtype!r} is no type of tensors")
+    kind = DTYPES[dtype]
     flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(shape)
+    tensor = flat.reshape(shape)
+    if list(tensor.shape) != shape:  # it had a -1, for torch to find out
+        raise ValueError(f"{shape!r} is no shape")
+    return tensor
 
 
 def _unsupported(path: tuple[str, ...], value: object) -> UnsupportedState:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, torch.Tensor):
+        kind += f" ({value.dtype}, {value.layout}, on {value.device})"
     return UnsupportedState(
         f"The state at {'.'.join(path) or 'its top'!r} is a {kind}, which can't be stored without pickle; "
-        "turn it into tensors, numbers, strings, lists or dicts first."
+        "turn it into plain tensors, numbers, strings, lists or dicts first."
     )
