@@ -21,11 +21,13 @@ from spottrain_api.contract import (
     MemoryCheckpoint,
     MemoryEstimate,
     MemoryStep,
+    Progress,
     StabilityAction,
     StabilityConfig,
     StrategyChoice,
+    TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Checkpoint, TrainingJobSpec, Transition
+from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.situation import Situation
 
@@ -169,3 +171,13 @@ def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
         non_finite=StabilityAction.SKIP,
         loss_spike=LossSpikeConfig(factor=3, window=20, action=StabilityAction.ROLLBACK),
     )
+
+
+def test_a_drain_during_the_start_takes_no_step_back() -> None:
+    """As where a generation waits for its store. Its ranks say step 0, as they have loaded none."""
+    scene = training_job().generation(number=2, state=GenerationState.DRAINING, reason="Edited", first_step_at=None)
+    said = Progress(generation=2, phase=TrainerPhase.DONE, updated_at=NOW)
+    status = scene.all_say(generation=2, phase=AgentPhase.DRAINED, progress=said).plan().status
+    assert (status.transitions[-1].generation, status.transitions[-1].last_step) == (2, 50)
+    assert status.progress.display == "50/1000"
+    assert status.failures == status.generations_without_progress == 0

@@ -58,8 +58,10 @@ def is_due(status: TrainingJobStatus, now: datetime) -> bool:
 
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
-    """What members said of this generation after their start, also those that are gone since."""
-    return [p for p in reported_at_all(situation, generation) if p.phase is not TrainerPhase.STARTING]
+    """What members said of this generation after their start, also those that are gone since. One that ended during
+    its start, drained or not, knows no step."""
+    said = reported_at_all(situation, generation)
+    return [p for p in said if p.phase is not TrainerPhase.STARTING and p.total_steps is not None]
 
 
 def reported_at_all(situation: Situation, generation: GenerationStatus) -> list[Progress]:
