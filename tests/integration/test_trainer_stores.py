@@ -226,16 +226,42 @@ def test_a_generation_that_resumes_waits_for_its_store_unless_it_is_to_stop(run:
 
 
 @pytest.mark.parametrize("proxy", ["s3"], indirect=True)
-def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(run: Run, proxy: FaultyProxy) -> None:
+@pytest.mark.parametrize(("strategy", "within"), [("ddp", ".data"), ("auto", "manifest")])
+def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
+    run: Run, proxy: FaultyProxy, strategy: str, within: str
+) -> None:
+    run.strategy = strategy
     run.generate(1, {0: {4: "drain"}})
     step = assert_drained(run)
     run.resume = run.progress().commit
-    proxy.play("throttles", within=".data")
+    proxy.play("throttles", within=within)
     with run.running(WORLD_SIZE):
         await_failure_at_start(run)
         proxy.play("")
     assert_succeeded(run)
     assert run.progress().start_step == step
+
+
+@pytest.mark.parametrize("damaged", [0, 1], ids=["the-first", "another"])
+def test_ranks_that_read_a_commit_and_meet_different_errors_do_the_same(run: Run, damaged: int) -> None:
+    """One meets damage, which is passed over, and the other a store that doesn't answer, which is waited for."""
+    run.strategy = "fsdp"  # of which each rank reads another part
+    with run.running(WORLD_SIZE, {0: {4: "await", 8: "drain"}}):
+        pass
+    assert_drained(run)
+    run.resume = run.progress().commit
+    newest = newest_commit(run)
+    assert newest is not None
+    files = sorted(run.folder.glob(f"checkpoints/{newest.attempt}*.data"))
+    files[damaged].write_bytes(files[damaged].read_bytes()[:-1])
+    refusal = run.folder / f"errno-{1 - damaged}-read"
+    refuse_writes(refusal, errno.EHOSTUNREACH)
+    with run.running(WORLD_SIZE):
+        wait_for((run.run_dir(1 - damaged) / "progress-0.json").exists, "the rank begins", 60)
+        wait_for(lambda: run.progress(1 - damaged).checkpoint_failure, "it says why it can't go on", 60)
+        refusal.unlink()
+    assert_succeeded(run)
+    assert 0 < run.progress().start_step < newest.step
 
 
 def test_a_folder_with_commits_that_is_gone_is_not_made_anew(run: Run) -> None:

@@ -68,17 +68,27 @@ def slow_down_uploads(seconds: float) -> None:
 
 
 def obey_the_disk(errnos: list[Path]) -> None:
-    """While one of these files is there, writing checkpoints fails as it does with the error number in it."""
-    write = FileStorage._write
+    """While one of these files is there, writing checkpoints fails as it does with the error number in it; reading
+    them does while there is one whose name ends in -read."""
+    write, read_into = FileStorage._write, FileStorage.read_into
+
+    def fail(suffix: str = "") -> None:
+        for errno in errnos:
+            if (file := errno.with_name(errno.name + suffix)).exists():
+                number = int(file.read_text())
+                raise OSError(number, os.strerror(number))
 
     def write_or_fail(self: FileStorage, key: str, data: Any) -> None:
-        for errno in errnos:
-            if errno.exists():
-                number = int(errno.read_text())
-                raise OSError(number, os.strerror(number))
+        fail()
         write(self, key, data)
 
+    def read_or_fail(self: FileStorage, key: str, offset: int, memory: memoryview) -> int:
+        with self._sentences(f"read {key}"):
+            fail("-read")
+        return read_into(self, key, offset, memory)
+
     FileStorage._write = write_or_fail  # type: ignore[method-assign]
+    FileStorage.read_into = read_or_fail  # type: ignore[method-assign]
 
 
 def await_commit() -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from spottrain.checkpoint import (
     Checkpointer,
@@ -21,6 +22,7 @@ from spottrain.checkpoint import (
 from spottrain.checkpoint.agreement import Agreement
 from spottrain.checkpoint.writer import started_writer
 from spottrain.checkpointing import patiently, report_failure
+from spottrain.engines import AUTO
 from spottrain.failures import start_error
 from spottrain.launch import Groups, Launch, identify_run
 from spottrain.progress import ProgressReporter
@@ -37,6 +39,9 @@ class OpenedCheckpoints:
     """With the generation, which without an operator follows from HEAD."""
     checkpointer: Checkpointer | None = None
     newest: Commit | None = None
+    newest_extra: dict[str, Any] = field(default_factory=dict)
+    """What the newest commit that can be read says beside its tensors; only for `strategy: auto`, which has to know
+    it before there is a model to load."""
 
 
 def open_checkpoints(
@@ -101,7 +106,8 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     )
     newest = checkpointer.latest()
     _refuse_older(newest, config.resume, uri)
-    return OpenedCheckpoints(config=config, checkpointer=checkpointer, newest=newest)
+    extra = checkpointer.newest_extra() if config.strategy == AUTO else {}
+    return OpenedCheckpoints(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
 
 
 def _refuse_older(newest: Commit | None, known: CommitRef | None, uri: str) -> None:

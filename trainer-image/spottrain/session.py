@@ -127,6 +127,7 @@ class Session:
             self.end(OutcomeKind.DRAINED)
             raise
         self.config, self._checkpointer, self._newest = opened.config, opened.checkpointer, opened.newest
+        self._newest_extra = opened.newest_extra
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -330,7 +331,7 @@ class Session:
         fits into the memory of the ranks. A collective."""
         if self.config.strategy != AUTO:
             return None
-        recorded = self._checkpointer.newest_extra().get(STRATEGY) if self._checkpointer is not None else None
+        recorded = self._newest_extra.get(STRATEGY)
         if recorded is not None:
             choice = StrategyChoice.model_validate(recorded)
         else:

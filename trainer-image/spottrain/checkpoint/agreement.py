@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from spottrain.checkpoint.errors import CheckpointError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Agreement:
@@ -30,7 +33,8 @@ class Agreement:
         return _result(outcome[0])
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank. A rank whose own work failed raises that; the others what failed first."""
+        """Do `work` on every rank. Where some ranks' work failed, all raise the error of the lowest of them: what is
+        done about it may be a collective."""
         outcome = attempt(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self.settled(outcome, failed)
@@ -38,11 +42,11 @@ class Agreement:
     def settled(self, outcome: T | CheckpointError, failed: bool) -> T:
         """As `together`, where the work is done, and known whether it failed on any rank."""
         first = self._first(outcome) if failed else None
-        if isinstance(outcome, CheckpointError):
-            raise outcome
         if first is not None:
+            if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
+                log.warning("On rank %d: %s", self._rank, outcome)
             raise first
-        return outcome
+        return outcome  # type: ignore[return-value]
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
         """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""

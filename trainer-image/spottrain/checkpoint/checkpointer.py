@@ -109,7 +109,7 @@ class Checkpointer:
         """The newest commit, the same on all ranks; None where there is none. Fences older generations.
 
         With `verify`, all its bytes are read first, and a damaged commit is passed over, with a warning,
-        for the newest kept one that is whole. Raises Fenced.
+        for the newest kept one that is whole. Raises Fenced, and what keeps the bytes from being read.
         """
         head = self._agreement.from_rank_0(lambda: fence(self._storage, self._generation))
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
@@ -119,6 +119,8 @@ class Checkpointer:
             damage = self._agreement.first_error(partial(self._verify, candidate))
             if damage is None:
                 return candidate
+            if not isinstance(damage, CorruptCheckpoint):
+                raise damage  # a store that doesn't answer says nothing about the commit
             log.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
         if head.commits:
             raise CorruptCheckpoint(
