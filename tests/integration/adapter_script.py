@@ -31,6 +31,8 @@ ALL_ON = "ALL_ON" in os.environ
 # Evaluate after steps, and stop when it has got worse so often; a drain puts an evaluation off.
 EVALUATES = "EVALUATES" in os.environ
 LAST_STEP = 12 if EVALUATES else STEPS
+# Evaluate where an epoch ends: 46 samples are used up for the third time by the last of 14 steps of 10.
+BY_EPOCHS = "BY_EPOCHS" in os.environ
 STOPPING = {"monitor": "score", "mode": "max", "patience": LAST_STEP - 1, "check_on_train_epoch_end": False}
 # Statistics that follow the samples of a rank, and parameters of which one is used late and one never.
 IS_ODD = "IS_ODD" in os.environ
@@ -147,7 +149,7 @@ def train_with_transformers(
         torch_compile=ALL_ON,
         torch_compile_backend="eager" if ALL_ON else None,
         log_level="error",
-        eval_strategy="steps" if EVALUATES else "no",
+        eval_strategy="epoch" if BY_EPOCHS else "steps" if EVALUATES else "no",
         eval_steps=1,
         metric_for_best_model="eval_loss",
         greater_is_better=True,  # so that each evaluation is taken for a worse one
@@ -173,9 +175,9 @@ def train_with_transformers(
     trainer.train()
     if hasattr(model, "peft_config") and session.rank == 0:
         model.save_pretrained(Path(RANK_SETTINGS["result"]).with_name("adapters"))
-    for kind, logged in (("loss", True), ("eval_loss", EVALUATES)):
-        steps = [entry["step"] for entry in trainer.state.log_history if kind in entry]
-        assert steps == (list(range(1, LAST_STEP + 1)) if logged else [])
+    every_step = list(range(1, LAST_STEP + 1))
+    for kind, logged in (("loss", every_step), ("eval_loss", [5, 10, 14] if BY_EPOCHS else every_step * EVALUATES)):
+        assert [entry["step"] for entry in trainer.state.log_history if kind in entry] == logged
     return model
 
 

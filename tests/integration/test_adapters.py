@@ -97,6 +97,17 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
     assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
 
 
+def test_the_trainer_evaluates_once_at_the_end_of_an_epoch(tmp_path: Path, fork: Any) -> None:
+    """Also where a drain puts that off, and at the end of the run, of which the Trainer makes an epoch of its own."""
+    run = run_of("transformers", tmp_path, fork, environment={"BY_EPOCHS": "yes"})
+    run.generate(2, {0: {4: "drain"}})
+    assert assert_drained(run) == 5
+    run.generate(1)
+    assert_succeeded(run)
+    run.generate(1)  # nothing is left to do
+    assert_succeeded(run)
+
+
 def test_the_adapters_of_a_peft_model_are_exported_as_peft_saves_them(tmp_path: Path, fork: Any) -> None:
     run = run_of("transformers-peft", tmp_path, fork)
     run.generate(2, {0: {6: "drain"}})

@@ -59,10 +59,20 @@ class SpottrainCallback(TrainerCallback):
         self._trainer.begin(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        before, state.epoch = self._trainer.epochs(state.global_step - 1), self._trainer.epochs(state.global_step)
-        if math.floor(state.epoch) > math.floor(before):
+        state.epoch = self._trainer.epochs(state.global_step)
+        if self._ends_epoch(state):
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
             control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # The Trainer's one epoch is the run. Where one of the data set's ends with it, all that is done.
+        if self._ends_epoch(state):
+            control.should_log &= args.logging_strategy != IntervalStrategy.EPOCH
+            control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
+
+    def _ends_epoch(self, state: TrainerState) -> bool:
+        before, after = self._trainer.epochs(state.global_step - 1), self._trainer.epochs(state.global_step)
+        return math.floor(after) > math.floor(before)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer.loop.complete_step()
