@@ -274,6 +274,8 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
         ("Wed, 31 Dec 2025 23:59:58 GMT", 0),
         ("Wed, 31 Dec 2025 22:00:01 GMT", 7200),
         ("Thu, 01 Jan 2026 00:02:00 GMT", -120),
+        ("Thu, 01 Jan 2026 01:00:00 +0100", 0),
+        ("Thu, 01 Jan 2026 00:00:00 -0000", 0),
         ("yesterday", 0),
         (None, 0),
     ],

@@ -13,7 +13,8 @@ def clock_offset(date: str | None, now: datetime) -> timedelta:
     (RFC 9110, section 6.6.1): what to add to the moments in it. To five seconds, as the header has whole seconds and
     the answer took a moment. Zero where there is no such header."""
     try:
-        theirs = parsedate_to_datetime(date or "").replace(tzinfo=UTC)
+        theirs = parsedate_to_datetime(date or "")
     except ValueError:
         return timedelta()
+    theirs = theirs if theirs.tzinfo is not None else theirs.replace(tzinfo=UTC)  # "-0000" means no zone
     return timedelta(seconds=_GRAIN_SECONDS * round((now - theirs).total_seconds() / _GRAIN_SECONDS))
