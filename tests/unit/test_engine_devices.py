@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -68,6 +68,25 @@ def test_batches_of_any_kind_get_to_the_device() -> None:
     assert found["packed"].data.device == META
     assert found["rest"][0][0].device == META
     assert found["rest"][0][1:] == ("text", 3)
+
+
+class Fields(dict[str, Any]):
+    """Its keys are attributes, too, as people write it."""
+
+    __getattr__ = dict[str, Any].__getitem__
+
+
+class Edge(NamedTuple):
+    to: Any
+
+
+def test_a_batch_with_fields_of_its_own_keeps_its_class() -> None:
+    batch = {"fields": Fields(ids=torch.ones(2)), "edge": Edge(to=lambda: "no tensor"), "type": nn.Linear}
+    found = to_device(batch, META)
+    assert found["fields"].ids.device == META
+    assert batch["fields"].ids.device.type == "cpu"
+    assert found["edge"].to() == "no tensor"
+    assert found["type"] is nn.Linear
 
 
 def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
