@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,11 +21,16 @@ class SharedBuffers:
 
     def share(self) -> None:
         """A collective where the model has such buffers."""
-        for buffer, whole, work in [_send(buffer) for buffer in _saved_buffers(self._model)]:
-            if work is not None:
-                work.wait()
-            if whole is not buffer:
-                buffer.copy_(whole)
+        take_over(_saved_buffers(self._model))
+
+
+def take_over(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """The first rank's values. A collective of the group."""
+    for tensor, whole, work in [_send(tensor, group) for tensor in tensors if tensor.numel()]:
+        if work is not None:
+            work.wait()
+        if whole is not tensor:
+            tensor.copy_(whole)
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
@@ -32,16 +39,18 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
     """Looked up each time, as models put new tensors in their place."""
-    found = [
+    return [
         buffer.detach()
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     ]
-    return [buffer for buffer in found if buffer.numel()]
 
 
-def _send(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
+def _send(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
     """As bytes: backends don't know every type."""
-    whole = buffer.contiguous()
-    return buffer, whole, dist.broadcast(whole.view(-1).view(torch.uint8), src=0, async_op=True)
+    whole = tensor.contiguous()
+    as_bytes = whole.view(-1).view(torch.uint8)
+    return tensor, whole, dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)

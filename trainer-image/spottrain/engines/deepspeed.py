@@ -83,6 +83,7 @@ class DeepSpeedEngine:
             self._check_before_sums(SameParameters(names))
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._buffers = SharedBuffers(model)
+        self._buffers.share()
         self._state = state_of(self._engine, self._base, names)
         wrapped: nn.Module = self._engine
         return wrapped, self._base

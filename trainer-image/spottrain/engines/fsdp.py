@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from spottrain.engines.blocks import find_blocks, used_from_outside
-from spottrain.engines.buffers import batch_norms
+from spottrain.engines.buffers import batch_norms, take_over
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_blocks import SameBlocks
@@ -57,8 +58,11 @@ class FsdpEngine(NativeEngine):
         for block in blocks:
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
+        self._begin_alike(model, mesh)
         gathered = {name: module for name, module in model.named_modules() if module in {*norms, *blocks}}
-        self._same_blocks = SameBlocks(gathered) if gathered and dist.get_world_size() > 1 else None
+        self._same_blocks = None
+        if gathered and dist.get_world_size() > 1:
+            self._same_blocks = SameBlocks(gathered, kept=not self._config.fsdp.reshard_after_forward)
         if dist.get_world_size() > 1:
             # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the
             # same.
@@ -98,6 +102,14 @@ class FsdpEngine(NativeEngine):
     def load_state(self, state: dict[str, Any]) -> None:
         with implicit_replication():
             super().load_state(state)
+
+    def _begin_alike(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """What several ranks have is the first one's, also where a script has seeded each rank differently. A shard
+        that one rank has is nobody else's."""
+        take_over(parameter.detach() for parameter in self._whole)
+        if mesh.ndim == 2:
+            shards = (each.to_local().detach() for each in model.parameters() if isinstance(each, DTensor))
+            take_over(shards, mesh.get_group("replicas"))
 
     def _average_whole(self) -> None:
         """The gradients of what every rank has whole."""

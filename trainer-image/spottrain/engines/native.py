@@ -93,6 +93,7 @@ class NativeEngine(ABC):
             weights_in_fp32(model)
         self._model = self._spread(model)
         self._buffers = SharedBuffers(self._model)
+        self._buffers.share()
         self._optimizer = optimizer(self._model)
         return self._model, self._optimizer
 

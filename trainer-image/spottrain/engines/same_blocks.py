@@ -14,12 +14,13 @@ from spottrain_api.contract import FailureReason
 class SameBlocks:
     """Of one rank. A block is gathered when it is called, from the ranks that gather something then, whatever it is.
     `compare` comes after each forward, and `check` after backward, so that a step doesn't wait for it: what is wrong
-    is told before the update. Made on all ranks at once."""
+    is told before the update. Blocks that are `kept` after a forward are gathered once until backward, however often
+    they are called, as in evaluations of different length. Made on all ranks at once."""
 
-    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+    def __init__(self, blocks: Mapping[str, nn.Module], *, kept: bool) -> None:
         self._order = SameOrder(list(blocks))
         for index, block in enumerate(blocks.values()):
-            block.register_forward_pre_hook(self._order.note(index))
+            block.register_forward_pre_hook(self._order.note(index, once=kept))
 
     def compare(self) -> None:
         """Begin to compare what was called since the last time. A collective."""
@@ -28,6 +29,7 @@ class SameBlocks:
     def check(self) -> None:
         """A collective; raises UserError."""
         found = self._order.difference()
+        self._order.forget()  # what backward has called again for activation checkpointing
         if found is not None:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,

@@ -29,9 +29,18 @@ class SameOrder:
         # Its own, as other collectives of the ranks may no longer fit each other.
         self._group = dist.new_group(backend="gloo")
 
-    def note(self, index: int) -> Callable[..., None]:
-        """A hook that notes the thing at that place."""
-        return lambda *_: self._done.append(index)
+    def note(self, index: int, *, once: bool = False) -> Callable[..., None]:
+        """A hook that notes the thing at that place; `once` only where it isn't noted yet."""
+
+        def note(*_: Any) -> None:
+            if not (once and index in self._done):
+                self._done.append(index)
+
+        return note
+
+    def forget(self) -> None:
+        """What was noted since the last comparison."""
+        self._done = []
 
     def compare(self) -> None:
         """Begin to compare what was noted since the last time: two numbers. A collective that nobody waits for."""

@@ -1,0 +1,85 @@
+"""What scripts do to their model beside training it changes nothing, or ends with a sentence. Real ranks on gloo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forked_ranks import forked_ranks, rank_environments
+
+SCRIPT = Path(__file__).with_name("script_habits.py")
+ON_TWO_RANKS = (
+    *("seeded by rank, ddp", "seeded by rank, fsdp", "hooked, ddp", "hooked, fsdp"),
+    *("not evaluated, fsdp", "evaluated, fsdp", "frozen, fsdp", "unfrozen, fsdp", "frozen, ddp", "unfrozen, ddp"),
+)
+ON_TWO_NODES_OF_TWO = ("seeded by rank, hybrid",)
+
+
+def run(
+    fork: Any, habits: tuple[str, ...], world_size: int, local_world_size: int, folder: Path
+) -> list[dict[str, Any]]:
+    """What came out of each habit, by rank."""
+    result = folder / "result"
+    settings = [
+        {"environment": environment, "habits": habits, "result": str(result)}
+        for environment in rank_environments(world_size, local_world_size=local_world_size)
+    ]
+    with forked_ranks(fork, SCRIPT, settings):
+        pass
+    return [json.loads(Path(f"{result}-{rank}").read_text()) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def two(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(fork, ON_TWO_RANKS, 2, 1, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(fork, ON_TWO_NODES_OF_TWO, 4, 2, tmp_path_factory.mktemp("four"))
+
+
+def values(ranks: list[dict[str, Any]], habit: str) -> list[list[float]]:
+    """Of all ranks, which have the same."""
+    for rank in ranks:
+        assert "values" in rank[habit], rank[habit]
+        assert rank[habit] == ranks[0][habit]
+    found: list[list[float]] = ranks[0][habit]["values"]
+    return found
+
+
+@pytest.mark.parametrize("habit", ["seeded by rank, ddp", "seeded by rank, fsdp"])
+def test_ranks_begin_alike_though_a_script_has_seeded_each_differently(habit: str, two: list[dict[str, Any]]) -> None:
+    assert values(two, habit)
+
+
+def test_replicas_of_shards_begin_alike(four: list[dict[str, Any]]) -> None:
+    assert values(four, "seeded by rank, hybrid")
+
+
+def test_hooks_of_the_model_see_only_what_the_script_calls_it_with(two: list[dict[str, Any]]) -> None:
+    assert values(two, "hooked, ddp")[0] == pytest.approx(values(two, "hooked, fsdp")[0], rel=1e-5)
+
+
+def test_ranks_may_evaluate_for_different_times_where_blocks_stay_gathered(two: list[dict[str, Any]]) -> None:
+    assert values(two, "evaluated, fsdp") == values(two, "not evaluated, fsdp")
+
+
+def test_fsdp_follows_what_is_frozen_later(two: list[dict[str, Any]]) -> None:
+    before, after = values(two, "frozen, fsdp")
+    assert before == after
+    before, after = values(two, "unfrozen, fsdp")
+    assert before != after
+
+
+@pytest.mark.parametrize("change", ["frozen", "unfrozen"])
+def test_ddp_refuses_to_train_other_parameters_than_at_first(change: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert (
+            rank[f"{change}, ddp"]
+            .get("refused", rank)
+            .startswith(f"The parameter blocks.0.weight was {change} after session.prepare")
+        )
