@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from spottrain.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.failures import UserError  # noqa: E402
-from spottrain_api.contract import FsdpConfig  # noqa: E402
+from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
 RANK, WORLD, LOCAL = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -50,6 +50,7 @@ class Script:
             plan=BatchPlan(global_batch=2 * WORLD, micro_batch=2, world_size=WORLD),
             local_world_size=LOCAL,
             fsdp=FsdpConfig(**fsdp),
+            deepspeed=DeepSpeedConfig(zero_stage=2),
         )
         self.engine = choose_engine(strategy, config)
         self.model, _ = self.engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=0.1))
@@ -119,6 +120,8 @@ HABITS: dict[str, Callable[[], list[list[float]]]] = {
     "unfrozen, fsdp": lambda: frozen_late("fsdp", first=False),
     "frozen, ddp": lambda: frozen_late("ddp", first=True),
     "unfrozen, ddp": lambda: frozen_late("ddp", first=False),
+    "frozen, deepspeed": lambda: frozen_late("deepspeed", first=True),
+    "unfrozen, deepspeed": lambda: frozen_late("deepspeed", first=False),
 }
 
 dist.init_process_group("gloo")

@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
-from spottrain.failures import UserError
-from spottrain_api.contract import FailureReason
 
 
 class DdpEngine(NativeEngine):
@@ -50,6 +48,7 @@ class DdpEngine(NativeEngine):
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss)
         if self._is_last:
+            self._trained.check(may_freeze=False)
             self._unused.touch()
 
 
@@ -60,7 +59,6 @@ class UnusedParameters:
     the loss another way; and it leaves those that no rank used without state in the optimizer."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._all = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
         self._trained = _trained(model)
         self._used: set[int] = set()
         # The hooks that DDP has, at the nodes that add up gradients. They live as long as somebody has them.
@@ -72,24 +70,11 @@ class UnusedParameters:
         self._used.clear()
 
     def touch(self) -> None:
-        """Raises UserError where the script has changed what is trained: DDP would average no gradients of what it
-        hasn't known as trained from the start."""
-        for name, parameter, was_trained in self._all:
-            if parameter.requires_grad != was_trained:
-                raise UserError(FailureReason.INVALID_CONFIGURATION, _sentence_on_freezing(name, parameter))
         if len(self._used) < len(self._trained):
             _add_zeros([parameter for index, parameter in enumerate(self._trained) if index not in self._used])
 
     def _note(self, index: int) -> Callable[..., None]:
         return lambda *_: self._used.add(index)
-
-
-def _sentence_on_freezing(name: str, parameter: nn.Parameter) -> str:
-    change = "unfrozen" if parameter.requires_grad else "frozen"
-    return (
-        f"The parameter {name} was {change} after session.prepare, and DDP goes on with what was trained then. "
-        "Leave requires_grad as it is from there on (a learning rate of 0 freezes, too), or use the strategy fsdp."
-    )
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:

@@ -22,6 +22,7 @@ from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.native import zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_parameters import SameParameters
+from spottrain.engines.trained import TrainedParameters
 from spottrain.failures import UserError
 from spottrain_api.contract import FailureReason
 
@@ -84,6 +85,7 @@ class DeepSpeedEngine:
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
         self._buffers = SharedBuffers(model)
         self._buffers.share()
+        self._trained = TrainedParameters(model)
         self._state = state_of(self._engine, self._base, names)
         wrapped: nn.Module = self._engine
         return wrapped, self._base
@@ -96,6 +98,7 @@ class DeepSpeedEngine:
 
     def update(self) -> None:
         """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
+        self._trained.check(may_freeze=False)
         if not self._engine.zero_optimization():
             zeros_for_unused(self._engine.module)
         self._engine.step()

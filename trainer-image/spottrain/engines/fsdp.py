@@ -85,6 +85,7 @@ class FsdpEngine(NativeEngine):
             self._average_whole()
 
     def update(self) -> None:
+        self._trained.check(may_freeze=True)
         zeros_for_unused(self._model)
         with implicit_replication():
             super().update()

@@ -22,6 +22,7 @@ from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import weights_in_fp32
+from spottrain.engines.trained import TrainedParameters
 
 # Names of optimizer state by parameter, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -94,6 +95,7 @@ class NativeEngine(ABC):
         self._model = self._spread(model)
         self._buffers = SharedBuffers(self._model)
         self._buffers.share()
+        self._trained = TrainedParameters(_without_wrapper(self._model))
         self._optimizer = optimizer(self._model)
         return self._model, self._optimizer
 
