@@ -277,6 +277,7 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
         ("Thu, 01 Jan 2026 01:00:00 +0100", 0),
         ("Thu, 01 Jan 2026 00:00:00 -0000", 0),
         ("yesterday", 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 0),
         (None, 0),
     ],
 )
