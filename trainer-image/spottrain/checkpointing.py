@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from spottrain import random_state
 from spottrain.checkpoint import (
@@ -21,18 +21,14 @@ from spottrain.checkpoint import (
     Replicas,
     Retention,
     SaveHandle,
-    StepBehind,
-    StorageDenied,
     StorageUnavailable,
-    UnsupportedState,
 )
 from spottrain.failures import save_failure
 from spottrain.interval import CheckpointCost, CommitInterval
+from spottrain.patience import PAUSES, may_pass, patiently
 from spottrain.progress import ProgressReporter
 from spottrain.training_state import TrainingState
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +42,6 @@ BALLOT_STEPS = 3
 SLOW_FACTOR = 5.0
 SLOW_SECONDS = 60.0
 SLOW_AT_FIRST_SECONDS = 300.0
-# Between tries to commit the last step, or to reach the store at the start, in seconds: five minutes in all.
-PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -370,36 +364,10 @@ class CheckpointSchedule:
             self.reporter.committed(reference(handle.commit))
 
 
-def patiently(
-    work: Callable[[], T],
-    *,
-    may_pass: Callable[[CheckpointError], bool],
-    failed: Callable[[CheckpointError], None],
-    pauses: Iterable[float] = PAUSES,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """What `work` returns, which is tried again after each of the pauses where its error may pass; `failed` hears of
-    those, and `sleep` waits between. Raises CheckpointError, and what `sleep` raises."""
-    for pause in pauses:
-        try:
-            return work()
-        except CheckpointError as error:
-            if not may_pass(error):
-                raise
-            failed(error)
-        sleep(pause)
-    return work()
-
-
 def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
     """Report what keeps commits from being made or read. That a newer generation has taken over does not."""
     if not isinstance(error, Fenced):
         reporter.update(checkpoint_failure=save_failure(error))
-
-
-def may_pass(error: CheckpointError) -> bool:
-    """Whether the same save may succeed a little later."""
-    return not isinstance(error, Fenced | StepBehind | StorageDenied | UnsupportedState)
 
 
 def reference(commit: Commit) -> CommitRef:

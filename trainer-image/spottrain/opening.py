@@ -21,10 +21,11 @@ from spottrain.checkpoint import (
 )
 from spottrain.checkpoint.agreement import Agreement
 from spottrain.checkpoint.writer import started_writer
-from spottrain.checkpointing import patiently, report_failure
+from spottrain.checkpointing import report_failure
 from spottrain.engines import AUTO
 from spottrain.failures import start_error
 from spottrain.launch import Groups, Launch, identify_run
+from spottrain.patience import patiently
 from spottrain.progress import ProgressReporter
 from spottrain_api.contract import CommitRef, TrainerConfig
 

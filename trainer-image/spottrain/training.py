@@ -17,12 +17,13 @@ from spottrain.agreement import Agreement, Ballot, Decision
 from spottrain.audit import AuditRecord, AuditWriter
 from spottrain.batch import BatchPlan
 from spottrain.checkpoint import CheckpointError, Fenced
-from spottrain.checkpointing import CheckpointSchedule, may_pass
+from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag, sleep_undrained
 from spottrain.engines import Engine
 from spottrain.failures import Drained, start_error
 from spottrain.loader import Data, load_batches
+from spottrain.patience import may_pass
 from spottrain.progress import ProgressReporter
 from spottrain.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.step import LossMeter, Step
