@@ -18,10 +18,7 @@ import torch
 from torch import nn
 
 import spottrain
-from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.dcp import load_tensors
-from spottrain.checkpoint.manifest import DTYPES, read_manifest
+from commits import newest_commit
 from spottrain.checkpoint.writer import start_writer, started_writer
 from spottrain.failures import Drained
 from spottrain_agent.processes import is_alive
@@ -109,14 +106,7 @@ def run_jobs(cases: list[Case], folder: Path, *, at_once: int) -> dict[str, dict
 
 def committed(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
     """Step and tensors of the newest commit."""
-    storage = open_storage(f"file://{folder}/checkpoints")
-    head = read_head(storage)
-    assert head is not None
-    assert head.newest is not None
-    manifest = read_manifest(storage, head.newest)
-    tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
-    load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
-    return head.newest.step, tensors
+    return newest_commit(folder / "checkpoints")[:2]
 
 
 def _generation(case: Case, folder: Path, number: int, *, drain_at: int | None) -> Generation:

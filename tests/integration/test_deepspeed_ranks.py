@@ -10,12 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.dcp import load_tensors
 from spottrain.checkpoint.export import export
-from spottrain.checkpoint.manifest import DTYPES, read_manifest
 from spottrain_api.contract import (
     CheckpointConfig,
     DeepSpeedConfig,
@@ -82,14 +80,7 @@ class Job:
 
     def committed(self) -> tuple[int, dict[str, torch.Tensor], Any]:
         """Step, tensors and all else of the newest commit."""
-        storage = open_storage(f"file://{self.folder}/checkpoints")
-        head = read_head(storage)
-        assert head is not None
-        assert head.newest is not None
-        manifest = read_manifest(storage, head.newest)
-        tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
-        load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
-        return head.newest.step, tensors, manifest.tree
+        return newest_commit(self.folder / "checkpoints")
 
     def exported(self) -> dict[str, torch.Tensor]:
         """The model of the newest commit, as people get it."""

@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
-from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.dcp import load_tensors
-from spottrain.checkpoint.manifest import DTYPES, read_manifest
 
 # Three worlds, with some forty models in each.
 pytestmark = pytest.mark.timeout(600)
@@ -67,14 +64,7 @@ class Results:
         self.back_at_two = self._run(fork, 2, begins=False, resumes=[1])
 
     def committed(self, model: str, strategy: str, run: str) -> dict[str, torch.Tensor]:
-        storage = open_storage(f"file://{self._folder}/{model}/{strategy}/{run}")
-        head = read_head(storage)
-        assert head is not None
-        assert head.newest is not None
-        manifest = read_manifest(storage, head.newest)
-        tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
-        load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
-        return tensors
+        return newest_commit(self._folder / model / strategy / run)[1]
 
     def _run(self, fork: Any, world_size: int, *, begins: bool, resumes: list[int]) -> dict[str, dict[str, Any]]:
         result = self._folder / "result.json"

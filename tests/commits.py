@@ -1,0 +1,25 @@
+"""What lies in a job's folder, read as any rank would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.dcp import load_tensors
+from spottrain.checkpoint.manifest import DTYPES, read_manifest
+
+
+def newest_commit(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any]:
+    """Step, tensors and all else of it."""
+    storage = open_storage(f"file://{folder}")
+    head = read_head(storage)
+    assert head is not None
+    assert head.newest is not None
+    manifest = read_manifest(storage, head.newest)
+    tensors = {name: torch.empty(t.shape, dtype=DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
+    load_tensors(tensors, manifest, PartReader(storage, head.newest.attempt, manifest))
+    return head.newest.step, tensors, manifest.tree
