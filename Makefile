@@ -31,9 +31,10 @@ binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the 
 demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m spottrain_cli.demo --out demo-out
 
-lint: $(STAMP) ## Style, types and import contracts.
+lint: $(STAMP) ## Style, spelling, types and import contracts.
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/codespell
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 

@@ -118,7 +118,7 @@ def test_termination_message(tmp_path: Path, policy: str, written: str, expected
         (None, "can't be read: No such file"),
         ("{", "is not JSON"),
         (json.dumps({"name": "n"}), "provider: Field required"),
-        (json.dumps({"nmae": "n"}), "nmae: Extra inputs are not permitted"),
+        (json.dumps({"nmae": "n"}), "nmae: Extra inputs are not permitted"),  # codespell:ignore nmae
     ],
 )
 def test_a_wrong_configuration_is_explained(tmp_path: Path, content: str | None, sentence: str) -> None:
