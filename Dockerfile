@@ -1,7 +1,7 @@
 # The image of the operator and the watcher: no torch, no cloud SDK, not root.
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY operator operator
 COPY trainer-image trainer-image
 COPY local-cluster/spottrain_local local-cluster/spottrain_local
