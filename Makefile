@@ -7,10 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
-CODE := $(SOURCES) tests examples benchmarks
+CODE := $(SOURCES) tests examples benchmarks release
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
-.PHONY: help env binaries demo test lint crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan bench-throughput gpu clean
+.PHONY: help env binaries demo test lint constraints release crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan bench-throughput gpu clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -40,6 +40,22 @@ lint: $(STAMP) ## Style, spelling, types and import contracts.
 
 test: lint binaries ## Check style and types, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
+
+constraints: $(STAMP) ## Bring constraints.txt to the newest releases that work together; then run `make test`.
+	$(BIN)/python release/pins.py dev > constraints.new
+	mv constraints.new constraints.txt
+
+release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and checksums into dist/.
+	rm -rf dist && mkdir dist
+	$(BIN)/python -m hatchling build -d dist
+	$$($(BIN)/python -m spottrain_local.binaries --which helm) package charts/spottrain --destination dist
+	cp crds/*.yaml dist/
+	for image in operator trainer; do \
+		$(BIN)/python release/pins.py $$image --constraints constraints.txt --hashes > dist/$$image-requirements.txt && \
+		$(BIN)/cyclonedx-py requirements dist/$$image-requirements.txt --pyproject pyproject.toml \
+			--output-file dist/$$image-sbom.cdx.json || exit; \
+	done
+	cd dist && sha256sum -- * > SHA256SUMS
 
 crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
 	$(BIN)/python -m spottrain_api.crd

@@ -257,14 +257,16 @@ def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
 
 
 @click.command()
-def main() -> None:
+@click.option("--which", metavar="NAME", help="Print the path of this binary alone, for scripts.")
+def main(which: str | None) -> None:
     """Build the local cluster's control plane into the user's cache, unless it is there already."""
-    console = Console()
+    console = Console(stderr=which is not None)
     try:
         binaries = ensure_binaries(console)
+        path = binaries.path(which) if which is not None else None
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
-    console.print(f"Control plane binaries: {binaries.folder}")
+    click.echo(path if path is not None else f"Control plane binaries: {binaries.folder}")
 
 
 if __name__ == "__main__":
