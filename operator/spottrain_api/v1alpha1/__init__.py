@@ -4,40 +4,32 @@ These models are the single source of the CRD: `python -m spottrain_api.crd` wri
 their descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
-from .resource import FreeForm, Resource
-from .spec import (
-    INTERVAL_PATTERN,
+from .capacity import (
     MAX_MEMBERS,
-    Batch,
     Capacity,
-    Checkpoint,
-    DeepSpeed,
+    Fallback,
+    FallbackPolicy,
+    Nodes,
+    OnDemandCapacity,
+    Pool,
+    PoolProvider,
+    SpotCapacity,
+)
+from .checkpoint import INTERVAL_PATTERN, Checkpoint, OnNotice
+from .pod_template import (
     EntrypointSpec,
     EnvVar,
     EnvVarSource,
-    Fallback,
-    FallbackPolicy,
-    Fsdp,
     KeySelector,
-    LossSpike,
-    Nodes,
-    OnDemandCapacity,
-    OnNotice,
     PodTemplate,
-    Pool,
-    PoolProvider,
-    Precision,
     Resources,
-    RunPolicy,
-    Sharding,
-    SpotCapacity,
-    Stability,
-    Strategy,
     Toleration,
-    TrainingJobSpec,
     Volume,
     VolumeMount,
 )
+from .resource import FreeForm, Resource
+from .spec import RunPolicy, TrainingJobSpec
+from .stability import LossSpike, Stability
 from .status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -52,6 +44,7 @@ from .status import (
     TrainingJobStatus,
     Transition,
 )
+from .training import Batch, DeepSpeed, Fsdp, Precision, Sharding, Strategy
 
 __all__ = [
     "FINISHED_PHASES",
