@@ -9,6 +9,8 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resou
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,8 @@ def custom_resource_definition() -> dict[str, Any]:
 def _root_schema() -> dict[str, Any]:
     return {
         "type": "object",
-        "description": inspect.getdoc(v1alpha1.TrainingJobSpec),
+        "description": "A training run on a mix of on-demand and spot nodes: `spec` is what the user asks for, "
+        "`status` is what the operator reports.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -89,13 +92,13 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in node:
-        name = node["$ref"].rsplit("/", 1)[1]
-        siblings = {key: value for key, value in node.items() if key not in ("$ref", "default")}
-        return _with_default(_inline({**definitions[name], **siblings}, definitions), node)
+        definition = definitions[node["$ref"].rsplit("/", 1)[1]]
+        own = {key: value for key, value in node.items() if key != "$ref"}
+        return _inline({**definition, **own, **_with_values(definition, own)}, definitions)
     if "anyOf" in node:  # Optional: the API server knows absent, it need not know null.
         (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
-        siblings = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
-        return _inline({**option, **siblings}, definitions)
+        own = {key: value for key, value in node.items() if key != "anyOf"}
+        return _inline({**option, **own}, definitions)
     result = {key: value for key, value in node.items() if key not in DROPPED_KEYS}
     rules = _cel_rules(node.get("title"))
     if rules:
@@ -106,7 +109,7 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         result["items"] = _inline(node["items"], definitions)
     if isinstance(node.get("additionalProperties"), dict):
         result["additionalProperties"] = _inline(node["additionalProperties"], definitions)
-    return _with_default(result, node)
+    return _described(_with_default(result, node), node.get("default"))
 
 
 def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +118,26 @@ def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any
     if node.get("default") not in (None, []):
         schema = {**schema, "default": {} if schema.get("type") == "object" else node["default"]}
     return schema
+
+
+def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
+    """The description of a field that says itself what it is: what an enum's values mean comes after it."""
+    _, _, values = definition.get("description", "").partition("\n\n")
+    if "enum" not in definition or "description" not in own or not values:
+        return {}
+    return {"description": f"{own['description']}\n\n{values}"}
+
+
+def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
+    """With a description as `kubectl explain` shows it: lines that were wrapped in the source joined, except for the
+    items of a list, and the default at the end."""
+    if "description" not in schema:
+        return schema
+    text = re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", schema["description"])
+    if schema["type"] != "object" and default not in (None, "") and "Default: " not in text:
+        value = default if isinstance(default, str) else json.dumps(default) if default != [] else "none"
+        text += ("\n\n" if "\n" in text else " ") + f"Default: {value}."
+    return {**schema, "description": text}
 
 
 def _cel_rules(title: str | None) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from typing import Any
 
@@ -54,6 +55,73 @@ def test_the_schema_is_structural() -> None:
         assert not {"$ref", "anyOf", "$defs", "title"} & schema.keys() or "type" not in schema
         if schema.get("type") == "array":
             assert "items" in schema
+
+
+def _fields(schema: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
+    """Every field below a schema by its path, and the items of lists that are objects."""
+    found = {f"{path}.{name}": field for name, field in schema.get("properties", {}).items()}
+    found |= {f"{path}[]": schema["items"]} if schema.get("items", {}).get("properties") else {}
+    return found | {name: each for below in found for name, each in _fields(found[below], below).items()}
+
+
+def _all_fields() -> dict[str, dict[str, Any]]:
+    root = yaml.safe_load(crd.CRD_FILE.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    parts = {part: root["properties"][part] for part in ("spec", "status")}
+    found = parts | {name: field for part, schema in parts.items() for name, field in _fields(schema, part).items()}
+    assert {"spec.checkpoint.uri", "spec.env[].name", "status.transitions[].at"} <= found.keys()
+    return found
+
+
+def test_every_field_says_what_it_is() -> None:
+    def says_nothing(text: str) -> bool:
+        return len(text.split()) < 3 or not text.endswith(".")
+
+    assert [path for path, field in _all_fields().items() if says_nothing(field.get("description", ""))] == []
+
+
+# What the description of a field names whose own name ends so.
+UNITS = {
+    "Seconds": "second",
+    "PerSecond": "per second",
+    "PerHour": "per hour",
+    "Bytes": "byte",
+    "Steps": "step",
+    "At": "time",
+    "Time": "time",
+    "Since": "time",
+}
+
+
+def test_a_field_that_is_measured_names_its_unit() -> None:
+    fields = {
+        (path, unit): field["description"].lower()
+        for path, field in _all_fields().items()
+        for ending, unit in UNITS.items()
+        if path.endswith(ending)
+    }
+    assert {unit for _, unit in fields} >= {"second", "per hour", "step", "time"}
+    assert [path for (path, unit), text in fields.items() if unit not in text] == []
+
+
+def test_an_optional_field_of_the_spec_says_its_default_once() -> None:
+    fields = _all_fields()
+    optional = {
+        f"{path}.{name}": field["description"]
+        for path, schema in fields.items()
+        for name, field in schema.get("properties", {}).items()
+        if path.startswith("spec") and name not in schema.get("required", ())
+    }
+    assert [path for path, text in optional.items() if text.count("Default: ") > 1] == []
+    scalars = {path: text for path, text in optional.items() if fields[path]["type"] != "object"}
+    assert scalars["spec.runPolicy.hangTimeoutSeconds"].endswith(" Default: 600.")
+    assert [path for path, text in scalars.items() if "Default: " not in text] == []
+
+
+def test_the_default_that_a_model_gives_ends_the_description() -> None:
+    given = {path: field for path, field in _all_fields().items() if "default" in field and field["default"] != {}}
+    for path, field in given.items():
+        default = field["default"] if isinstance(field["default"], str) else json.dumps(field["default"])
+        assert not default or field["description"].endswith(f"Default: {default}."), path
 
 
 def test_a_minimal_job_gets_every_default() -> None:

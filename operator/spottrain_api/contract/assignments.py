@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from .configuration import DrainRequest, TrainerConfig
 from .memory import MemoryStep
@@ -14,7 +17,11 @@ from .reports import CommitRef, Failure, Progress
 
 
 class CapacityType(StrEnum):
-    """How a node is bought. The values are those of Karpenter's `karpenter.sh/capacity-type`."""
+    """How a node is bought. The values are those of Karpenter's `karpenter.sh/capacity-type`.
+
+    - on-demand: at the full price, and kept until it is given back.
+    - spot: at a lower price, and taken back by the cloud at short notice.
+    """
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"
@@ -32,13 +39,16 @@ class Entrypoint(Message):
 class Member(Message):
     """One pod of a generation."""
 
-    pod: str
-    pod_uid: str
-    address: str
-    node: str
-    node_rank: int
+    pod: Annotated[str, Field(description="Name of the pod.")]
+    pod_uid: Annotated[str, Field(description="Uid of the pod.")]
+    address: Annotated[str, Field(description="IP address of the pod.")]
+    node: Annotated[str, Field(description="Name of the node.")]
+    node_rank: Annotated[int, Field(description="Number of the member in the generation, from 0.")]
     capacity_type: CapacityType
-    memory_port: int | None = None
+    memory_port: Annotated[
+        int | None,
+        Field(description="Port at which the member's memory takes replicas. Absent if it offers none."),
+    ] = None
 
 
 class GenerationAssignment(Message):

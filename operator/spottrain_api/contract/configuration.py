@@ -72,8 +72,12 @@ class DeepSpeedConfig(Message):
 
 
 class StabilityAction(StrEnum):
-    """What to do about a step that would spoil the model. FAIL: end the job. SKIP: make no update. ROLLBACK: undo
-    everything since the newest commit, and go on with the next samples."""
+    """What to do about a step that would spoil the model.
+
+    - fail: end the job.
+    - skip: make no update, and go on with the next samples.
+    - rollback: undo everything since the newest commit, and go on with the next samples.
+    """
 
     FAIL = "fail"
     SKIP = "skip"

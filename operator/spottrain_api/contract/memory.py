@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from .message import Message
 
 
@@ -17,20 +21,20 @@ class MemoryStep(Message):
 
 
 class MemoryHolder(Message):
-    """A member whose memory holds the shards of these ranks; "address:port"."""
+    """A member whose memory holds the shards of some ranks."""
 
-    address: str
-    ranks: tuple[int, ...]
+    address: Annotated[str, Field(description="Address and port of the member's memory.")]
+    ranks: Annotated[tuple[int, ...], Field(description="Ranks whose shards it holds.")]
 
 
 class MemoryCheckpoint(Message):
     """A replicated step of which every rank's shard is in the memory of a member that is still there."""
 
-    generation: int
-    sequence: int
-    step: int
-    world_size: int
-    holders: tuple[MemoryHolder, ...]
+    generation: Annotated[int, Field(description="Number of the generation that replicated it.")]
+    sequence: Annotated[int, Field(description="Number of the replica in that generation.")]
+    step: Annotated[int, Field(description="Optimizer steps that it holds, counted from the job's start.")]
+    world_size: Annotated[int, Field(description="Number of ranks of that generation.")]
+    holders: Annotated[tuple[MemoryHolder, ...], Field(description="Members whose memory holds the shards.")]
 
 
 class PeerMemory(Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
@@ -13,10 +14,10 @@ from .message import Message
 class CommitRef(Message):
     """A committed checkpoint: what HEAD named when it was read or written."""
 
-    generation: int
-    step: int
-    manifest: str
-    committed_at: datetime
+    generation: Annotated[int, Field(description="Number of the generation that committed it.")]
+    step: Annotated[int, Field(description="Optimizer steps that it holds, counted from the job's start.")]
+    manifest: Annotated[str, Field(description="Path of the commit's manifest below checkpoint.uri.")]
+    committed_at: Annotated[datetime, Field(description="Time at which HEAD named it.")]
 
 
 class CheckpointTimings(Message):
@@ -85,29 +86,36 @@ class Failure(Message):
 
 
 class MemoryEstimate(Message):
-    """Bytes that a rank is estimated to need at the peak of a step: what is kept, and what comes and goes
-    (`activations`, and as `working` what is gathered, cast or reduced). `available` is what a rank has."""
+    """Estimate of the memory that a rank needs at the peak of a step, in bytes."""
 
-    total: int
-    available: int
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    working: int
-    host: int = 0
+    total: Annotated[int, Field(description="Bytes that a rank needs on its accelerator, all in all.")]
+    available: Annotated[int, Field(description="Bytes that a rank has on its accelerator.")]
+    parameters: Annotated[int, Field(description="Bytes of the parameters.")]
+    gradients: Annotated[int, Field(description="Bytes of the gradients.")]
+    optimizer: Annotated[int, Field(description="Bytes of the optimizer's state.")]
+    activations: Annotated[int, Field(description="Bytes of the activations, in forward and backward.")]
+    working: Annotated[int, Field(description="Bytes that come and go in a step: what is gathered, cast or reduced.")]
+    host: Annotated[
+        int, Field(description="Bytes that a rank needs in the node's memory, for what is offloaded.")
+    ] = 0
 
 
 class StrategyChoice(Message):
-    """What `strategy: auto` came to. The first generation chooses; commits carry the choice, and later
-    generations keep to it. `name` and `reason` are for people."""
+    """What `strategy: auto` chose. The first generation chooses; commits carry the choice, and later generations
+    keep it."""
 
-    strategy: str
-    zero_stage: int | None = None
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
-    name: str
-    reason: str
+    strategy: Annotated[str, Field(description="The chosen strategy: ddp, fsdp or deepspeed.")]
+    zero_stage: Annotated[
+        int | None, Field(description="The chosen deepspeed.zeroStage. Absent with other strategies.")
+    ] = None
+    offload_optimizer: Annotated[
+        bool, Field(description="Whether the optimizer's state is kept in the node's memory.")
+    ] = False
+    offload_parameters: Annotated[
+        bool, Field(description="Whether the parameters are kept in the node's memory.")
+    ] = False
+    name: Annotated[str, Field(description="The choice in a few words, for people.")]
+    reason: Annotated[str, Field(description="Why it was chosen, in a sentence.")]
     memory: MemoryEstimate
 
 

@@ -21,12 +21,14 @@ class Nodes(Resource):
         ("self.min <= self.max", "nodes.min is larger than nodes.max; lower min or raise max"),
         (f"self.max <= {MAX_MEMBERS}", f"nodes.max is above {MAX_MEMBERS}, the most that one job can have"),
     )
-    min: Annotated[int, Field(ge=1)] = 1
-    max: Annotated[int, Field(ge=1)]
+    min: Annotated[
+        int, Field(ge=1, description="Smallest number of nodes to train with. Below it the job waits.")
+    ] = 1
+    max: Annotated[int, Field(ge=1, description=f"Largest number of nodes to train with, at most {MAX_MEMBERS}.")]
 
 
 class OnDemandCapacity(Resource):
-    """The floor: `min` nodes are always on-demand; up to `max` where spot falls back (default: nodes.max)."""
+    """On-demand nodes: the floor, and how far a fallback may go above it."""
 
     cel_rules = (
         (
@@ -34,33 +36,79 @@ class OnDemandCapacity(Resource):
             "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
         ),
     )
-    min: Annotated[int, Field(ge=0)] = 0
-    max: Annotated[int | None, Field(ge=0)] = None
-    price_per_hour: Annotated[float | None, Field(ge=0, description="Price of one node, in any currency.")] = None
+    min: Annotated[int, Field(ge=0, description="Number of nodes that are always on-demand.")] = 0
+    max: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Largest number of on-demand nodes. More than min are used if spot is short, or if spot.max "
+            "leaves too few nodes. Default: nodes.max.",
+        ),
+    ] = None
+    price_per_hour: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Price of one on-demand node per hour, in any currency, for status.cost. "
+            "Default: that of the first on-demand pool with a price. Without any price no cost is counted.",
+        ),
+    ] = None
 
 
 class SpotCapacity(Resource):
-    """The surplus: at most `max` spot nodes (default: nodes.max)."""
+    """Spot nodes: what the job has above the on-demand floor."""
 
-    max: Annotated[int | None, Field(ge=0)] = None
-    price_per_hour: Annotated[float | None, Field(ge=0, description="Price of one node, in any currency.")] = None
+    max: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Largest number of spot nodes. With 0 the job is on-demand alone. "
+            "Default: nodes.max less onDemand.min.",
+        ),
+    ] = None
+    price_per_hour: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Price of one spot node per hour, in the currency of the other prices, for status.cost. "
+            "Default: that of the first spot pool with a price. Without one, spot nodes count as free.",
+        ),
+    ] = None
 
 
 class FallbackPolicy(StrEnum):
+    """What to do if spot nodes are short.
+
+    - OnDemand: on-demand pods take the place of spot pods, up to onDemand.max.
+    - None: wait for spot nodes.
+    """
+
     ON_DEMAND = "OnDemand"
     NONE = "None"
 
 
 class Fallback(Resource):
-    """When spot pods have waited `afterSeconds` for a node, on-demand pods take their place, up to
-    capacity.onDemand.max; `returnAfterSeconds` later spot is tried again."""
+    """What to do if spot pods wait too long for a node."""
 
     policy: FallbackPolicy = FallbackPolicy.ON_DEMAND
-    after_seconds: Annotated[int, Field(ge=0)] = 300
-    return_after_seconds: Annotated[int, Field(ge=1)] = 900
+    after_seconds: Annotated[
+        int, Field(ge=0, description="Seconds that a spot pod waits for a node before the fallback starts.")
+    ] = 300
+    return_after_seconds: Annotated[
+        int, Field(ge=1, description="Seconds from the start of a fallback until spot nodes are tried again.")
+    ] = 900
 
 
 class PoolProvider(StrEnum):
+    """Service that runs the pool. Its labels identify the pool's nodes.
+
+    - eks: an EKS managed node group (eks.amazonaws.com/capacityType).
+    - karpenter: Karpenter (karpenter.sh/capacity-type).
+    - gke: a GKE node pool (cloud.google.com/gke-spot).
+    - aks: an AKS node pool (kubernetes.azure.com/scalesetpriority).
+    - custom: any other; nodeSelector alone identifies its nodes.
+    """
+
     EKS = "eks"
     KARPENTER = "karpenter"
     GKE = "gke"
@@ -69,7 +117,7 @@ class PoolProvider(StrEnum):
 
 
 class Pool(Resource):
-    """A node pool to use, with its own price. A custom pool is found by its nodeSelector alone."""
+    """A node pool to use, with its own price. Pools of the same capacity type take turns."""
 
     cel_rules = (
         (
@@ -77,12 +125,30 @@ class Pool(Resource):
             "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
         ),
     )
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[
+        str, Field(min_length=1, description="Name of the pool, for the pods' annotation spottrain.dev/pool.")
+    ]
     capacity_type: CapacityType
     provider: PoolProvider
-    node_selector: dict[str, str] | None = None
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
-    price_per_hour: Annotated[float | None, Field(ge=0)] = None
+    node_selector: Annotated[
+        dict[str, str] | None,
+        Field(
+            description="Labels that the pool's nodes have, beside those of the provider. Required if provider is "
+            "custom. Default: those of the provider alone."
+        ),
+    ] = None
+    tolerations: Annotated[
+        tuple[Toleration, ...],
+        Field(max_length=16, description="Taints of the pool's nodes that the pods tolerate as well."),
+    ] = ()
+    price_per_hour: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Price of one node of the pool per hour, in the currency of the other prices. "
+            "Default: the price of its capacity type.",
+        ),
+    ] = None
 
 
 class Capacity(Resource):
@@ -92,4 +158,11 @@ class Capacity(Resource):
     on_demand: OnDemandCapacity = OnDemandCapacity()
     spot: SpotCapacity = SpotCapacity()
     fallback: Fallback = Fallback()
-    pools: Annotated[tuple[Pool, ...], Field(max_length=16)] = ()
+    pools: Annotated[
+        tuple[Pool, ...],
+        Field(
+            max_length=16,
+            description="Node pools to use, and no other nodes. "
+            "Default: any node with the labels of EKS, Karpenter, GKE or AKS.",
+        ),
+    ] = ()

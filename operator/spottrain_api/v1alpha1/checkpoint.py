@@ -13,18 +13,18 @@ INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
 
 
 class OnNotice(StrEnum):
-    """What follows a preemption notice. IMMEDIATE: commit and stop at the next step. LAST_SAFE: train on, and
-    commit when what remains of the notice is just enough for it."""
+    """When to commit and stop after a preemption notice.
+
+    - immediate: at the next step.
+    - lastSafe: when what remains of the notice is just enough to commit; until then training goes on.
+    """
 
     IMMEDIATE = "immediate"
     LAST_SAFE = "lastSafe"
 
 
 class Checkpoint(Resource):
-    """Where commits go, and how often. `interval`: auto, or a number with steps, s or m ("50steps", "5m").
-
-    The newest `keep` commits are kept and, with `keepEvery`, also the first at or after each of its multiples.
-    """
+    """Where commits go, and how often."""
 
     cel_rules = (
         (
@@ -41,23 +41,61 @@ class Checkpoint(Resource):
             "checkpoint.uri can't change while a job exists: its commits are there; make a new job",
         ),
     )
-    uri: Annotated[str, Field(min_length=1, max_length=1024)]
-    interval: Annotated[str, Field(pattern=INTERVAL_PATTERN, max_length=16)] = "auto"
-    keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    keep_every: Annotated[int | None, Field(ge=1, description="Steps: of so many, one commit is kept.")] = None
+    uri: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            description="Folder of the commits: s3://bucket/prefix, gs://bucket/prefix or file:///absolute/path on a "
+            "volume that all pods share. A job resumes from the newest commit that it finds there. If another "
+            "unfinished job writes there, this one waits. Can't change while the job exists.",
+        ),
+    ]
+    interval: Annotated[
+        str,
+        Field(
+            pattern=INTERVAL_PATTERN,
+            max_length=16,
+            description="How often to commit between preemptions: a number of steps (50steps), seconds (30s) or "
+            "minutes (5m), or auto. auto finds the interval from the measured cost of a checkpoint and the losses "
+            "without notice (Young/Daly), between 10 seconds and 30 minutes.",
+        ),
+    ] = "auto"
+    keep: Annotated[int, Field(ge=1, le=1000, description="Number of the newest commits to keep.")] = 2
+    keep_every: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Steps between commits to keep for good: the first commit at or after each multiple of this "
+            "number stays. Default: none stay beyond `keep`.",
+        ),
+    ] = None
     on_notice: OnNotice = OnNotice.IMMEDIATE
     peer_replicas: Annotated[
         int,
         Field(
             ge=0,
             le=1,
-            description="1: each member's newest shard is in another member's memory too, so that a node lost "
-            "without notice costs the steps since then alone, one or two with peerInterval 1. Needs memory for about "
-            "seven times a node's shard.",
+            description="Number of other members that hold each member's newest shard in memory. With 1, a node lost "
+            "without notice costs the steps since the newest replica, one or two with peerInterval 1, instead of the "
+            "steps since the newest commit. It takes about seven times the bytes of a node's shard in the node's "
+            "memory.",
         ),
     ] = 0
     peer_interval: Annotated[
         int | None,
-        Field(ge=1, description="Steps from one replica to the next; default: as few as cost a step at most 2%."),
+        Field(
+            ge=1,
+            description="Steps from one replica to the next, if peerReplicas is 1. "
+            "Default: as few as lengthen a step by at most 2%.",
+        ),
     ] = None
-    endpoint_url: Annotated[str | None, Field(alias="endpointURL", max_length=1024)] = None
+    endpoint_url: Annotated[
+        str | None,
+        Field(
+            alias="endpointURL",
+            max_length=1024,
+            description="Address of an object store other than the cloud's own, as http://host:port or "
+            "https://host:port. Default: the cloud's.",
+        ),
+    ] = None

@@ -15,20 +15,59 @@ from .training import Batch, DeepSpeed, Fsdp, Precision, Strategy
 
 
 class RunPolicy(Resource):
-    """When to pause, give up and clean up. Preemptions never count against `failureBudget`."""
+    """When to pause, give up and clean up."""
 
-    suspend: bool = False
-    failure_budget: Annotated[int, Field(ge=0)] = 3
-    active_deadline_seconds: Annotated[int | None, Field(ge=1)] = None
-    ttl_seconds_after_finished: Annotated[int | None, Field(ge=0)] = None
-    hang_timeout_seconds: Annotated[int, Field(ge=5)] = 600
+    suspend: Annotated[
+        bool,
+        Field(
+            description="Whether the job is paused: it commits, ends its generation and holds no nodes until this is "
+            "false again."
+        ),
+    ] = False
+    failure_budget: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Number of failures that are retried; the next one fails the job. Preemptions never count, "
+            "and mistakes that a retry can't mend fail the job at once.",
+        ),
+    ] = 3
+    active_deadline_seconds: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Seconds from the first generation's start after which the job commits and fails. Pauses "
+            "count. Default: no limit.",
+        ),
+    ] = None
+    ttl_seconds_after_finished: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Seconds from the end of the job until its TrainingJob is deleted; commits stay. "
+            "Default: it is never deleted.",
+        ),
+    ] = None
+    hang_timeout_seconds: Annotated[
+        int,
+        Field(
+            ge=5,
+            description="Seconds in which no rank makes a step, after which the generation counts as hung. While the "
+            "ranks save before they end, startTimeoutSeconds counts if it is longer.",
+        ),
+    ] = 600
     start_timeout_seconds: Annotated[
-        int, Field(ge=5, description="Longest time from a generation's start to its first step.")
+        int,
+        Field(
+            ge=5,
+            description="Seconds from a generation's start to its first step after which it counts as hung. Raise it "
+            "if the model takes longer to load or to compile.",
+        ),
     ] = 900
 
 
 class TrainingJobSpec(Resource):
-    """A training run on a mix of on-demand and spot nodes."""
+    """What the user asks for: program, nodes, how to train, and where commits go."""
 
     cel_rules = (
         (
@@ -58,12 +97,27 @@ class TrainingJobSpec(Resource):
             "strategy, precision and seed can't change while a job exists: the run would be another; make a new job",
         ),
     )
-    image: Annotated[str, Field(min_length=1, max_length=1024)]
+    image: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            description="Container image with the program, torch and the spottrain trainer.",
+        ),
+    ]
     entrypoint: EntrypointSpec
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = ()
-    resources: Resources | None = None
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment variables of the ranks.")] = ()
+    resources: Annotated[
+        Resources | None,
+        Field(
+            description="CPU, memory and accelerators of one pod, as in a container. "
+            "Default: limits with one nvidia.com/gpu per process."
+        ),
+    ] = None
     pod_template: PodTemplate = PodTemplate()
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    processes_per_node: Annotated[
+        int, Field(ge=1, le=64, description="Number of ranks on each node, usually one per accelerator.")
+    ] = 1
     nodes: Nodes
     capacity: Capacity = Capacity()
     strategy: Strategy = Strategy.AUTO
@@ -71,13 +125,27 @@ class TrainingJobSpec(Resource):
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     activation_checkpointing: Annotated[
-        bool, Field(description="Compute the activations of the model's blocks again in backward, to save memory.")
+        bool,
+        Field(
+            description="Whether to compute the activations of the model's blocks again in backward. It saves memory "
+            "and costs time."
+        ),
     ] = False
     compile: Annotated[
-        bool, Field(description="Run the model's blocks through torch.compile, in every generation anew.")
+        bool,
+        Field(description="Whether to run the model's blocks through torch.compile, anew in every generation."),
     ] = False
     batch: Batch
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Seed of the random numbers and of the order of samples. Can't change while the job exists.",
+        ),
+    ] = 0
     checkpoint: Checkpoint
-    stability: Stability | None = None
+    stability: Annotated[
+        Stability | None,
+        Field(description="What to do about steps that would spoil the model. Default: steps are not judged."),
+    ] = None
     run_policy: RunPolicy = RunPolicy()

@@ -11,21 +11,42 @@ from .resource import Resource
 
 
 class LossSpike(Resource):
-    """A step whose loss is more than `factor` times the median of the `window` good steps before it."""
+    """When a loss counts as a spike, and what to do about it."""
 
-    factor: Annotated[float, Field(ge=1)]
-    window: Annotated[int, Field(ge=1, le=10_000)] = 50
-    action: StabilityAction = StabilityAction.ROLLBACK
+    factor: Annotated[
+        float,
+        Field(ge=1, description="Multiple of the median loss in the window above which a loss is a spike."),
+    ]
+    window: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=10_000,
+            description="Number of good steps whose median loss is the measure. No step is a spike before there are "
+            "as many.",
+        ),
+    ] = 50
+    action: Annotated[StabilityAction, Field(description="What to do about a step whose loss is a spike.")] = (
+        StabilityAction.ROLLBACK
+    )
 
 
 class Stability(Resource):
-    """What to do about a step that would spoil the model: `fail` ends the job, `skip` makes no update, `rollback`
-    undoes everything since the newest commit. Training goes on with the next samples.
+    """What to do about steps that would spoil the model. After a skip or a rollback training goes on with the next
+    samples. Without it steps are not judged."""
 
-    `nonFinite` is for losses and gradients that are not finite. A run that has to be rolled back to the same commit
-    more than `maxRollbacks` times fails. Without `stability` steps are not judged.
-    """
-
-    non_finite: StabilityAction = StabilityAction.FAIL
-    loss_spike: LossSpike | None = None
-    max_rollbacks: Annotated[int, Field(ge=1, le=1000)] = 3
+    non_finite: Annotated[
+        StabilityAction, Field(description="What to do about a step whose loss or gradient is not finite.")
+    ] = StabilityAction.FAIL
+    loss_spike: Annotated[
+        LossSpike | None,
+        Field(description="When a loss counts as a spike, and what to do about it. Default: spikes are not judged."),
+    ] = None
+    max_rollbacks: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1000,
+            description="Number of rollbacks to the same commit after which the next one fails the job.",
+        ),
+    ] = 3

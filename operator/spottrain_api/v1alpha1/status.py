@@ -19,8 +19,17 @@ class StatusResource(Resource):
 
 
 class Phase(StrEnum):
-    """PENDING: waiting for nodes. STARTING: a generation starts. DRAINING: it commits and makes way for the
-    next. RECOVERING: a generation broke and the next isn't there yet."""
+    """Where the job is.
+
+    - Pending: it waits for nodes, before its first generation or after a suspension.
+    - Starting: a generation has started and makes its first step soon.
+    - Running: a generation makes steps.
+    - Draining: the generation commits and ends, to make way for the next.
+    - Recovering: a generation has broken or ended, and the next has not started yet.
+    - Suspended: runPolicy.suspend is set, and no generation runs.
+    - Succeeded: the program has ended on all ranks.
+    - Failed: the job has given up; `message` says why.
+    """
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -36,18 +45,29 @@ FINISHED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 class Condition(StatusResource):
-    """As metav1.Condition. Types: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, Blocked,
-    Suspended, Succeeded, Failed."""
+    """One aspect of the job's state, as metav1.Condition."""
 
-    type: str
-    status: str  # "True", "False", "Unknown"
-    reason: str
-    message: str
-    last_transition_time: datetime
+    type: Annotated[
+        str,
+        Field(
+            description="What it is about: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, "
+            "Blocked, Suspended, Succeeded or Failed."
+        ),
+    ]
+    status: Annotated[str, Field(description="Whether it holds: True, False or Unknown.")]
+    reason: Annotated[str, Field(description="Why, in one word for programs.")]
+    message: Annotated[str, Field(description="Why, in a sentence for people.")]
+    last_transition_time: Annotated[datetime, Field(description="Time at which `status` last changed.")]
 
 
 class GenerationState(StrEnum):
-    """ACTIVE: assigned. DRAINING: asked to commit and stop. STOPPING: told to stop at once. ENDED: over."""
+    """Where the generation is.
+
+    - Active: its members are to train.
+    - Draining: its members are to commit and stop.
+    - Stopping: its members are to stop at once, without a commit.
+    - Ended: it is over.
+    """
 
     ACTIVE = "Active"
     DRAINING = "Draining"
@@ -56,114 +76,202 @@ class GenerationState(StrEnum):
 
 
 class GenerationStatus(StatusResource):
-    """The newest generation. Written before anyone acts on it; assignments are made from it alone."""
+    """The newest generation: one fixed set of members that train together."""
 
-    number: int
+    number: Annotated[int, Field(description="Number of the generation. It grows with each new one.")]
     state: GenerationState
-    rendezvous_id: Annotated[str, Field(alias="rendezvousID")]
-    rendezvous_endpoint: str
-    world_size: int
-    members: tuple[Member, ...] = ()
-    resume: CommitRef | None = None
-    memory: MemoryCheckpoint | None = None  # what it begins with instead, where members' memory holds a later step
-    template_hash: str = ""
-    started_at: datetime
-    first_step_at: datetime | None = None
-    # Why and until when, while DRAINING or STOPPING; why, once ENDED.
-    reason: str | None = None
-    requested_at: datetime | None = None
-    deadline: datetime | None = None
-    ended_at: datetime | None = None
+    rendezvous_id: Annotated[
+        str, Field(alias="rendezvousID", description="Id with which the members find each other in torchrun.")
+    ]
+    rendezvous_endpoint: Annotated[
+        str, Field(description="Address and port of torchrun's store, on the member with node rank 0.")
+    ]
+    world_size: Annotated[int, Field(description="Number of ranks.")]
+    members: Annotated[tuple[Member, ...], Field(description="Pods that train together, one per node.")] = ()
+    resume: Annotated[
+        CommitRef | None,
+        Field(description="Newest commit that the operator knew when the generation started, from which it resumes."),
+    ] = None
+    memory: Annotated[
+        MemoryCheckpoint | None,
+        Field(
+            description="Step in the members' memory from which the generation resumes instead, as it is newer than "
+            "the commit. See checkpoint.peerReplicas."
+        ),
+    ] = None
+    template_hash: Annotated[
+        str,
+        Field(description="Hash of the settings that the members run with. If the job's settings differ, it drains."),
+    ] = ""
+    started_at: Annotated[datetime, Field(description="Time at which the operator started the generation.")]
+    first_step_at: Annotated[
+        datetime | None, Field(description="Time at which the generation completed its first step.")
+    ] = None
+    reason: Annotated[
+        str | None,
+        Field(
+            description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, "
+            "Failure, Hang, Preempted, NodeLost or Succeeded, or the reason of the condition Failed."
+        ),
+    ] = None
+    requested_at: Annotated[
+        datetime | None, Field(description="Time at which the drain or the stop was asked for.")
+    ] = None
+    deadline: Annotated[datetime | None, Field(description="Time by which the drain has to be done.")] = None
+    ended_at: Annotated[datetime | None, Field(description="Time at which the generation had ended.")] = None
 
 
 class ProgressStatus(StatusResource):
-    """How far the training is. `display` is for the printer column; `checkpoint_interval` says how often it is
-    committed, and why so; `skipped_steps` are those that would have spoilt the model and left no trace in it;
-    `message` is the ranks' newest word on what went other than planned."""
+    """How far the training is, as the ranks reported it last."""
 
-    step: int = 0
-    total_steps: int | None = None
-    display: str = ""
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    eta_seconds: float | None = None
-    last_step_at: datetime | None = None
-    checkpoint_interval: str | None = None
-    skipped_steps: int = 0
-    rollbacks: int = 0
-    message: str | None = None
+    step: Annotated[int, Field(description="Optimizer steps that are completed, counted from the job's start.")] = 0
+    total_steps: Annotated[int | None, Field(description="Optimizer steps after which the training ends.")] = None
+    display: Annotated[str, Field(description="Completed and total steps, as `kubectl get` shows them.")] = ""
+    loss: Annotated[float | None, Field(description="Mean loss of the newest step over all ranks.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Tokens per second, all ranks together.")] = None
+    eta_seconds: Annotated[
+        float | None, Field(description="Seconds until the last step, at the current time per step.")
+    ] = None
+    last_step_at: Annotated[datetime | None, Field(description="Time of the newest step.")] = None
+    checkpoint_interval: Annotated[
+        str | None, Field(description="How often the ranks commit, and why, in a sentence.")
+    ] = None
+    skipped_steps: Annotated[
+        int,
+        Field(description="Steps that left no trace in the model because `stability` skipped them or undid them."),
+    ] = 0
+    rollbacks: Annotated[
+        int, Field(description="Number of times that `stability` rolled the run back to a commit.")
+    ] = 0
+    message: Annotated[
+        str | None, Field(description="What last went other than planned on the ranks, in a sentence.")
+    ] = None
 
 
 class Transition(StatusResource):
-    """One change of membership: the end of a generation and the start of the next, as the user felt it.
+    """One change of membership: the end of a generation and the start of the next, as the user felt it."""
 
-    `steps_redone` and `seconds_without_step` are known (not None) once the next generation has made a step.
-    """
-
-    generation: int  # the one that ended
-    reason: str  # "Preempted", "NodeLost", "Grow", "Failure", "Suspend", "Edited", "Hang", ...
-    message: str = ""
-    with_notice: bool = False
-    from_memory: bool = False  # the next generation went on from a step in members' memory
-    at: datetime
-    last_step: int = 0
-    last_step_at: datetime | None = None
-    resume_step: int | None = None
-    steps_redone: int | None = None
-    seconds_without_step: float | None = None
-    world_size_before: int = 0
-    world_size_after: int | None = None
+    generation: Annotated[int, Field(description="Number of the generation that ended.")]
+    reason: Annotated[
+        str,
+        Field(
+            description="Why it ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, Failure, Hang, "
+            "Preempted or NodeLost."
+        ),
+    ]
+    message: Annotated[str, Field(description="Why it ended, in a sentence.")] = ""
+    with_notice: Annotated[
+        bool, Field(description="Whether a node was taken with notice, so that the generation could commit.")
+    ] = False
+    from_memory: Annotated[
+        bool, Field(description="Whether the next generation resumed from the members' memory, not from a commit.")
+    ] = False
+    at: Annotated[datetime, Field(description="Time at which the generation had ended.")]
+    last_step: Annotated[int, Field(description="Newest step that the generation completed.")] = 0
+    last_step_at: Annotated[
+        datetime | None,
+        Field(description="Time of that step; without a step of its own, the time at which the generation ended."),
+    ] = None
+    resume_step: Annotated[
+        int | None, Field(description="Step from which the next generation went on. Set after its first step.")
+    ] = None
+    steps_redone: Annotated[
+        int | None,
+        Field(description="Steps that were lost and done again. Set after the next generation's first step."),
+    ] = None
+    seconds_without_step: Annotated[
+        float | None,
+        Field(description="Seconds from the last step before to the first step after. Set after that step."),
+    ] = None
+    world_size_before: Annotated[int, Field(description="Number of ranks of the generation that ended.")] = 0
+    world_size_after: Annotated[
+        int | None, Field(description="Number of ranks of the next generation. Set when it starts.")
+    ] = None
 
 
 class Counts(StatusResource):
-    """Pods of the newest generation and pods that wait, warm, for the next."""
+    """Number of members of the running generation, and of pods that are ready for the next."""
 
-    on_demand: int = 0
-    spot: int = 0
-    waiting: int = 0
+    on_demand: Annotated[int, Field(description="Number of members on on-demand nodes.")] = 0
+    spot: Annotated[int, Field(description="Number of members on spot nodes.")] = 0
+    waiting: Annotated[int, Field(description="Number of pods that are ready and wait for the next generation.")] = 0
 
 
 class CostStatus(StatusResource):
-    """Money so far, in the currency of the prices: what was spent, and what as many on-demand nodes would
-    have cost for the same time."""
+    """Money that the job's nodes have cost so far, in the currency of the prices."""
 
-    total: float = 0.0
-    on_demand_only: float = 0.0
-    display: str = ""
+    total: Annotated[float, Field(description="Cost of all nodes so far, in the currency of the prices.")] = 0.0
+    on_demand_only: Annotated[
+        float,
+        Field(description="Cost of as many on-demand nodes for the same time, in the currency of the prices."),
+    ] = 0.0
+    display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
 
 
 class TrainingJobStatus(StatusResource):
-    """What the operator knows and has decided. Everything it needs to go on after its own restart is here."""
+    """What the operator reports: phase, progress, members and cost. The operator alone writes it, and continues
+    from it after a restart."""
 
     phase: Phase = Phase.PENDING
-    message: str = ""
-    observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
-    generation: GenerationStatus | None = None
+    message: Annotated[str, Field(description="What the job does or waits for, in a sentence.")] = ""
+    observed_generation: Annotated[
+        int, Field(description="metadata.generation of the spec that this status answers.")
+    ] = 0
+    conditions: Annotated[
+        tuple[Condition, ...], Field(description="Aspects of the job's state, one of each type.")
+    ] = ()
+    generation: Annotated[
+        GenerationStatus | None,
+        Field(description="The newest generation: one fixed set of members that train together."),
+    ] = None
     progress: ProgressStatus = ProgressStatus()
-    strategy: Annotated[StrategyChoice | None, Field(description="What strategy auto came to, and why.")] = None
-    commit: CommitRef | None = None
+    strategy: Annotated[
+        StrategyChoice | None, Field(description="What strategy auto chose at the first start, and why.")
+    ] = None
+    commit: Annotated[CommitRef | None, Field(description="The newest commit that any member reported.")] = None
     members: Counts = Counts()
-    transitions: tuple[Transition, ...] = ()
-    preemptions: int = 0
-    preemptions_without_notice: int = 0
-    steps_redone: int = 0
-    failures: int = 0
-    generations_without_progress: int = 0
-    goodput: float | None = None
-    goodput_display: str | None = None
-    productive_seconds: float = 0.0
-    cost: CostStatus | None = None
+    transitions: Annotated[
+        tuple[Transition, ...], Field(description="The newest changes of membership, at most 50, oldest first.")
+    ] = ()
+    preemptions: Annotated[int, Field(description="Generations that ended because a node was taken.")] = 0
+    preemptions_without_notice: Annotated[int, Field(description="Those of them whose node went without notice.")] = 0
+    steps_redone: Annotated[int, Field(description="Steps that were lost and done again, in all.")] = 0
+    failures: Annotated[int, Field(description="Failures that count against runPolicy.failureBudget.")] = 0
+    generations_without_progress: Annotated[
+        int, Field(description="Generations in a row that failed without a step. After three the job fails.")
+    ] = 0
+    goodput: Annotated[
+        float | None,
+        Field(description="Share of the time since startTime in which lasting steps were made, from 0 to 1."),
+    ] = None
+    goodput_display: Annotated[str | None, Field(description="Goodput in percent, as `kubectl get` shows it.")] = None
+    productive_seconds: Annotated[
+        float, Field(description="Seconds in which lasting steps were made. Steps that were done again count once.")
+    ] = 0.0
+    cost: Annotated[
+        CostStatus | None,
+        Field(description="Money that the job's nodes have cost so far. Absent if the spec has no prices."),
+    ] = None
     # Bookkeeping that must survive the operator.
-    last_sequence: int = 0
-    spot_pending_since: datetime | None = None
-    fallback_since: datetime | None = None
-    accounted_at: datetime | None = None
-    start_time: datetime | None = None
-    completion_time: datetime | None = None
+    last_sequence: Annotated[int, Field(description="Highest number that a pod of this job has had in its name.")] = 0
+    spot_pending_since: Annotated[
+        datetime | None,
+        Field(description="Time since which a spot pod waits for a node. Absent while none waits."),
+    ] = None
+    fallback_since: Annotated[
+        datetime | None,
+        Field(description="Time since which on-demand nodes stand in for spot nodes. Absent while they don't."),
+    ] = None
+    accounted_at: Annotated[
+        datetime | None, Field(description="Time up to which cost, goodput and progress are recorded.")
+    ] = None
+    start_time: Annotated[datetime | None, Field(description="Time at which the first generation started.")] = None
+    completion_time: Annotated[datetime | None, Field(description="Time at which the job succeeded or failed.")] = (
+        None
+    )
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type, or None where it was never set."""
+        """The condition of this type, or None if it was never set."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
 

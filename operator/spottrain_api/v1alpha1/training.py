@@ -11,6 +11,14 @@ from .resource import FreeForm, Resource
 
 
 class Strategy(StrEnum):
+    """How the model is spread over the ranks. Can't change while the job exists.
+
+    - auto: the first of ddp, fsdp and deepspeed that fits into the ranks' memory, chosen at the first start.
+    - ddp: each rank holds the whole model (DistributedDataParallel).
+    - fsdp: the ranks share out parameters, gradients and optimizer state (FSDP2).
+    - deepspeed: ZeRO, with the settings in `deepspeed`.
+    """
+
     AUTO = "auto"
     DDP = "ddp"
     FSDP = "fsdp"
@@ -18,31 +26,51 @@ class Strategy(StrEnum):
 
 
 class Precision(StrEnum):
+    """Number format of forward and backward; weights are updated in fp32. Can't change while the job exists.
+
+    - fp32: 32 bits.
+    - bf16: bfloat16.
+    - fp16: half precision with a loss scaler; needs the strategy deepspeed.
+    """
+
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
 
 
 class Sharding(StrEnum):
-    """FULL: each rank has a part of everything. HYBRID: each node has everything, shared out over its ranks."""
+    """Over which ranks FSDP2 shards.
+
+    - full: over all ranks.
+    - hybrid: over the ranks of a node, with a replica on each node; needs processesPerNode above 1.
+    """
 
     FULL = "full"
     HYBRID = "hybrid"
 
 
 class Fsdp(Resource):
-    """Settings of FSDP2. `reshardAfterForward: false` keeps parameters gathered between forward and backward;
-    `offload` keeps parameters, gradients and optimizer state in the node's memory."""
+    """Settings of FSDP2, for the strategy fsdp."""
 
     sharding: Sharding = Sharding.FULL
-    reshard_after_forward: bool = True
-    offload: bool = False
+    reshard_after_forward: Annotated[
+        bool,
+        Field(
+            description="Whether to free gathered parameters after forward and gather them again for backward. "
+            "false communicates less and takes more memory."
+        ),
+    ] = True
+    offload: Annotated[
+        bool,
+        Field(
+            description="Whether to keep parameters, gradients and optimizer state in the node's memory instead of "
+            "the accelerator's."
+        ),
+    ] = False
 
 
 class DeepSpeed(Resource):
-    """Settings of DeepSpeed. `zeroStage` (default: that of `config`, or 2) is what the ranks share out: nothing (0),
-    optimizer state (1), also gradients (2), also parameters (3). `config` is a DeepSpeed JSON for the rest; what the
-    job says itself (batch, precision) is left out there or "auto"."""
+    """Settings of DeepSpeed, for the strategy deepspeed."""
 
     # The API server checks the default {} as it is, before it fills in the defaults inside: hence has().
     cel_rules = (
@@ -55,14 +83,36 @@ class DeepSpeed(Resource):
             "deepspeed.offloadParameters needs zeroStage 3; set it, or don't offload",
         ),
     )
-    zero_stage: Annotated[int | None, Field(ge=0, le=3)] = None
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
-    config: FreeForm = FreeForm()
+    zero_stage: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=3,
+            description="What the ranks share out: nothing (0), optimizer state (1), also gradients (2), also "
+            "parameters (3). Default: the stage in `config`, or 2.",
+        ),
+    ] = None
+    offload_optimizer: Annotated[
+        bool,
+        Field(
+            description="Whether to keep optimizer state in the node's memory and update there. "
+            "Needs zeroStage 1, 2 or 3."
+        ),
+    ] = False
+    offload_parameters: Annotated[
+        bool, Field(description="Whether to keep parameters in the node's memory. Needs zeroStage 3.")
+    ] = False
+    config: Annotated[
+        FreeForm,
+        Field(
+            description="DeepSpeed JSON for all other settings. Leave out what the job says itself, such as batch "
+            'and precision, or write "auto" there.'
+        ),
+    ] = FreeForm()
 
 
 class Batch(Resource):
-    """`global` samples make one optimizer step, whatever the number of nodes; `micro` of them at once a rank."""
+    """Samples of one optimizer step. They stay the same whatever the number of nodes."""
 
     cel_rules = (
         ("self.micro <= self.global", "batch.micro is larger than batch.global; lower micro or raise global"),
@@ -71,5 +121,20 @@ class Batch(Resource):
             "batch.global can't change while a job exists: it would change what is trained; make a new job",
         ),
     )
-    global_: Annotated[int, Field(ge=1, alias="global")]
-    micro: Annotated[int, Field(ge=1)] = 1
+    global_: Annotated[
+        int,
+        Field(
+            ge=1,
+            alias="global",
+            description="Samples in one optimizer step, over all ranks. At least nodes.max times processesPerNode. "
+            "Can't change while the job exists.",
+        ),
+    ]
+    micro: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Samples that a rank computes at once, at most. It accumulates the gradients of its share of "
+            "the global batch in as many passes as that takes.",
+        ),
+    ] = 1
