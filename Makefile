@@ -10,7 +10,8 @@ SOURCES := operator trainer-image local-cluster
 CODE := $(SOURCES) tests examples benchmarks release
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
-.PHONY: help env binaries demo test lint constraints release crds rehearse kill-points bench-recovery bench-checkpoint bench-peer-memory bench-notice bench-agreement bench-memory bench-plan bench-throughput gpu clean
+# Every target with a description is a command, not a file.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*[#]{2} .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
