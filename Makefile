@@ -62,6 +62,23 @@ crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
 	$(BIN)/python -m spottrain_api.crd
 	cp crds/*.yaml charts/spottrain/crds/
 
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+OPERATOR_IMAGE = $(REGISTRY)/spottrain-operator:$(VERSION)
+TRAINER_IMAGE = $(REGISTRY)/spottrain-trainer:$(VERSION)
+BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))))
+CHECK_IMAGES = $(if $(REGISTRY),,$(error Say which registry: make images push REGISTRY=registry.example/team)) \
+	$(if $(BUILDER),,$(error Neither docker, podman nor buildah is on the PATH: install one of them))
+
+images: ## Build both images with docker, podman or buildah: make images REGISTRY=registry.example/team
+	$(CHECK_IMAGES)
+	$(BUILDER) build -t $(OPERATOR_IMAGE) .
+	$(BUILDER) build -t $(TRAINER_IMAGE) -f trainer-image/Dockerfile .
+
+push: ## Push what `make images` built, with the version as tag.
+	$(CHECK_IMAGES)
+	$(BUILDER) push $(OPERATOR_IMAGE)
+	$(BUILDER) push $(TRAINER_IMAGE)
+
 bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
 	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
 
