@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 env: $(STAMP) ## Make the virtual environment .venv with everything pinned by constraints.txt.
 
-binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the cache, once.
+binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the cache, once; KUBEBUILDER_ASSETS skips it.
 	$(BIN)/python -m spottrain_local.binaries
 
 demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.

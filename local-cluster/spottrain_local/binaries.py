@@ -32,7 +32,7 @@ PACKAGES = {
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
 }
-# What a control plane can't run without; KUBEBUILDER_ASSETS need not have helm.
+# What a control plane can't run without; KUBEBUILDER_ASSETS need not have helm where it is on the PATH.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # `go build` names a binary after the last element of its package's path.
 BUILT_NAMES = {"etcd": "server"}
@@ -54,7 +54,7 @@ class Binaries:
         if not path.is_file():
             raise LocalClusterError(
                 f"There is no {name} in {self.folder}. If KUBEBUILDER_ASSETS is set, add it there or unset the"
-                " variable, and spottrain builds its own."
+                " variable, and spottrain builds its own. README.md says where each binary is to be had."
             )
         return path
 

@@ -14,7 +14,7 @@ import yaml
 
 from spottrain_api.contract import CONTROL_PORT as OPERATOR_PORT
 from spottrain_local.address import free_port
-from spottrain_local.binaries import find_binaries
+from spottrain_local.binaries import Binaries, find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.layout import LocalClusterError, checkout_root
 from spottrain_local.shapes import pool_selector
@@ -71,7 +71,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         extra.write_text(yaml.safe_dump(extra_values or {}))
         _run(
             [
-                str(binaries.path("helm")),
+                find_helm(binaries),
                 *("upgrade", "--install", RELEASE, str(chart_folder())),
                 *("--namespace", NAMESPACE, "--create-namespace", "--skip-crds"),
                 *("--values", str(chart_folder() / "values.local.yaml")),
@@ -83,6 +83,12 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
         )
         established.result()
+
+
+def find_helm(binaries: Binaries) -> str:
+    """Helm beside the control plane's binaries, else from the PATH: assets for envtest come without."""
+    beside = binaries.folder / "helm"
+    return str(beside) if beside.is_file() else shutil.which("helm") or str(binaries.path("helm"))
 
 
 def find_kubectl() -> str:

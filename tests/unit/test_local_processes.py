@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -18,9 +19,10 @@ from rich.console import Console
 
 from cluster_fixtures import wait_for
 from spottrain_local.address import claim_network, free_port
-from spottrain_local.binaries import PACKAGES, ensure_binaries, find_binaries
+from spottrain_local.binaries import PACKAGES, Binaries, ensure_binaries, find_binaries
 from spottrain_local.cli import local
-from spottrain_local.layout import LocalClusterError
+from spottrain_local.install import find_helm
+from spottrain_local.layout import LocalClusterError, checkout_root
 from spottrain_local.pki import open_authority
 from spottrain_local.processes import ChildProcess, ProcessSpec
 
@@ -98,6 +100,28 @@ def test_foreign_binaries_must_be_complete(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     with pytest.raises(LocalClusterError, match=r"There is no etcd in .*KUBEBUILDER_ASSETS"):
         find_binaries()
+
+
+def test_helm_is_taken_from_the_path_where_the_foreign_binaries_lack_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assets, on_path = Binaries(folder=tmp_path / "assets"), tmp_path / "bin" / "helm"
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    with pytest.raises(LocalClusterError, match=r"There is no helm in .*KUBEBUILDER_ASSETS"):
+        find_helm(assets)
+    for helm in (on_path, assets.folder / "helm"):
+        helm.parent.mkdir()
+        helm.touch(mode=0o755)
+        assert find_helm(assets) == str(helm)
+
+
+def test_the_readme_says_what_foreign_binaries_must_have() -> None:
+    readme = (checkout_root() / "README.md").read_text()
+    [section] = [part for part in readme.split("\n## ") if "KUBEBUILDER_ASSETS" in part]
+    assert [name for name in PACKAGES if f"`{name}`" not in section] == []
+    go_mod = checkout_root() / "local-cluster" / "controlplane" / "go.mod"
+    pinned = re.findall(r"k8s.io/kubernetes (v\S+)", go_mod.read_text())
+    assert re.findall(r"/release/(v[^/]+)/bin", section) == pinned
 
 
 async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
