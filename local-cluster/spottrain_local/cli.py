@@ -90,7 +90,7 @@ def local() -> None:
     "--nodes",
     "nodes_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file with the node pools. Default: 1 system node, 2 on-demand and 4 spot EKS GPU nodes.",
+    help="YAML file with the node pools. Default: 1 system node, 2 on-demand and 4 spot EKS nodes of 8 GPUs.",
 )
 @click.option("--no-operator", is_flag=True, help="Leave the cluster without spottrain's CRD and operator.")
 @with_sentences

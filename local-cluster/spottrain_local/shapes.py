@@ -11,8 +11,38 @@ from typing import Literal
 Provider = Literal["eks", "gke", "aks"]
 CapacityName = Literal["on-demand", "spot"]
 
-GPU_INSTANCE_TYPES: dict[str, str] = {"eks": "g6.2xlarge", "gke": "g2-standard-8", "aks": "Standard_NC8as_T4_v3"}
-CPU_INSTANCE_TYPES: dict[str, str] = {"eks": "m7i.2xlarge", "gke": "n2-standard-8", "aks": "Standard_D8s_v5"}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """What a cloud sells; `cpu` and `memory` as Kubernetes writes them."""
+
+    name: str
+    gpus: int
+    cpu: str
+    memory: str
+
+
+# By the number of GPUs: L4s, or T4s on AKS, and A100s where there are eight.
+INSTANCE_TYPES: dict[Provider, tuple[InstanceType, ...]] = {
+    "eks": (
+        InstanceType(name="m7i.2xlarge", gpus=0, cpu="8", memory="32Gi"),
+        InstanceType(name="g6.2xlarge", gpus=1, cpu="8", memory="32Gi"),
+        InstanceType(name="g6.12xlarge", gpus=4, cpu="48", memory="192Gi"),
+        InstanceType(name="p4d.24xlarge", gpus=8, cpu="96", memory="1152Gi"),
+    ),
+    "gke": (
+        InstanceType(name="n2-standard-8", gpus=0, cpu="8", memory="32Gi"),
+        InstanceType(name="g2-standard-8", gpus=1, cpu="8", memory="32Gi"),
+        InstanceType(name="g2-standard-48", gpus=4, cpu="48", memory="192Gi"),
+        InstanceType(name="a2-highgpu-8g", gpus=8, cpu="96", memory="680Gi"),
+    ),
+    "aks": (
+        InstanceType(name="Standard_D8s_v5", gpus=0, cpu="8", memory="32Gi"),
+        InstanceType(name="Standard_NC8as_T4_v3", gpus=1, cpu="8", memory="56Gi"),
+        InstanceType(name="Standard_NC64as_T4_v3", gpus=4, cpu="64", memory="440Gi"),
+        InstanceType(name="Standard_ND96asr_v4", gpus=8, cpu="96", memory="900Gi"),
+    ),
+}
 DEFAULT_ZONES: dict[str, str] = {"eks": "us-east-1a", "gke": "us-central1-a", "aks": "eastus-1"}
 
 
@@ -22,6 +52,12 @@ class NodeShape:
 
     labels: dict[str, str]
     taints: list[dict[str, str]]
+
+
+def instance_type_with(provider: Provider, gpus: int) -> InstanceType:
+    """The provider's smallest instance type with that many GPUs; its largest if none has as many."""
+    types = INSTANCE_TYPES[provider]
+    return next((each for each in types if each.gpus >= gpus), types[-1])
 
 
 def node_shape(
@@ -68,7 +104,7 @@ def _gke(labels: dict[str, str], pool: str, *, spot: bool, gpus: int) -> NodeSha
         taints.append({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"})
     if gpus:
         labels |= {
-            "cloud.google.com/gke-accelerator": "nvidia-l4",
+            "cloud.google.com/gke-accelerator": "nvidia-l4" if gpus <= 4 else "nvidia-tesla-a100",
             "cloud.google.com/gke-accelerator-count": str(gpus),
         }
         taints.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})

@@ -29,17 +29,20 @@ class TaintSpec(_Model):
 
 
 class NodePool(_Model):
-    """Nodes of one kind; they are named `<name>-0`, `<name>-1`, …"""
+    """Nodes of one kind; they are named `<name>-0`, `<name>-1`, …
+
+    GPUs, processors and memory are only counted. What isn't given is that of an instance type with as many GPUs.
+    """
 
     name: Name
     count: int = Field(default=1, ge=1, le=MAX_NODES)
     provider: shapes.Provider = "eks"
     capacity_type: shapes.CapacityName = "on-demand"
-    gpus: int = Field(default=1, ge=0, le=16)
+    gpus: int = Field(default=8, ge=0, le=16)
     instance_type: str = ""
     zone: str = ""
-    cpu: str = Field(default="8", pattern=r"^[0-9]+m?$")
-    memory: str = Field(default="32Gi", pattern=r"^[0-9]+([KMGT]i?)?$")
+    cpu: str = Field(default="", pattern=r"^([0-9]+m?)?$")
+    memory: str = Field(default="", pattern=r"^([0-9]+([KMGT]i?)?)?$")
     labels: dict[str, str] = Field(default_factory=dict)
     taints: list[TaintSpec] = Field(default_factory=list)
 
@@ -52,10 +55,21 @@ class NodePool(_Model):
         return [f"{self.name}-{index}" for index in range(self.count)]
 
     @property
+    def like(self) -> shapes.InstanceType:
+        """The instance type of the provider that has the pool's GPUs."""
+        return shapes.instance_type_with(self.provider, self.gpus)
+
+    @property
     def chosen_instance_type(self) -> str:
-        """The instance type, or one of the provider's that fits."""
-        types = shapes.GPU_INSTANCE_TYPES if self.gpus else shapes.CPU_INSTANCE_TYPES
-        return self.instance_type or types[self.provider]
+        return self.instance_type or self.like.name
+
+    @property
+    def chosen_cpu(self) -> str:
+        return self.cpu or self.like.cpu
+
+    @property
+    def chosen_memory(self) -> str:
+        return self.memory or self.like.memory
 
     @property
     def chosen_zone(self) -> str:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from e2e.preemption_incidents import SPECIAL, incidents
 from e2e.rehearsal import Rehearsal, kill, rehearsal
 from spottrain_api.contract import CapacityType, Outcome, OutcomeKind, outcome_file
 from spottrain_local.cluster import Cluster
+from spottrain_local.layout import checkout_root
 
 NUM_PREEMPTIONS = int(os.environ.get("SPOTTRAIN_PREEMPTIONS", len(SPECIAL)))
 SEED = int(os.environ.get("SPOTTRAIN_PREEMPTION_SEED", random.SystemRandom().randrange(2**31)))
@@ -53,6 +55,21 @@ def test_shards_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path, s
         status = run.finish()
     assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
     assert run.evidence[-1].redone == 0
+
+
+def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path) -> None:
+    """The example with hybrid shards: each node holds the whole state, shared out over its ranks."""
+    example = yaml.safe_load((checkout_root() / "examples" / "gpt" / "hybrid.yaml").read_text())["spec"]
+    several = {key: example[key] for key in ("processesPerNode", "nodes", "capacity", "strategy", "fsdp", "batch")}
+    num_nodes, num_local = several["nodes"]["max"], several["processesPerNode"]
+    with rehearsal(operator_cluster, "hybrid", tmp_path, members=num_nodes, **several) as run:
+        with run.incident("hybrid shards, two ranks a node: one node, 30 s of notice"):
+            run.preempt(run.spot_nodes()[:1], 30)
+        status = run.finish()
+    incident = run.evidence[-1]
+    assert (incident.world_before, incident.world_after) == (num_nodes * num_local, (num_nodes - 1) * num_local)
+    assert incident.redone == 0
+    assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
 
 
 def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:

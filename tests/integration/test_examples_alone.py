@@ -73,11 +73,14 @@ def newest_step(folder: Path) -> int:
     return head.newest.step if head is not None and head.newest is not None else 0
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/trainingjob.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_a_manifest_is_a_good_job_with_a_script_that_exists(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
     spec = TrainingJobSpec.model_validate(manifest["spec"])
-    assert manifest["metadata"]["name"] == path.parent.name
+    folder = path.parent.name
+    assert manifest["metadata"]["name"] == (folder if path.stem == "trainingjob" else f"{folder}-{path.stem}")
     assert spec.entrypoint.script is not None
     assert (EXAMPLES.parent / spec.entrypoint.script).is_file()
     assert len(path.read_text().splitlines()) <= 17

@@ -23,7 +23,7 @@ def test_nodes_are_ready_and_look_like_those_of_the_cloud(local_cluster: Cluster
     assert kubectl.ready_nodes() == {"system-0", "on-demand-0", "spot-0", "spot-1"}
     spot = kubectl.get("node", "spot-0")
     assert spot["metadata"]["labels"]["eks.amazonaws.com/capacityType"] == "SPOT"
-    assert spot["status"]["allocatable"]["nvidia.com/gpu"] == "1"
+    assert spot["status"]["allocatable"]["nvidia.com/gpu"] == "8"
 
 
 def test_kubeconfig_is_for_the_user_alone(local_cluster: Cluster) -> None:

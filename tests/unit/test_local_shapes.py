@@ -1,12 +1,13 @@
 """Nodes look like those of their cloud; specs are checked with sentences."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from spottrain_local.layout import LocalClusterError
-from spottrain_local.shapes import NodeShape, Provider, new_instance_id, node_shape, region_of
-from spottrain_local.spec import DEFAULT_SPEC, load_spec
+from spottrain_local.shapes import NodeShape, Provider, instance_type_with, new_instance_id, node_shape, region_of
+from spottrain_local.spec import DEFAULT_SPEC, NodePool, load_spec
 
 
 def shape(provider: Provider, *, spot: bool, gpus: int = 1) -> NodeShape:
@@ -63,6 +64,27 @@ def test_instance_ids_differ() -> None:
 def test_default_cluster() -> None:
     names = list(DEFAULT_SPEC.pool_of_nodes())
     assert names == ["system-0", "on-demand-0", "on-demand-1", "spot-0", "spot-1", "spot-2", "spot-3"]
+    gpus = [pool.gpus for pool in DEFAULT_SPEC.pool_of_nodes().values()]
+    assert gpus == [0, 8, 8, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("provider", get_args(Provider))
+def test_an_instance_type_has_the_gpus_of_the_pool(provider: Provider) -> None:
+    chosen = [instance_type_with(provider, gpus) for gpus in range(17)]
+    assert [each.gpus for each in chosen] == [0, 1, 4, 4, 4, *[8] * 12]
+    assert len({each.name for each in chosen}) == 4
+
+
+def test_what_a_pool_does_not_say_is_that_of_its_instance_type() -> None:
+    whole = NodePool(name="spot")
+    assert (whole.chosen_instance_type, whole.chosen_cpu, whole.chosen_memory) == ("p4d.24xlarge", "96", "1152Gi")
+    own = NodePool(name="spot", instance_type="p5.48xlarge", cpu="192", memory="2Ti")
+    assert (own.chosen_instance_type, own.chosen_cpu, own.chosen_memory) == ("p5.48xlarge", "192", "2Ti")
+
+
+def test_gke_says_which_gpus() -> None:
+    accelerators = [shape("gke", spot=True, gpus=gpus).labels["cloud.google.com/gke-accelerator"] for gpus in (1, 8)]
+    assert accelerators == ["nvidia-l4", "nvidia-tesla-a100"]
 
 
 @pytest.mark.parametrize(
