@@ -6,8 +6,11 @@ from typing import assert_never
 
 from .cluster import AlreadyExistsError, ClusterClient, InvalidObjectError, JobKey
 from .core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
-from .observe import InvalidJobError
 from .pods import JobRef, build_pod
+
+
+class InvalidJobError(Exception):
+    """The CRD let the job through, but no pod can be made of it. The message is a sentence for the user."""
 
 
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:

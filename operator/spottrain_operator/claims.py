@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import insort
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +12,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES
 from .cluster import ClusterClient, JobKey, Manifest
 from .core.folders import Folder, folder_of
 from .core.model import JobView, Rival
-from .observe import InvalidJobError, job_view
+from .observe import NotUnderstoodError, job_view
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -89,26 +90,23 @@ class RivalFinder:
         own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job)
         while (first := self._claims.first(folder)) not in (None, own):
             # It may be over: a watch that breaks off misses deletions.
-            other = await self._read(first)
-            if other is not None and self._claims.first(folder) == first:
-                return Rival(namespace=other.namespace, name=other.name)
+            await self._read(first)
+            if self._claims.first(folder) == first:
+                return Rival(namespace=first.namespace, name=first.name)
         return None
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone, or can't be run."""
+        """The job is gone."""
         self._claims.forget(key)
 
-    async def _read(self, key: JobKey) -> JobView | None:
+    async def _read(self, key: JobKey) -> None:
         manifest = await self._cluster.get_job(key)
-        view = self._note(manifest) if manifest is not None else None
-        if view is None:
+        if manifest is None:
             self._claims.forget(key)
-        return view
+        else:
+            self._note(manifest)
 
-    def _note(self, manifest: Manifest) -> JobView | None:
-        try:
-            view = job_view(manifest)
-        except InvalidJobError:  # the pass over it says so
-            return None
-        self._claims.note(view)
-        return view
+    def _note(self, manifest: Manifest) -> None:
+        """A job that can't be read keeps the claim that it had: it may well run."""
+        with contextlib.suppress(NotUnderstoodError):
+            self._claims.note(job_view(manifest))

@@ -22,21 +22,33 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from .cluster import ForbiddenError, Manifest
 from .core.model import JobView, NodeView, PodView, Refusal
 from .pods import ANNOTATION_POOL
+from .tolerant import dotted, read_known
 
 log = logging.getLogger(__name__)
 
 
-class InvalidJobError(Exception):
-    """The CRD let the job through, but its spec can't be used. The message is a sentence for the user."""
+# Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
+_FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+
+
+class NotUnderstoodError(Exception):
+    """A newer version wrote the job, and it can't be looked after without what it wrote in `fields`."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        super().__init__(f"can't read {', '.join(fields)}")
+        self.fields = fields
 
 
 def job_view(job: Manifest) -> JobView:
-    """InvalidJobError if the spec can't be parsed. A status that can't is taken as an empty one."""
+    """NotUnderstoodError if a required field of the spec, or what decisions hang on in the status, can't be read.
+
+    What a newer version added otherwise is left out: the job goes on without it.
+    """
     meta = job["metadata"]
     try:
-        spec = TrainingJobSpec.model_validate(job.get("spec", {}))
+        spec, unknown = read_known(TrainingJobSpec, job.get("spec", {}))
     except ValidationError as error:
-        raise InvalidJobError(spec_sentence(error)) from error
+        raise NotUnderstoodError(_fields("spec", error)) from error
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -45,26 +57,25 @@ def job_view(job: Manifest) -> JobView:
         metadata_generation=meta.get("generation", 0),
         created_at=_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
-        status=job_status(job),
+        status=_job_status(job),
+        not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
     )
 
 
-def job_status(job: Manifest) -> TrainingJobStatus:
+def _job_status(job: Manifest) -> TrainingJobStatus:
+    """Fences and pods' names hang on it: it is never taken for empty because it can't be read."""
     try:
-        return TrainingJobStatus.model_validate(job.get("status") or {})
+        status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
     except ValidationError as error:
-        # Someone wrote it by hand, or a much older operator did. Starting afresh beats never moving again;
-        # the newest commit is read from the storage by the ranks in any case.
-        log.error("status of %s can't be read, starting afresh: %s", job["metadata"]["name"], error)
-        return TrainingJobStatus()
+        raise NotUnderstoodError(_fields("status", error)) from error
+    decisive = tuple(f"status.{dotted(path)}" for path in unknown if path[0] not in _FOR_PEOPLE)
+    if decisive:
+        raise NotUnderstoodError(decisive)
+    return status
 
 
-def spec_sentence(error: ValidationError) -> str:
-    """The first thing that is wrong with a spec, and how many more there are."""
-    errors = error.errors(include_url=False)
-    where = ".".join(str(part) for part in errors[0]["loc"]) or "it"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"spec.{where}: {errors[0]['msg']}{more}; change the spec and apply it again under a new name"
+def _fields(part: str, error: ValidationError) -> tuple[str, ...]:
+    return tuple(f"{part}.{dotted(each['loc'])}".removesuffix(".") for each in error.errors(include_url=False))
 
 
 def pod_view(pod: Manifest) -> PodView:

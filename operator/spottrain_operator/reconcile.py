@@ -14,21 +14,21 @@ from dataclasses import replace
 from datetime import datetime
 
 from spottrain_api.contract import KIND, LABEL_JOB, LABEL_JOB_UID, Assignment, AssignmentAction
-from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
-from .apply import apply
+from .apply import InvalidJobError, apply
 from .claims import RivalFinder
 from .cluster import ClusterClient, ClusterError, ForbiddenError, JobKey, Manifest
 from .controller import PassResult
 from .core.assignments import assignment_for
 from .core.model import Action, CreatePod, Event, JobView, Observed, Plan, PodView, Refusal
+from .core.understanding import NOT_UNDERSTOOD, REASON, sentence
 from .events import EventRecorder
 from .history import HistoryKeeper
 from .metrics import Metrics
 from .observe import (
-    InvalidJobError,
-    job_status,
+    NotUnderstoodError,
     job_view,
     may_wait_for_volumes,
     node_view,
@@ -38,6 +38,7 @@ from .observe import (
     with_newest_event,
 )
 from .pods import template_hash
+from .tolerant import as_written, with_condition
 
 Planner = Callable[[Observed, datetime], Plan]
 
@@ -81,14 +82,17 @@ class Reconciler:
         pods = await self._pods(key, job)
         try:
             view = job_view(job)
+        except NotUnderstoodError as error:
+            return await self._leave_alone(job, error)
+        try:
             observed = await self._observe(key, view, pods)
             decided = self._plan(observed, self._now())
-            job = await self._write_status(job, decided.status)
+            job = await self._write_status(job, view.status, decided.status)
             written = job_view(job)
             self._board.publish(key, self._assignments(written, observed))
             await self._apply(key, job, written, decided.actions)
         except InvalidJobError as error:
-            return await self._reject(key, job, pods, str(error))
+            return await self._reject(key, job, view, pods, str(error))
         for event in decided.events:
             await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
@@ -129,10 +133,11 @@ class Reconciler:
         event = await self._cluster.newest_event(key.namespace, uid=first.uid)
         return tuple(with_newest_event(pod, event) if pod is first else pod for pod in pods)
 
-    async def _write_status(self, job: Manifest, status: TrainingJobStatus) -> Manifest:
-        if job.get("status") and job_status(job) == status:
+    async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
+        found = job.get("status") or {}
+        if found and before == status:
             return job
-        return await self._cluster.replace_job_status(job | {"status": status.to_dict()})
+        return await self._cluster.replace_job_status(job | {"status": as_written(status, before, found)})
 
     async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
         """All of them, side by side; one that fails doesn't keep the others from being done."""
@@ -157,12 +162,31 @@ class Reconciler:
         new, known = refusal(error, self._now()), self._refusals.get(key)
         self._refusals[key] = new if known is None else replace(new, since=known.since)
 
-    async def _reject(self, key: JobKey, job: Manifest, pods: Sequence[Manifest], sentence: str) -> PassResult:
+    async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
+        """A newer version wrote the job, and it can't be looked after: its pods and agents go on, and it says so."""
+        found = job.get("status") or {}
+        if found.get("phase") in FINISHED_PHASES:
+            return PassResult()
+        message = sentence(error.fields, "Pods that run go on, but nobody looks after the job")
+        condition = Condition(
+            type=NOT_UNDERSTOOD, status="True", reason=REASON, message=message, last_transition_time=self._now()
+        )
+        status = with_condition(found, condition)
+        if "generation" not in found:
+            status |= {"phase": Phase.PENDING.value, "message": message}
+        if status != found:
+            job = await self._cluster.replace_job_status(job | {"status": status})
+            await self._events.record(job, Event(type="Warning", reason=NOT_UNDERSTOOD, message=message))
+        return PassResult()
+
+    async def _reject(
+        self, key: JobKey, job: Manifest, view: JobView, pods: Sequence[Manifest], sentence: str
+    ) -> PassResult:
         """The job can't be run as it is: it fails, and its pods go."""
         self._rivals.forget(key)
-        before = job_status(job)
+        before = view.status
         if before.phase is not Phase.FAILED:
-            job = await self._write_status(job, failed_status(before, sentence, self._now()))
+            job = await self._write_status(job, before, failed_status(before, sentence, self._now()))
         exits = {pod["metadata"]["uid"]: Assignment(action=AssignmentAction.EXIT) for pod in pods}
         self._board.publish(key, exits)
         for pod in pods:

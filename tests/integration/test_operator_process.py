@@ -227,6 +227,55 @@ def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: Ope
     wait_for(lambda: len(jobs.pods("fine")) == 3, "the other job isn't disturbed")
 
 
+@pytest.fixture
+def newer_crd(kubectl: Kubectl, namespace: str) -> Iterator[None]:
+    """The CRD of a newer version, whose spec has one more field."""
+    [file] = CRDS.glob("*.yaml")
+    crd = yaml.safe_load(file.read_text())
+    [version] = crd["spec"]["versions"]
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["colour"] = {"type": "string"}
+    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd))
+    yield
+    kubectl("apply", "--server-side", "-f", str(CRDS))
+
+
+def test_an_operator_that_is_older_than_the_crd_disturbs_no_job_that_has_begun(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, newer_crd: None
+) -> None:
+    def patch(name: str, content: Any, *options: str) -> bool:
+        merge = ("--type=merge", "-p", json.dumps(content))
+        return kubectl.run("patch", "tj", name, "-n", jobs.namespace, *merge, *options).returncode == 0
+
+    def condition(name: str) -> dict[str, Any]:
+        conditions = jobs.status(name).get("conditions", ())
+        return next((each for each in conditions if each["type"] == "SpecNotUnderstood"), {"status": None})
+
+    jobs.apply("begun")
+    wait_for(lambda: len(jobs.pods("begun")) == 3, f"three pods\n{operator.log()}")
+    generation = {
+        **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
+        **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
+    }
+    assert patch("begun", {"status": {"generation": generation}}, "--subresource=status")
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("begun")}
+
+    red = {"spec": {"colour": "red"}}
+    wait_for(lambda: patch("begun", red) and condition("begun")["status"] == "True", f"it is told\n{operator.log()}")
+    assert "doesn't understand spec.colour, which a newer version" in condition("begun")["message"]
+    kubectl("delete", "pod", "begun-1", "-n", jobs.namespace, "--grace-period=0", "--force")
+    wait_for(lambda: len(jobs.pods("begun")) == 3, "the deleted pod is replaced")
+    assert len({pod["metadata"]["uid"] for pod in jobs.pods("begun")} & before) == 2
+    assert (jobs.status("begun")["phase"], jobs.status("begun")["generation"]["number"]) == ("Pending", 4)
+
+    jobs.apply("new", colour="red")
+    wait_for(lambda: condition("new")["status"] == "True", "the new job is told, too")
+    assert (jobs.pods("new"), jobs.status("new")["phase"]) == ([], "Pending")
+    assert "The job waits until then" in jobs.status("new")["message"]
+    assert patch("new", {"spec": {"colour": None}})
+    wait_for(lambda: len(jobs.pods("new")) == 3, "it begins once it is understood")
+    assert condition("new")["status"] == "False"
+
+
 def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")

@@ -11,8 +11,7 @@ from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.cluster import ForbiddenError
 from spottrain_operator.observe import (
-    InvalidJobError,
-    job_status,
+    NotUnderstoodError,
     job_view,
     may_wait_for_volumes,
     node_view,
@@ -20,6 +19,7 @@ from spottrain_operator.observe import (
     refusal,
     with_newest_event,
 )
+from spottrain_operator.tolerant import as_written
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -164,19 +164,96 @@ def test_a_good_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("changes", "unknown"),
     [
-        ({}, "spec.image"),
-        (SPEC | {"strategy": "wishful"}, "spec.strategy"),
-        (SPEC | {"nodes": {"max": 2, "least": 1}}, "spec.nodes.least"),
+        ({"nodes": {"max": 2, "least": 1}, "colour": "red"}, ("spec.colour", "spec.nodes.least")),
+        ({"strategy": "wishful"}, ("spec.strategy",)),
+        ({"runPolicy": {"failureBudget": -1, "suspend": True}}, ("spec.runPolicy.failureBudget",)),
+        ({"stability": {"lossSpike": {"factor": 0.5}}}, ("spec.stability.lossSpike.factor",)),
+        (
+            {"podTemplate": {"volumes": [{"name": "a", "nfs": {}}, {"name": 1}, {"name": "c"}]}},
+            ("spec.podTemplate.volumes[0].nfs", "spec.podTemplate.volumes[1].name"),
+        ),
     ],
-    ids=["empty", "unknown strategy", "unknown field"],
+    ids=["field", "value", "number", "required inside", "in a list"],
 )
-def test_a_spec_that_cannot_be_used_says_which_field(spec: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidJobError, match=sentence):
-        job_view(job(spec))
+def test_what_a_newer_version_added_is_named_and_left_out(changes: dict[str, Any], unknown: tuple[str, ...]) -> None:
+    view = job_view(job(SPEC | changes))
+    assert view.not_understood == unknown
+    assert (view.spec.strategy, view.spec.run_policy.failure_budget, view.spec.nodes.max) == ("auto", 3, 2)
+    assert view.spec.run_policy.suspend == ("runPolicy" in changes), "what is understood holds"
+    assert view.spec.stability is None or view.spec.stability.loss_spike is None
+    assert [volume.name for volume in view.spec.pod_template.volumes] == ["a", "c"] * ("podTemplate" in changes)
 
 
-@pytest.mark.parametrize("status", [{"phase": "Wrong"}, {"generation": {"number": "x"}}, {"unknown": 1}])
-def test_a_status_that_cannot_be_read_is_an_empty_one(status: dict[str, Any]) -> None:
-    assert job_status(job(SPEC, status)) == TrainingJobStatus()
+GENERATION = {
+    "number": 7,
+    "state": "Active",
+    "rendezvousID": "r",
+    "rendezvousEndpoint": "10.0.0.1:1",
+    "worldSize": 1,
+    "members": [{"pod": "gpt-1", "podUid": "u1", "address": "a", "node": "n", "nodeRank": 0, "capacityType": "spot"}],
+    "startedAt": AT,
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "field"),
+    [
+        ({}, {}, "spec.image"),
+        (SPEC | {"nodes": {"max": "many"}}, {}, "spec.nodes"),
+        (SPEC, {"phase": "Paused"}, "status.phase"),
+        (SPEC, {"generation": GENERATION | {"state": "Paused"}}, "status.generation.state"),
+        (SPEC, {"lastSequence": "x"}, "status.lastSequence"),
+        (SPEC, {"commit": {"generation": 7}}, "status.commit"),
+    ],
+)
+def test_a_job_is_left_alone_if_what_decisions_hang_on_cannot_be_read(
+    spec: dict[str, Any], status: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(NotUnderstoodError, match=field):
+        job_view(job(spec, status))
+
+
+def test_a_status_is_read_without_what_a_newer_operator_added_and_without_what_is_only_for_people() -> None:
+    found = {
+        "phase": "Running",
+        "quota": {"used": 3},
+        "generation": GENERATION | {"pausedAt": AT},
+        "progress": {"step": "many"},
+        "transitions": [{"generation": "x", "reason": "Grow", "at": AT}],
+    }
+    status = job_view(job(SPEC, found)).status
+    assert status.generation is not None
+    assert (status.generation.number, status.generation.members[0].pod_uid) == (7, "u1")
+    assert (status.progress.step, status.transitions) == (0, ())
+
+
+def test_what_a_newer_operator_added_to_the_status_is_written_back() -> None:
+    found = {
+        "phase": "Running",
+        "quota": {"used": 3},
+        "generation": GENERATION | {"pausedAt": AT},
+        "cost": {"total": 1.0, "byPool": {"a": 1.0}},
+        "commit": {"generation": 7, "step": 5, "manifest": "m", "committedAt": AT, "digest": "d"},
+    }
+    before = job_view(job(SPEC, found)).status
+    assert before.commit is not None
+    assert before.generation is not None
+    written = as_written(before, before, found)
+    assert found["generation"].items() <= written["generation"].items()
+    assert {key: written[key] for key in found} == found | {"generation": written["generation"]}
+
+    changed = before.model_copy(
+        update={
+            "failures": 1,
+            "commit": before.commit.model_copy(update={"step": 9}),
+            "generation": before.generation.model_copy(update={"reason": "Hang"}),
+        }
+    )
+    written = as_written(changed, before, found)
+    assert (written["quota"], written["cost"]) == (found["quota"], found["cost"])
+    assert (written["generation"]["pausedAt"], written["generation"]["reason"]) == (AT, "Hang")
+    assert "digest" not in written["commit"], "that was another commit's"
+    successor = changed.model_copy(update={"generation": before.generation.model_copy(update={"number": 8})})
+    assert "pausedAt" not in as_written(successor, before, found)["generation"]

@@ -19,6 +19,7 @@ from .model import CreatePod, DeletePod
 from .rivals import rival_of
 from .situation import PodFacts, Situation
 from .timing import START_FAILURE_PAUSE, seconds_between
+from .understanding import waits_to_be_understood
 from .words import counted
 
 
@@ -142,6 +143,8 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the pods that are missing, under names that were never used before."""
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or _pauses(situation, draft):
+        return draft
+    if waits_to_be_understood(situation, draft):
         return draft
     leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
     needed = places(situation, draft.status, leaving=leaving)

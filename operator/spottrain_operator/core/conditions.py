@@ -12,6 +12,7 @@ from .members import says_nothing
 from .progress import reported_at_all
 from .rivals import BLOCKED
 from .situation import Situation
+from .understanding import NOT_UNDERSTOOD
 from .words import counted
 
 _PHASES = {
@@ -61,9 +62,10 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
     generation = status.generation
-    blocked = status.condition(BLOCKED)
-    if blocked is not None and blocked.status == "True":
-        return blocked.message
+    for reason_to_wait in (BLOCKED, NOT_UNDERSTOOD) if generation is None else (BLOCKED,):
+        condition = status.condition(reason_to_wait)
+        if condition is not None and condition.status == "True":
+            return condition.message
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
     ):

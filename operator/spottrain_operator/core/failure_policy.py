@@ -155,7 +155,7 @@ def made_progress(newest: Progress | None) -> bool:
 
 def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     """Give up on a template of which no container ever started, instead of trying for ever."""
-    if _template_has_run(situation, draft):
+    if situation.observed.job.not_understood or _template_has_run(situation, draft):
         return draft
     refusal = situation.observed.refusal
     if refusal is not None and refusal.lasting and not situation.pods:

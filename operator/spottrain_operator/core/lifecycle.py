@@ -32,7 +32,7 @@ def _wish(situation: Situation, draft: Draft) -> tuple[Cause | None, str]:
         return Cause.SUSPENDED, "runPolicy.suspend was set"
     if generation is None:
         return None, ""
-    if generation.template_hash != situation.run_hash:
+    if generation.template_hash != situation.run_hash and not situation.keeps_old_pods:
         return Cause.EDITED, "the job was edited"
     kept = places(situation, draft.status).kept
     surplus = [m.pod for m in generation.members if m.pod_uid not in kept and _holds_place(situation, m.pod_uid)]

@@ -28,6 +28,7 @@ from .timing import (
     seconds_between,
 )
 from .transitions import close_transitions, open_transition
+from .understanding import waits_to_be_understood
 
 
 def succeed(situation: Situation, draft: Draft) -> Draft:
@@ -130,6 +131,8 @@ def _message(
 def start_next(situation: Situation, draft: Draft) -> Draft:
     """Start a generation with the pods that are up, if there are enough and no more are worth waiting for."""
     if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
+        return draft
+    if waits_to_be_understood(situation, draft):
         return draft
     kept = places(situation, draft.status).kept
     chosen = situation.candidates(kept)[: situation.spec.nodes.max]

@@ -58,7 +58,10 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A TrainingJob as it was read: what its user asks for, and what was decided so far."""
+    """A TrainingJob as it was read: what its user asks for, and what was decided so far.
+
+    `not_understood` names the fields of the spec that a newer version may have written; `spec` is without them.
+    """
 
     namespace: str
     name: str
@@ -68,6 +71,7 @@ class JobView:
     created_at: datetime
     deleting: bool = False
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
+    not_understood: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

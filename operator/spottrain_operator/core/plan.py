@@ -18,6 +18,7 @@ from . import (
     rhythm,
     rivals,
     transitions,
+    understanding,
 )
 from .draft import Draft, Policy
 from .model import Observed, Plan
@@ -41,6 +42,7 @@ POLICIES: tuple[Policy, ...] = (
     membership.press,
     membership.conclude,
     lifecycle.end_at_deadline,
+    understanding.heed_unknown_fields,
     rivals.give_way,
     membership.start_next,
     capacity.fall_back,

@@ -35,7 +35,7 @@ class PodFacts:
     received_at: datetime | None
     silence: float
     doom: Doom | None
-    current: bool  # it's from the current template
+    current: bool  # it's from the current template, or as good as that
 
     @property
     def finished(self) -> bool:
@@ -125,8 +125,13 @@ class Situation:
             received_at=view.received_at if view is not None else None,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
             doom=doom_of(pod, node, report, now),
-            current=pod.template_hash == observed.template_hash,
+            current=self.keeps_old_pods or pod.template_hash == observed.template_hash,
         )
+
+    @cached_property
+    def keeps_old_pods(self) -> bool:
+        """Pods of another template are as good as those of the current one, which isn't understood as a whole."""
+        return bool(self.observed.job.not_understood)
 
     def silence(self, uid: str, *, since: datetime) -> float:
         """Seconds without a word from the agent of pod `uid`, at most since `since` and the operator's start."""

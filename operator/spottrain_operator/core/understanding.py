@@ -1,0 +1,42 @@
+"""A job that a newer version wrote: what this operator doesn't understand of it disturbs nothing that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .draft import Draft
+from .situation import Situation
+
+NOT_UNDERSTOOD = "SpecNotUnderstood"
+REASON = "NewerVersion"
+_MAX_NAMED = 5
+
+
+def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
+    """The job has never run: it would begin as something else than its user asked for."""
+    return bool(situation.observed.job.not_understood) and draft.status.generation is None
+
+
+def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
+    """SpecNotUnderstood: names the fields that this operator leaves out; an event tells when that begins."""
+    unknown, now = situation.observed.job.not_understood, situation.now
+    known = draft.status.condition(NOT_UNDERSTOOD)
+    if unknown:
+        waits = waits_to_be_understood(situation, draft)
+        message = sentence(unknown, "The job waits" if waits else "The job goes on without")
+        if known is None or known.status == "False":
+            draft = draft.tell(NOT_UNDERSTOOD, message, warning=True)
+        return draft.condition(NOT_UNDERSTOOD, True, REASON, message, now)
+    if known is None:
+        return draft
+    return draft.condition(NOT_UNDERSTOOD, False, "Understood", "The operator understands the whole job", now)
+
+
+def sentence(fields: Sequence[str], consequence: str) -> str:
+    """What isn't understood, what to do, and what happens until then."""
+    more = f" and {len(fields) - _MAX_NAMED} more" if len(fields) > _MAX_NAMED else ""
+    named = ", ".join(fields[:_MAX_NAMED]) + more
+    return (
+        f"This operator doesn't understand {named}, which a newer version may have written: upgrade the operator, "
+        f"or remove what it doesn't understand. {consequence} until then"
+    )

@@ -1,0 +1,181 @@
+"""The operator's passes over one job on a cluster in memory, with kubelets and agents that do as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from spottrain_api.contract import (
+    LABEL_CAPACITY_TYPE,
+    AgentPhase,
+    AgentReport,
+    AssignmentAction,
+    CommitRef,
+    Progress,
+    TrainerPhase,
+)
+from spottrain_operator.agents import AssignmentBoard, ReportBox
+from spottrain_operator.cluster import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.core.plan import plan
+from spottrain_operator.history import HistoryKeeper
+from spottrain_operator.memory_cluster import MemoryCluster
+from spottrain_operator.metrics import Metrics
+from spottrain_operator.reconcile import Reconciler
+
+KEY = JobKey(namespace="team", name="gpt")
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+LAST_STEP = 6
+
+
+def job(**changes: Any) -> Manifest:
+    spec = {
+        "image": "local/train",
+        "entrypoint": {"script": "train.py"},
+        "nodes": {"min": 2, "max": 3},
+        "capacity": {"onDemand": {"min": 1}, "spot": {"max": 2}},
+        "batch": {"global": 8},
+        "checkpoint": {"uri": "s3://bucket/prefix"},
+    }
+    return {"metadata": {"namespace": KEY.namespace, "name": KEY.name}, "spec": spec | changes}
+
+
+class CrashingCluster(MemoryCluster):
+    """Fails once, before or after its n-th write took effect."""
+
+    def __init__(self, *, crash_at: int | None = None, after: bool = False) -> None:
+        super().__init__()
+        self._crash_at = crash_at
+        self._after = after
+        self.num_writes = 0
+        self.num_status_writes = 0
+        self.created: list[str] = []
+        self.deleted: set[str] = set()
+
+    async def _crashing(self, write: Callable[[], Awaitable[Any]]) -> Any:
+        self.num_writes += 1
+        crashes = self.num_writes == self._crash_at
+        if crashes and not self._after:
+            raise ClusterError("crashed before the write")
+        result = await write()
+        if crashes:
+            raise ClusterError("crashed after the write")
+        return result
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        self.num_status_writes += 1
+        return dict(await self._crashing(lambda: MemoryCluster.replace_job_status(self, job)))
+
+    async def create_pod(self, pod: Manifest) -> None:
+        async def create() -> None:
+            await MemoryCluster.create_pod(self, pod)
+            self.created.append(pod["metadata"]["name"])
+
+        await self._crashing(create)
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+        self.deleted.add(name)
+        await self._crashing(
+            lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
+        )
+
+    async def create_event(self, event: Manifest) -> None:
+        await self._crashing(lambda: MemoryCluster.create_event(self, event))
+
+
+@dataclass
+class World:
+    """The operator, and kubelets and agents that do as they are told; one turn is one second."""
+
+    cluster: CrashingCluster
+    now: datetime = BEGIN
+    num_crashes: int = 0
+    steps: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.start_operator()
+
+    def start_operator(self) -> None:
+        self.board = AssignmentBoard()
+        self.reports = ReportBox(lambda _: None, now=lambda: self.now)
+        self.metrics = Metrics(num_agents=lambda: 0)
+        self.reconciler = Reconciler(
+            plan=plan,
+            cluster=self.cluster,
+            board=self.board,
+            reports=self.reports,
+            metrics=self.metrics,
+            history=HistoryKeeper(self.cluster),
+            control_url="http://control:8080",
+            now=lambda: self.now,
+        )
+
+    async def turn(self) -> None:
+        try:
+            await self.reconciler.reconcile(KEY)
+        except ClusterError:
+            self.num_crashes += 1
+            self.start_operator()
+        self.cluster.finish_deletions()
+        for pod in self.cluster.pods.values():
+            self._run(pod)
+            await self._agent(pod)
+        self.now += timedelta(seconds=1)
+
+    def _run(self, pod: Manifest) -> None:
+        """As the scheduler and the kubelet would."""
+        name, kind = pod["metadata"]["name"], pod["metadata"]["labels"][LABEL_CAPACITY_TYPE]
+        pod["spec"]["nodeName"] = f"{kind}-{name}"
+        self.cluster.nodes[f"{kind}-{name}"] = {
+            "metadata": {"name": f"{kind}-{name}"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        at = BEGIN.isoformat()
+        pod["status"] = {
+            "phase": "Running",
+            "podIP": "127.9.0.1",
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at},
+                {"type": "Ready", "status": "True", "lastTransitionTime": at},
+            ],
+            "containerStatuses": [{"state": {"running": {"startedAt": at}}}],
+        }
+
+    async def _agent(self, pod: Manifest) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        told = await self.board.next(uid, after=None, timeout_seconds=0)
+        state: dict[str, Any] = {"phase": AgentPhase.IDLE}
+        if told is not None and told.action is AssignmentAction.RUN and told.generation is not None:
+            self.steps[uid] = self.steps.get(uid, 0) + 1
+        if uid in self.steps:
+            state = self._trained(self.steps[uid])
+        report = AgentReport(pod=name, pod_uid=uid, warm=True, rendezvous_port=4000, sent_at=self.now, **state)
+        self.reports.put(PodIdentity(namespace=KEY.namespace, pod=name, uid=uid), report)
+
+    def _trained(self, step: int) -> dict[str, Any]:
+        done = step >= LAST_STEP
+        commit = CommitRef(generation=1, step=LAST_STEP, manifest="m", committed_at=BEGIN) if done else None
+        progress = Progress(
+            generation=1,
+            phase=TrainerPhase.DONE if done else TrainerPhase.TRAINING,
+            step=min(step, LAST_STEP),
+            total_steps=LAST_STEP,
+            first_step_at=BEGIN,
+            last_step_at=self.now,
+            updated_at=self.now,
+            commit=commit,
+        )
+        phase = AgentPhase.SUCCEEDED if done else AgentPhase.RUNNING
+        return {"generation": 1, "phase": phase, "progress": progress, "commit": commit, "step_age_seconds": 0.1}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.cluster.jobs[KEY].get("status", {}))
+
+    async def until_finished(self) -> None:
+        for _ in range(90):
+            await self.turn()
+            if self.status.get("phase") in ("Succeeded", "Failed") and not self.cluster.pods:
+                return
+        raise AssertionError(f"not finished: {self.status}")

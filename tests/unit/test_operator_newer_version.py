@@ -1,0 +1,147 @@
+"""An operator that is older than the job: what runs goes on, and what hasn't begun waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operator_world import KEY, CrashingCluster, World, job
+
+UNKNOWN: dict[str, Any] = {"colour": "red"}
+# Required, so that no default can stand for it.
+UNREADABLE: dict[str, Any] = {"nodes": {"min": 2, "max": "many"}}
+
+
+def condition(world: World) -> dict[str, Any]:
+    conditions = world.status.get("conditions", ())
+    return next((each for each in conditions if each["type"] == "SpecNotUnderstood"), {"status": None})
+
+
+async def training(cluster: CrashingCluster) -> World:
+    """A job whose first generation trains."""
+    cluster.put_job(job())
+    world = World(cluster)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    return world
+
+
+@pytest.mark.parametrize("changes", [UNKNOWN, {"strategy": "wishful"}, {"podTemplate": {"hostIPC": True}}], ids=str)
+async def test_a_job_that_runs_goes_on_without_what_is_not_understood(changes: dict[str, Any]) -> None:
+    world = await training(CrashingCluster())
+    [field] = (f"spec.{key}" for key in changes)
+    world.cluster.put_job(job(**changes, image="local/train"))
+    world.start_operator()  # a rollback
+    await world.turn()
+    assert condition(world)["status"] == "True"
+    assert field in condition(world)["message"]
+    assert "upgrade the operator" in condition(world)["message"]
+    assert "The job goes on without" in condition(world)["message"]
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["generation"]["number"] == 1
+    assert len(world.cluster.created) == 3
+    assert [event["reason"] for event in world.cluster.events].count("SpecNotUnderstood") == 1
+
+
+async def test_its_membership_is_looked_after() -> None:
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(**UNKNOWN))
+    [(_, lost), *_] = world.cluster.pods
+    del world.cluster.pods[KEY.namespace, lost]
+    for _ in range(3):
+        await world.turn()
+    assert len(world.cluster.pods) == 3
+    assert world.status["generation"]["reason"] == "NodeLost"
+    assert lost not in {name for _, name in world.cluster.pods}
+
+
+async def test_pods_of_a_template_that_is_not_understood_are_kept() -> None:
+    """A newer operator made them, so that their hash is none that this one comes to."""
+    world = await training(CrashingCluster())
+    for pod in world.cluster.pods.values():
+        pod["metadata"]["labels"]["spottrain.dev/template-hash"] = "newer"
+    stored = world.cluster.jobs[KEY]
+    stored["status"]["generation"]["templateHash"] = "newer.newer"
+    world.cluster.put_job(job(podTemplate={"hostIPC": True}))
+    await world.turn()
+    assert world.cluster.deleted == set()
+    assert world.status["generation"]["state"] == "Active"
+    world.cluster.put_job(job())
+    await world.turn()
+    assert world.status["generation"]["state"] == "Draining", "understood again, it follows the job"
+
+
+@pytest.mark.parametrize("changes", [UNKNOWN, UNREADABLE], ids=["left out", "unreadable"])
+async def test_a_job_that_has_not_begun_waits_until_it_is_understood(changes: dict[str, Any]) -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job(**changes))
+    world = World(cluster)
+    for _ in range(5):
+        await world.turn()
+    assert (world.status["phase"], cluster.created) == ("Pending", [])
+    assert condition(world)["status"] == "True"
+    assert world.status["message"] == condition(world)["message"]
+    before = cluster.num_writes
+    await world.turn()
+    assert cluster.num_writes == before
+    cluster.put_job(job())
+    await world.turn()
+    assert condition(world)["status"] == "False"
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+
+
+async def test_pods_of_a_job_that_has_not_begun_are_left() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.reconciler.reconcile(KEY)
+    cluster.put_job(job(**UNKNOWN))
+    for _ in range(5):
+        await world.turn()
+    assert (len(cluster.pods), cluster.deleted) == (3, set())
+    assert "generation" not in world.status
+
+
+@pytest.mark.parametrize(
+    ("spec", "status"),
+    [(UNREADABLE, {}), ({}, {"phase": "Paused"}), ({}, {"commit": {"generation": "x"}})],
+    ids=["spec", "phase", "commit"],
+)
+async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any], status: dict[str, Any]) -> None:
+    world = await training(CrashingCluster())
+    stored = world.cluster.put_job(job(**spec))
+    before = world.status | status
+    await world.cluster.replace_job_status(stored | {"status": before})
+    for _ in range(3):
+        await world.reconciler.reconcile(KEY)
+    after = world.status
+    assert condition(world)["status"] == "True"
+    assert "Pods that run go on, but nobody looks after the job until then" in condition(world)["message"]
+    others = [each for each in after["conditions"] if each["type"] != "SpecNotUnderstood"]
+    assert after | {"conditions": others} == before
+    assert world.cluster.deleted == set()
+    stored = world.cluster.put_job(job())
+    await world.cluster.replace_job_status(stored | {"status": {k: v for k, v in after.items() if k not in status}})
+    await world.turn()
+    assert condition(world)["status"] == "False"
+    assert world.status["generation"]["number"] == 1
+
+
+async def test_nothing_changes_in_a_job_that_is_over() -> None:
+    world = await training(CrashingCluster())
+    await world.until_finished()
+    before = world.status
+    for changes in (UNKNOWN, UNREADABLE):
+        world.cluster.put_job(job(**changes))
+        await world.turn()
+        assert world.status | {"observedGeneration": 0} == before | {"observedGeneration": 0}
+
+
+async def test_a_status_keeps_what_a_newer_operator_wrote_into_it() -> None:
+    world = await training(CrashingCluster())
+    world.cluster.jobs[KEY]["status"] |= {"quota": {"used": 3}}
+    await world.until_finished()
+    assert world.status["quota"] == {"used": 3}
