@@ -1,0 +1,96 @@
+"""What people copy from the docs is right: jobs pass the models, Python parses, and tables name what the code has."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spottrain_api.contract import KIND, FailureReason
+from spottrain_api.v1alpha1 import Phase, TrainingJobSpec
+from spottrain_operator.core.causes import Cause
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+CONDITIONS = ("Ready", "Progressing", "Preempted", "SpotAvailable", "CheckpointsHealthy", "Blocked", "Suspended")
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A fenced block of a page, and where it begins."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    folders = (ROOT / "docs", ROOT / "examples")
+    return [ROOT / "README.md", *sorted(page for folder in folders for page in folder.rglob("*.md"))]
+
+
+def snippets(*languages: str) -> Iterator[Snippet]:
+    for page in pages():
+        content = page.read_text()
+        for block in BLOCK.finditer(content):
+            if block["language"] in languages:
+                line = content.count("\n", 0, block.start()) + 1
+                yield Snippet(page, line, block["language"], textwrap.dedent(block["text"]))
+
+
+def jobs() -> list[Snippet]:
+    return [snippet for snippet in snippets("yaml") if f"kind: {KIND}" in snippet.text]
+
+
+def event_reasons(source: str) -> Iterator[str]:
+    """The reasons that are written out in calls of `tell` and in Events."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        named = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+        told = node.args[:1] if isinstance(node.func, ast.Attribute) and node.func.attr == "tell" else []
+        for value in (*named, *told):
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
+
+
+@pytest.mark.parametrize("job", jobs(), ids=str)
+def test_a_job_in_the_docs_is_a_valid_one(job: Snippet) -> None:
+    documents: list[dict[str, Any]] = [each for each in yaml.safe_load_all(job.text) if each["kind"] == KIND]
+    assert documents
+    for document in documents:
+        assert document["apiVersion"] == "spottrain.dev/v1alpha1"
+        assert document["metadata"]["name"]
+        TrainingJobSpec.model_validate(document["spec"])
+
+
+@pytest.mark.parametrize("snippet", [each for each in snippets("yaml") if each not in jobs()], ids=str)
+def test_a_part_of_a_job_in_the_docs_has_fields_that_jobs_have(snippet: Snippet) -> None:
+    part = yaml.safe_load(snippet.text)
+    needed = {"image": "trainer", "entrypoint": {"script": "train.py"}, "nodes": {"max": 1}, "batch": {"global": 1}}
+    TrainingJobSpec.model_validate(needed | {"checkpoint": {"uri": "s3://bucket/run"}} | part)
+
+
+@pytest.mark.parametrize("snippet", list(snippets("python")), ids=str)
+def test_python_in_the_docs_parses(snippet: Snippet) -> None:
+    ast.parse(snippet.text)
+
+
+def test_troubleshooting_names_every_condition_phase_and_reason() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    operator = ROOT / "operator" / "spottrain_operator"
+    told = {reason for path in operator.rglob("*.py") for reason in event_reasons(path.read_text())}
+    assert {"GenerationStarted", "PodNotCreated", "InvalidSpec"} <= told
+    known = {*CONDITIONS, *FailureReason, *Phase, *Cause, *told}
+    assert {name for name in known if f"`{name}`" not in page} == set()
