@@ -180,7 +180,11 @@ def store(cluster: Cluster) -> None:
     help="What is announced; a rebalance recommendation takes no node away.",
 )
 @click.option(
-    "--action", type=click.Choice(["terminate", "stop", "hibernate"]), default="terminate", show_default=True
+    "--action",
+    type=click.Choice(["terminate", "stop", "hibernate"]),
+    default="terminate",
+    show_default=True,
+    help="What EC2's metadata server says will happen to the instance.",
 )
 @with_sentences
 def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, action: str) -> None:
