@@ -1,0 +1,251 @@
+"""What conditions, events and reasons mean, for the reference pages and for people who write tools.
+
+The tables name every condition and reason that the operator writes; tests/unit/test_reference.py compares them with
+the operator's sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .reports import FailureReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A reason: what happened, and what a person should do (empty: nothing)."""
+
+    meaning: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionType:
+    """A condition of a job's status; `reasons` are those that only this condition has."""
+
+    when_true: str
+    when_false: str
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+
+
+PHASES: Mapping[str, Reason] = {
+    "Pending": Reason(
+        meaning="The job waits for nodes, or for another job at its checkpoint.uri.",
+        action="Read status.message: it says how many nodes are ready and what the other pods wait for.",
+    ),
+    "Starting": Reason(meaning="A generation starts: rendezvous, import, resume."),
+    "Running": Reason(meaning="The ranks train."),
+    "Draining": Reason(meaning="The ranks commit at a common step, then the next generation starts."),
+    "Recovering": Reason(meaning="A generation has ended, and the next one has not started yet."),
+    "Suspended": Reason(
+        meaning="runPolicy.suspend is true. The job holds no nodes.",
+        action="Set runPolicy.suspend to false to resume.",
+    ),
+    "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
+    "Failed": Reason(meaning="The job gave up.", action="Read the reason and message of the condition Failed."),
+}
+
+# Why a generation ended (status.generation.reason, status.transitions[].reason). Each is also an event.
+CAUSES: Mapping[str, Reason] = {
+    "Grow": Reason(meaning="Nodes have joined. The generation drains, and the next one includes them."),
+    "ScaleDown": Reason(meaning="An edit of nodes or capacity leaves no place for some members."),
+    "Edited": Reason(meaning="An edit of the job needs a restart of the ranks or pods."),
+    "Suspended": Reason(meaning="runPolicy.suspend was set.", action="Set it to false to resume."),
+    "DeadlineExceeded": Reason(
+        meaning="runPolicy.activeDeadlineSeconds has passed. The job commits, then fails.",
+        action="Create the job again with the same checkpoint.uri and a longer deadline; it resumes.",
+    ),
+    "Failure": Reason(
+        meaning="A rank failed. The failure counts against runPolicy.failureBudget.",
+        action="Read the message, then the log of the pod that it names.",
+    ),
+    "Hang": Reason(
+        meaning="No rank made a step within hangTimeoutSeconds, or no first step within startTimeoutSeconds. "
+        "It counts against runPolicy.failureBudget.",
+        action="Find what the script waits for, or raise the limit in runPolicy.",
+    ),
+    "Preempted": Reason(
+        meaning="A notice announced the loss of a member. The generation drains. It does not count as a failure."
+    ),
+    "NodeLost": Reason(
+        meaning="A member was lost without notice. Training resumes from the newest commit or from peers' memory. "
+        "It does not count as a failure."
+    ),
+    "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
+}
+
+# Why a member failed. A fatal one ends the job at once, without a retry: see FATAL_REASONS.
+FAILURES: Mapping[FailureReason, Reason] = {
+    FailureReason.SCRIPT_ERROR: Reason(
+        meaning="The script raised an exception or ended with an exit code other than 0.",
+        action="Read the message and the pod's log, and mend the script.",
+    ),
+    FailureReason.KILLED: Reason(
+        meaning="A signal killed the rank; SIGKILL usually means the memory limit.",
+        action="Raise resources.limits.memory, or lower batch.micro.",
+    ),
+    FailureReason.HANG: Reason(
+        meaning="The rank made no step within the limit.",
+        action="Find what the script waits for, or raise the limit.",
+    ),
+    FailureReason.LOST_PEER: Reason(
+        meaning="A connection to another rank broke. Usually that rank's own failure is the cause.",
+        action="Read the events for the member that was lost or failed first.",
+    ),
+    FailureReason.RENDEZVOUS_FAILED: Reason(
+        meaning="The members did not come together at the start of a generation.",
+        action="If it repeats, check that pods of the job can reach each other (NetworkPolicy).",
+    ),
+    FailureReason.START_FAILED: Reason(
+        meaning="The ranks could not be started, or the checkpoint store did not answer at a resume.",
+        action="Read the message; a store is tried again for five minutes before this counts as a failure.",
+    ),
+    FailureReason.ENTRYPOINT_NOT_FOUND: Reason(
+        meaning="The image does not contain entrypoint.script or entrypoint.module.",
+        action="Correct the path, or build the file into the image.",
+    ),
+    FailureReason.INVALID_CONFIGURATION: Reason(
+        meaning="The job and the script do not go together.", action="The message says which setting to change."
+    ),
+    FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE: Reason(
+        meaning="The checkpoint store does not answer, throttles, or hangs.",
+        action="Check the store and the network; saves are retried at the next interval.",
+    ),
+    FailureReason.CHECKPOINT_STORAGE_FULL: Reason(
+        meaning="The checkpoint store has no space left.",
+        action="Add space, or lower checkpoint.keep; a clean-up follows the next save.",
+    ),
+    FailureReason.CHECKPOINT_STORAGE_MISSING: Reason(
+        meaning="The bucket or folder of checkpoint.uri does not exist.", action="Create it, or mount the volume."
+    ),
+    FailureReason.CHECKPOINT_ACCESS_DENIED: Reason(
+        meaning="The store denies access, or there are no credentials.",
+        action="Check podTemplate.serviceAccountName and the rights on the bucket.",
+    ),
+    FailureReason.CHECKPOINT_INCOMPATIBLE: Reason(
+        meaning="The commits at checkpoint.uri belong to another model, data set or format.",
+        action="Use another checkpoint.uri, or restore the script that wrote them. Nothing was changed there.",
+    ),
+    FailureReason.CHECKPOINT_DAMAGED: Reason(
+        meaning="A commit cannot be read back whole. Training resumes from the one before, if there is one.",
+        action="If no commit is whole, restore the folder from a backup or use another checkpoint.uri.",
+    ),
+    FailureReason.CHECKPOINT_SAVE_FAILED: Reason(
+        meaning="A save was given up for a cause that has no reason of its own.",
+        action="Read the message; the next save is tried at the next interval.",
+    ),
+    FailureReason.TRAINING_UNSTABLE: Reason(
+        meaning="stability ended the job: action fail, ten skipped steps in a row, or more than maxRollbacks.",
+        action="Look at the loss and the data around the step; lower the learning rate, or change stability.",
+    ),
+}
+
+# Other reasons of the condition Failed.
+_ENDS: Mapping[str, Reason] = {
+    "FailureBudgetExceeded": Reason(
+        meaning="More failures than runPolicy.failureBudget allows.",
+        action="Mend the cause in the message, then create the job again; it resumes from its commits.",
+    ),
+    "NoProgress": Reason(
+        meaning="Three generations in a row failed without a step.", action="Mend the cause in the message."
+    ),
+    "CannotStart": Reason(
+        meaning="No container of the pod template ever started, or three ended before they joined a generation.",
+        action="Check image, pull secrets, volumes, service account and quota; the message quotes Kubernetes.",
+    ),
+    "InvalidSpec": Reason(
+        meaning="The spec is invalid although the API server took it, as with an older CRD.",
+        action="Correct the field in the message, and update the CRD.",
+    ),
+    "DeadlineExceeded": CAUSES["DeadlineExceeded"],
+    **{reason.value: each for reason, each in FAILURES.items()},
+}
+_FELL_BACK = Reason(
+    meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
+    action="Nothing; spot is tried again after capacity.fallback.returnAfterSeconds.",
+)
+_URI_IN_USE = Reason(
+    meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
+    action="Wait, delete the other job, or create this one with another checkpoint.uri.",
+)
+
+CONDITIONS: Mapping[str, ConditionType] = {
+    "Ready": ConditionType(when_true="The ranks train.", when_false="They don't; the reason is the job's phase."),
+    "Progressing": ConditionType(
+        when_true="A generation is active.", when_false="There is none, or it ends; the reason is the job's phase."
+    ),
+    "Preempted": ConditionType(
+        when_true="Nodes of the newest generation are being taken, or were, and no new generation has replaced it.",
+        when_false="No node of the newest generation is being taken.",
+        reasons={"Steady": Reason(meaning="No node of the newest generation is being taken.")},
+    ),
+    "SpotAvailable": ConditionType(
+        when_true="No spot pod waits for a node.",
+        when_false="Spot pods wait, or on-demand pods stand in for them.",
+        reasons={
+            "NoneWaits": Reason(meaning="No spot pod waits for a node."),
+            "SpotPending": Reason(
+                meaning="Spot pods wait for a node.", action="Wait; capacity.fallback applies after afterSeconds."
+            ),
+            "FellBack": _FELL_BACK,
+        },
+    ),
+    "CheckpointsHealthy": ConditionType(
+        when_true="No save has failed since the newest commit.",
+        when_false="The newest save failed. Training goes on, but the job doesn't grow. "
+        "The condition stays False until a save succeeds.",
+        reasons={"Healthy": Reason(meaning="No save has failed since the newest commit.")},
+    ),
+    "Blocked": ConditionType(
+        when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
+        when_false="The job was blocked once, and is not any more.",
+        reasons={
+            "CheckpointURIInUse": _URI_IN_USE,
+            "Finished": Reason(meaning="The job has finished."),
+            "Free": Reason(meaning="No other job comes first at checkpoint.uri."),
+            "Running": Reason(meaning="The job already trains; a running generation is left alone."),
+            "Suspended": Reason(meaning="A suspended job waits for no other."),
+        },
+    ),
+    "Suspended": ConditionType(
+        when_true="The job is suspended and holds no nodes.",
+        when_false="It is not suspended; the reason is the job's phase.",
+    ),
+    "Succeeded": ConditionType(
+        when_true="The job has succeeded. Absent before.",
+        when_false="Never written.",
+        reasons={"Succeeded": CAUSES["Succeeded"]},
+    ),
+    "Failed": ConditionType(
+        when_true="The job has failed; reason and message say why. Absent before.",
+        when_false="Never written.",
+        reasons=_ENDS,
+    ),
+}
+
+# Events beside those of CAUSES and FAILURES, whose reasons are events, too.
+EVENTS: Mapping[str, Reason] = {
+    "PodsCreated": Reason(meaning="The operator creates pods for members that are missing."),
+    "PodNotCreated": Reason(
+        meaning="The API server refused a pod, as for a quota or an admission rule.",
+        action="The message quotes the refusal.",
+    ),
+    "GenerationStarted": Reason(meaning="A generation starts; the message lists its members and where it resumes."),
+    "StrategyChosen": Reason(meaning="What strategy auto came to, and why."),
+    "FellBack": _FELL_BACK,
+    "SpotRetried": Reason(meaning="Spot nodes are tried again after a fallback."),
+    "CheckpointURIInUse": _URI_IN_USE,
+    "EarlierJob": Reason(
+        meaning="The folder holds commits of an earlier, deleted job. The next generation is numbered above them."
+    ),
+    "RolledBack": Reason(
+        meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."
+    ),
+    "StepSkipped": Reason(meaning="stability left a step out.", action="Look at the loss and data of the step."),
+    "NotAsPlanned": Reason(
+        meaning="Training goes on, but something differed from the plan, such as a commit that was passed over.",
+        action="Read the message.",
+    ),
+    **{name: reason for name, reason in _ENDS.items() if name not in {each.value for each in FAILURES}},
+}
