@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := operator trainer-image local-cluster
-CODE := $(SOURCES) tests examples benchmarks release
+CODE := $(SOURCES) tests examples benchmarks release docs
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 # Every target with a description is a command, not a file.
@@ -39,7 +39,10 @@ lint: $(STAMP) ## Style, spelling, types and import contracts.
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 
-test: lint binaries ## Check style and types, then run all tests.
+docs: $(STAMP) ## Build the documentation into build/docs; a link that leads nowhere is an error.
+	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
+
+test: lint docs binaries ## Check style, types and docs, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
 
 constraints: $(STAMP) ## Bring constraints.txt to the newest releases that work together; then run `make test`.

@@ -1,0 +1,44 @@
+"""Settings of the documentation's site: `make docs` builds it into build/docs."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+project = "spottrain"
+author = "The spottrain authors"
+copyright = "The spottrain authors"
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_design",
+    "docs.reference_pages",
+]
+exclude_patterns = ["reference_pages"]
+# Pages that are still being written.
+suppress_warnings = ["toc.not_readable"]
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Every name in the Python API leads somewhere; those of other projects can't be looked up without a network.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!spottrain\.).*")]
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "spottrain"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "source_repository": "https://github.com/spottrain/spottrain/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}

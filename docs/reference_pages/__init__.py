@@ -1,0 +1,74 @@
+"""Sphinx extension: puts generated reference text into pages at build time, so that it can't be stale.
+
+A page under docs/reference/ says where with a line `<!-- generated: NAME -->`; `GENERATORS` has the function that
+writes the Markdown for each name, from the models, tables and sources that the code itself uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sphinx.util import logging
+
+from . import chart, environment, job_metrics, names, reasons, trainingjob
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+GENERATORS: Mapping[str, Callable[[], str]] = {
+    "spec": trainingjob.spec,
+    "status": trainingjob.status,
+    "columns": trainingjob.printer_columns,
+    "metrics": job_metrics.metrics,
+    "environment": environment.environment,
+    "names": names.names,
+    "phases": reasons.phases,
+    "conditions": reasons.conditions,
+    "events": reasons.events,
+    "causes": reasons.causes,
+    "failures": reasons.failures,
+    "chart": chart.values,
+}
+DOCS = Path(__file__).parents[1]
+CHECKOUT = DOCS.parent
+REPOSITORY = "https://github.com/spottrain/spottrain/blob/main"
+MARKER = re.compile(r"^<!-- generated: ([a-z]+) -->$", re.MULTILINE)
+OUTWARD_LINK = re.compile(r"\]\(((?:\.\./)+[^)\s]*)\)")
+logger = logging.getLogger(__name__)
+
+
+def expand(text: str) -> str:
+    """The text of a page with what its markers stand for."""
+    return MARKER.sub(lambda marker: GENERATORS[marker[1]](), text)
+
+
+def point_to_repository(text: str, page: Path) -> tuple[str, list[str]]:
+    """The text with links that leave docs/ turned to the repository's site, and those of them that lead nowhere."""
+    lost: list[str] = []
+
+    def turned(link: re.Match[str]) -> str:
+        path, _, fragment = link[1].partition("#")
+        target = (page.parent / path).resolve()
+        if target.is_relative_to(DOCS):
+            return link[0]
+        if not target.exists():
+            lost.append(link[1])
+        return f"]({REPOSITORY}/{target.relative_to(CHECKOUT)}{'#' if fragment else ''}{fragment})"
+
+    return OUTWARD_LINK.sub(turned, text), lost
+
+
+def _read(app: Sphinx, docname: str, source: list[str]) -> None:
+    page = Path(app.env.doc2path(docname))
+    source[0], lost = point_to_repository(expand(source[0]), page)
+    for link in lost:
+        logger.warning("there is no file %s", link, location=docname, type="reference")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,104 @@
+"""Every environment variable that the project sets or reads.
+
+tests/unit/test_reference.py looks for variables in the sources and fails for one that isn't here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from spottrain_api import contract
+
+from .markdown import entry
+
+# Set by people: in the spec's `env`, in the chart's values, or in a shell.
+IN_A_JOB: Mapping[str, str] = {
+    contract.ENV_AUDIT_DIR: "Folder. Every rank appends the ids of the samples of each step to a file there. The "
+    "only name that begins with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
+    "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
+    "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",
+    "AWS_ENDPOINT_URL_S3": "Address of an S3-compatible store. Default: AWS_ENDPOINT_URL, then Amazon's. "
+    "`spec.checkpoint.endpointURL` takes precedence.",
+    "AWS_ENDPOINT_URL": "Address of an S3-compatible store if AWS_ENDPOINT_URL_S3 is not set.",
+    "AWS_MAX_ATTEMPTS": "How often a request to S3 is tried. Default: 6.",
+    "STORAGE_EMULATOR_HOST": "Address of a server that speaks Google Cloud Storage's protocol. Default: Google's.",
+}
+# Set by the operator in every trainer pod, read by the agent.
+IN_PODS: Mapping[str, str] = {
+    contract.ENV_CONTROL_URL: "Address of the operator's control API. Also set by the chart for the operator itself.",
+    contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
+    contract.ENV_JOB: "Name of the job.",
+    contract.ENV_NAMESPACE: "Namespace of the job.",
+    contract.ENV_POD_NAME: "Name of the pod.",
+    contract.ENV_POD_UID: "UID of the pod.",
+    contract.ENV_POD_IP: "Address of the pod, at which other ranks reach it.",
+    contract.ENV_NODE_NAME: "Name of the node. The chart also sets it for the watcher.",
+    contract.ENV_HOST_IP: "Address of the node, at which the watcher listens. The chart also sets it for the "
+    "watcher.",
+    contract.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {contract.WATCHER_PORT}.",
+    contract.ENV_CAPACITY_TYPE: "`spot` or `on-demand`. On an on-demand node the agent asks no watcher for notices.",
+    contract.ENV_GRACE_SECONDS: "Seconds from SIGTERM to SIGKILL (`podTemplate.terminationGracePeriodSeconds`). "
+    "Scripts without the library can rely on it.",
+    "SPOTTRAIN_RUN_ROOT": "Folder of the run directories, one for each generation.",
+}
+# Set for the ranks, by torchrun and by the agent.
+IN_RANKS: Mapping[str, str] = {
+    "RANK": "Number of the rank in the world, from 0. Set by torchrun.",
+    "LOCAL_RANK": "Number of the rank on its node, from 0. Set by torchrun.",
+    "WORLD_SIZE": "Number of ranks. Set by torchrun.",
+    "LOCAL_WORLD_SIZE": "Number of ranks on this node. Set by torchrun.",
+    "MASTER_ADDR": "Address of the rendezvous store. Set by torchrun.",
+    "MASTER_PORT": "Port of the rendezvous store. Set by torchrun.",
+    contract.ENV_RUN_DIR: "Run directory of the generation. Without it a session takes its settings from its "
+    "arguments, as under plain torchrun.",
+    contract.ENV_DRAIN_FILE: "File that appears, with the deadline as JSON, when SIGTERM is sent. For scripts "
+    "without the library.",
+}
+OPERATOR: Mapping[str, str] = {
+    "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
+    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
+    "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
+    contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
+    "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
+    "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",
+    "POD_NAMESPACE": "Namespace of the operator's lease. Default: default.",
+    "KUBERNETES_SERVICE_HOST": "Address of the API server. Set by Kubernetes.",
+    "KUBERNETES_SERVICE_PORT": "Port of the API server. Set by Kubernetes.",
+    "KUBECONFIG": "Where an operator outside of a cluster, and the CLI, find the cluster. Default: ~/.kube/config.",
+}
+WATCHER: Mapping[str, str] = {
+    "SPOTTRAIN_PROVIDER": "Cloud whose metadata the watcher reads: `ec2` or `eks`; any other name reads none. "
+    "Default: found by the node's provider id and labels.",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT": "Address of EC2's metadata server. Default: http://169.254.169.254.",
+}
+LOCAL: Mapping[str, str] = {
+    "SPOTTRAIN_LOCAL_HOME": "Folder with the state of local clusters. Default: ~/.local/state/spottrain.",
+    "XDG_CACHE_HOME": "Built binaries are cached in its folder spottrain. Default: ~/.cache.",
+    "KUBEBUILDER_ASSETS": "Folder with etcd, kube-apiserver, kube-controller-manager and kube-scheduler to use "
+    "instead of building them.",
+    "XDG_CONFIG_HOME": "Where Go's settings are found when the binaries are built. Default: ~/.config.",
+}
+GROUPS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "Variables that a job may set": ("In `spec.env`; scripts get them too.", IN_A_JOB),
+    "Trainer pods": ("The operator sets these for the agent. `spec.env` can't.", IN_PODS),
+    "Ranks": ("A script can read these.", IN_RANKS),
+    "Operator": ("Set by the chart; others through the chart's value `operator.env`.", OPERATOR),
+    "Watcher": ("Set through the chart's value `watcher.env`.", WATCHER),
+    "Local cluster and CLI": ("Set in the shell.", LOCAL),
+}
+
+
+def environment() -> str:
+    """A section for each group."""
+    return "\n".join(_sections())
+
+
+def described() -> frozenset[str]:
+    """The names of all that have a description."""
+    return frozenset(name for _, variables in GROUPS.values() for name in variables)
+
+
+def _sections() -> Iterator[str]:
+    for title, (text, variables) in GROUPS.items():
+        yield f"## {title}\n\n{text}\n"
+        yield "\n".join(entry(name, meaning) for name, meaning in variables.items())

@@ -1,0 +1,27 @@
+"""Labels, annotations and taints that the project writes."""
+
+from __future__ import annotations
+
+from spottrain_api import contract
+
+from .markdown import entry
+
+NAMES: tuple[tuple[str, str, str], ...] = (
+    (contract.LABEL_JOB, "label of pods", "Name of the job."),
+    (
+        contract.LABEL_JOB_UID,
+        "label of pods",
+        "UID of the job: a job that was deleted and created again has another.",
+    ),
+    (contract.LABEL_CAPACITY_TYPE, "label of pods", "`on-demand` or `spot`: which nodes the pod asks for."),
+    (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
+    (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: tells pods from before an edit."),
+    (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
+    (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
+    (contract.TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
+)
+
+
+def names() -> str:
+    """An entry for each."""
+    return "\n".join(entry(name, text, kind) for name, kind, text in NAMES)

@@ -1,0 +1,51 @@
+"""Phases, conditions, events and reasons, from the tables of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from spottrain_api.contract import FATAL_REASONS
+from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, Reason
+
+from .markdown import entry
+
+
+def phases() -> str:
+    return _entries(PHASES)
+
+
+def causes() -> str:
+    return _entries(CAUSES)
+
+
+def events() -> str:
+    return _entries(EVENTS)
+
+
+def failures() -> str:
+    """With whether the operator tries again."""
+    return "\n".join(
+        entry(reason.value, _text(each), "not retried" if reason in FATAL_REASONS else "retried")
+        for reason, each in FAILURES.items()
+    )
+
+
+def conditions() -> str:
+    """A section for each type."""
+    return "\n".join(_conditions())
+
+
+def _conditions() -> Iterator[str]:
+    for name, each in CONDITIONS.items():
+        yield f"### {name}\n"
+        yield f"True: {each.when_true}\n"
+        yield f"False: {each.when_false}\n"
+        yield _entries(each.reasons)
+
+
+def _entries(reasons: Mapping[str, Reason]) -> str:
+    return "\n".join(entry(name, _text(each)) for name, each in reasons.items())
+
+
+def _text(reason: Reason) -> str:
+    return f"{reason.meaning} **What to do:** {reason.action}" if reason.action else reason.meaning
