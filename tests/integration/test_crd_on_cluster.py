@@ -84,7 +84,11 @@ def jobs(local_cluster: Any) -> Iterator[Jobs]:
 REFUSED = [
     ("min-above-max", {"nodes": {"min": 5}}, "nodes.min is larger than nodes.max; lower min or raise max"),
     ("no-nodes", {"nodes": {"max": 0}}, "spec.nodes.max in body should be greater than or equal to 1"),
-    ("too-many-nodes", {"nodes": {"max": 513}, "batch": {"global": 600}}, "nodes.max is above 512"),
+    (
+        "too-many-nodes",
+        {"nodes": {"max": 513}, "batch": {"global": 600}},
+        "nodes.max is above 512, the most that one job can have; lower it",
+    ),
     (
         "floor-above-nodes",
         {"capacity": {"onDemand": {"min": 5}}},
@@ -125,7 +129,11 @@ REFUSED = [
         {"checkpoint": {"uri": "file://here"}},
         "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
     ),
-    ("endpoint", {"checkpoint": {"endpointURL": "store:9000"}}, "checkpoint.endpointURL: write http://host:port or"),
+    (
+        "endpoint",
+        {"checkpoint": {"endpointURL": "store:9000"}},
+        "checkpoint.endpointURL: not an HTTP address; write http://host:port or",
+    ),
     ("interval", {"checkpoint": {"interval": "often"}}, "spec.checkpoint.interval in body should match"),
     (
         "batch-below-world-size",
@@ -137,8 +145,8 @@ REFUSED = [
     ("unknown-precision", {"precision": "fp7"}, 'supported values: "fp32", "bf16"'),
     ("fp16-without-deepspeed", {"precision": "fp16"}, "precision fp16 needs the strategy deepspeed"),
     ("hybrid-of-one", {"fsdp": {"sharding": "hybrid"}}, "processesPerNode is 1; raise it, or use full"),
-    ("script-and-module", {"entrypoint": {"module": "train"}}, "entrypoint: give exactly one of script"),
-    ("neither-script-nor-module", {"entrypoint": {"script": None}}, "entrypoint: give exactly one of script"),
+    ("script-and-module", {"entrypoint": {"module": "train"}}, "neither is; give exactly one of script"),
+    ("neither-script-nor-module", {"entrypoint": {"script": None}}, "neither is; give exactly one of script"),
     ("operators-variable", {"env": [{"name": "SPOTTRAIN_JOB", "value": "x"}]}, "choose another name"),
     ("no-image", {"image": None}, "spec.image: Required value"),
     ("no-checkpoint", {"checkpoint": None}, "spec.checkpoint: Required value"),

@@ -19,7 +19,7 @@ class Nodes(Resource):
 
     cel_rules = (
         ("self.min <= self.max", "nodes.min is larger than nodes.max; lower min or raise max"),
-        (f"self.max <= {MAX_MEMBERS}", f"nodes.max is above {MAX_MEMBERS}, the most that one job can have"),
+        (f"self.max <= {MAX_MEMBERS}", f"nodes.max is above {MAX_MEMBERS}, the most that one job can have; lower it"),
     )
     min: Annotated[
         int, Field(ge=1, description="Smallest number of nodes to train with. Below it the job waits.")

@@ -34,7 +34,7 @@ class Checkpoint(Resource):
         ),
         (
             "!has(self.endpointURL) || self.endpointURL.matches('^https?://[^/]+.*$')",
-            "checkpoint.endpointURL: write http://host:port or https://host:port",
+            "checkpoint.endpointURL: not an HTTP address; write http://host:port or https://host:port",
         ),
         (
             "self.uri == oldSelf.uri",

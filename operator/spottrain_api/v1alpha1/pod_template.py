@@ -15,7 +15,8 @@ class EntrypointSpec(Resource):
     cel_rules = (
         (
             "has(self.script) != has(self.module)",
-            "entrypoint: give exactly one of script (a path in the image) and module (as for python -m)",
+            "entrypoint: script and module are both set, or neither is; give exactly one of script (a path in the "
+            "image) and module (as for python -m)",
         ),
     )
     script: Annotated[
@@ -75,7 +76,7 @@ class EnvVar(Resource):
     cel_rules = (
         (
             "!self.name.startsWith('SPOTTRAIN_') || self.name == 'SPOTTRAIN_AUDIT_DIR'",
-            "env: names that begin with SPOTTRAIN_ are the operator's; choose another name",
+            "env: names that start with SPOTTRAIN_ belong to the operator; choose another name",
         ),
     )
     name: Annotated[

@@ -81,20 +81,21 @@ class TrainingJobSpec(Resource):
         ),
         (
             "self.batch.global >= self.nodes.max * self.processesPerNode",
-            "batch.global is below the largest world size (nodes.max times processesPerNode), so that some rank "
-            "would have no sample; raise batch.global or lower nodes.max",
+            "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
+            "without a sample; raise batch.global or lower nodes.max",
         ),
         (
             "self.precision != 'fp16' || self.strategy == 'deepspeed'",
-            "precision fp16 needs the strategy deepspeed, which scales the loss; use bf16, or that strategy",
+            "precision fp16 needs the strategy deepspeed, which scales the loss; set that strategy, or use bf16",
         ),
         (
             "!has(self.fsdp.sharding) || self.fsdp.sharding != 'hybrid' || self.processesPerNode > 1",
-            "fsdp.sharding hybrid shards over the ranks of a node, and processesPerNode is 1; raise it, or use full",
+            "fsdp.sharding hybrid shards over the ranks of a node, but processesPerNode is 1; raise it, or use full",
         ),
         (
             "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",
-            "strategy, precision and seed can't change while a job exists: the run would be another; make a new job",
+            "strategy, precision and seed can't change while a job exists: the run would be a different one; make a "
+            "new job",
         ),
     )
     image: Annotated[
