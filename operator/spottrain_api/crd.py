@@ -1,8 +1,7 @@
-"""The CustomResourceDefinition, made from the models in v1alpha1.
+"""The CustomResourceDefinition, generated from the models in v1alpha1.
 
-`python -m spottrain_api.crd` writes crds/trainingjobs.spottrain.dev.yaml; a contract test fails while the file
-and the models disagree.
-Source of the rules for structural schemas:
+`python -m spottrain_api.crd` writes crds/trainingjobs.spottrain.dev.yaml. A contract test fails if the file and the
+models disagree. Source of the rules for structural schemas:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
 """
 
@@ -22,14 +21,14 @@ from .contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
 
 NAME = f"{PLURAL}.{GROUP}"
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{NAME}.yaml"
-# A pod is named after its job and a number, and its name is a label value of 63 characters at most.
+# A pod's name is its job's name and a number. It is also a label's value, which has 63 characters at most.
 MAX_NAME = 50
-# Keys of JSON schema that a structural schema doesn't have, or that only repeat what it says already.
+# Keys of JSON schema that a structural schema doesn't allow, or that repeat what it says already.
 DROPPED_KEYS = frozenset({"title", "$defs", "additionalProperties", "default"})
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as the API server takes it."""
+    """The whole CRD as the API server accepts it."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -95,7 +94,7 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         definition = definitions[node["$ref"].rsplit("/", 1)[1]]
         own = {key: value for key, value in node.items() if key != "$ref"}
         return _inline({**definition, **own, **_with_values(definition, own)}, definitions)
-    if "anyOf" in node:  # Optional: the API server knows absent, it need not know null.
+    if "anyOf" in node:  # Optional: for the API server the field is absent, never null.
         (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
         own = {key: value for key, value in node.items() if key != "anyOf"}
         return _inline({**option, **own}, definitions)
@@ -113,15 +112,15 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """Objects default to {}: the API server then applies the defaults inside them by itself. An empty list says
-    the same as none."""
+    """With the default, if there is one. An object's is {}: the API server applies the defaults inside it. An empty
+    list is left out, as it means the same as none."""
     if node.get("default") not in (None, []):
         schema = {**schema, "default": {} if schema.get("type") == "object" else node["default"]}
     return schema
 
 
 def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
-    """The description of a field that says itself what it is: what an enum's values mean comes after it."""
+    """The description of an enum's field that has one of its own: the meaning of the values follows it."""
     _, _, values = definition.get("description", "").partition("\n\n")
     if "enum" not in definition or "description" not in own or not values:
         return {}
@@ -129,8 +128,8 @@ def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, s
 
 
 def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
-    """With a description as `kubectl explain` shows it: lines that were wrapped in the source joined, except for the
-    items of a list, and the default at the end."""
+    """With the description as `kubectl explain` shows it: wrapped lines joined, except for the items of a list, and
+    the default at the end."""
     if "description" not in schema:
         return schema
     text = re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", schema["description"])

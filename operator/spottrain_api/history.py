@@ -1,6 +1,6 @@
-"""The course of a job, kept by the operator in a ConfigMap beside it, for reports after the fact.
+"""The course of a job, which the operator keeps in a ConfigMap beside it, for later reports.
 
-One line of CSV a point; bounded by thinning out, so that it stays far below the size limit of an object.
+Each point is a line of CSV. Old points are thinned out, so that the ConfigMap stays far below its size limit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def history_name(job: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPoint:
-    """The job at a moment: `at` is Unix time in seconds, `loss` NaN where there is none yet.
+    """The job at one time: `at` is Unix time in seconds, `loss` is NaN before the first one.
 
-    `phase` is the job's phase; `on_demand` and `spot` count the members of the generation that trains (0 while
-    none does); `committed_step` is the newest commit's.
+    `phase` is the job's phase. `on_demand` and `spot` count the members of the generation that trains (0 while
+    none does). `committed_step` is the step of the newest commit.
     """
 
     at: float
@@ -43,7 +43,7 @@ class HistoryPoint:
 
     @classmethod
     def from_row(cls, row: Sequence[str]) -> HistoryPoint:
-        """Parse one line's cells. ValueError: the line isn't a point."""
+        """Parse the cells of one line. Raises ValueError if they aren't a point."""
         kinds = {"float": float, "int": int, "str": str}
         names = fields(cls)
         if len(row) != len(names):
@@ -56,7 +56,7 @@ def _text(value: object) -> str:
 
 
 def thin_out(points: Sequence[HistoryPoint], limit: int = MAX_POINTS) -> tuple[HistoryPoint, ...]:
-    """At most `limit` points: of the older half every second one is dropped, but never a change of phase."""
+    """At most `limit` points. Every second point of the older half goes, except those that change the phase."""
     kept = list(points)
     while len(kept) > limit:
         half = len(kept) // 2

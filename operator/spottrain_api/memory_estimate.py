@@ -1,9 +1,9 @@
-"""How much memory a training step needs on each accelerator, by strategy, and which strategy that speaks for.
+"""Memory that a training step needs on each accelerator, by strategy, and the strategy to choose.
 
-Pure arithmetic from what is known before a run. Weights, gradients and optimizer state are counted as the
-trainer's engines keep them. Activations are those of a transformer with fused attention, after Korthikanti et
-al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2, and the logits over its
-vocabulary. Sizes are in bytes.
+Pure arithmetic from what is known before a run; sizes are in bytes. Weights, gradients and optimizer state are
+counted as the trainer's engines keep them. Activations are those of a transformer with fused attention (Korthikanti
+et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2) and the logits over its
+vocabulary.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _FP32 = 4
 _COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Hidden units for each layer: 64 (GPT-2) to 128 (7B models).
 _HIDDEN_PER_LAYER = 100
-# For each token, layer and hidden unit, in values of the precision that is computed in.
+# For each token, layer and hidden unit; values of the compute precision.
 _VALUES_PER_UNIT = 17
 # Logits in fp32, their logarithms of probabilities, and the gradient of the latter.
 _BYTES_PER_LOGIT = 3 * _FP32
 # CUDA's context, NCCL's buffers, kernels.
 RUNTIME_BYTES = int(1.5 * GIB)
-# Part of an accelerator's memory that is planned with; the allocator's fragments take the rest.
+# Share of an accelerator's memory to plan with. Fragmentation takes the rest.
 USABLE = 0.92
-# Part of the memory that is left to activations where the sequence length isn't known.
+# Share of the memory that is left to activations if the sequence length isn't known.
 UNKNOWN_ACTIVATIONS = 0.3
 # Elements; DeepSpeed's defaults of reduce_bucket_size and stage3_max_live_parameters.
 _BUCKET = 500_000_000
@@ -35,8 +35,8 @@ _LIVE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model. `num_trained` None: all parameters are. `hidden` (units) and `layers` None: those of
-    a transformer of usual proportions. `vocabulary` 0: its logits are not counted."""
+    """Size of a model. `num_trained` None: all parameters are trained. `hidden` (units) and `layers` None: those of a
+    transformer of usual proportions. `vocabulary` 0: its logits are not counted."""
 
     num_parameters: int
     num_trained: int | None = None
@@ -53,7 +53,7 @@ class ModelFacts:
         return self.num_parameters if self.num_trained is None else self.num_trained
 
     def proportions(self) -> tuple[int, int]:
-        """Hidden units and layers; where unknown, so that 12 * layers * hidden^2 is the number of parameters."""
+        """Hidden units and layers. Unknown ones make 12 * layers * hidden^2 the number of parameters."""
         if self.hidden is not None and self.layers is not None:
             return self.hidden, self.layers
         if self.layers is not None:
@@ -64,11 +64,16 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is trained, and how. `world_size` is the smallest that the job may run with, as the strategy has to fit
-    there. `sequence_length` (tokens a sample) None: activations are not estimated. `optimizer_slots` is the number
-    of fp32 values that the optimizer keeps for each parameter: 2 for Adam. `fsdp_ranks` is over how many ranks FSDP2
-    shards; None: all. `zero_bucket` and `zero_live` are what a DeepSpeed JSON says of reduce_bucket_size and
-    stage3_max_live_parameters (elements); None: nothing."""
+    """What is trained, and how.
+
+    - micro_batch: samples that a rank computes at once.
+    - world_size: the smallest that the job may run with, as the strategy has to fit there.
+    - sequence_length: tokens in a sample. None: activations are not estimated.
+    - optimizer_slots: fp32 values that the optimizer keeps for each parameter; 2 for Adam.
+    - fsdp_ranks: number of ranks over which FSDP2 shards. None: all.
+    - zero_bucket, zero_live: reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
+      None: the JSON doesn't set them.
+    """
 
     model: ModelFacts
     micro_batch: int
@@ -94,8 +99,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a machine has for each rank. `host_bytes` None: enough. `offloads` False: there is no other memory to
-    offload to, as where the ranks compute on the CPU."""
+    """Memory of a machine for each rank, in bytes. `host_bytes` None: enough. `offloads` False: there is no other
+    memory to offload to, for example because the ranks compute on the CPU."""
 
     accelerator_bytes: int
     host_bytes: int | None = None
@@ -106,9 +111,9 @@ class Memory:
 class Estimate:
     """Memory of one rank under one strategy.
 
-    Weights, gradients and optimizer state are always there. `activations` and `buffers` (parameters that are
-    gathered or cast, buckets) are there in forward and backward, `update` (temporaries) in the optimizer's step.
-    `host` is in the node's memory.
+    Weights, gradients and optimizer state are always there. `activations` and `buffers` (gathered or cast
+    parameters, buckets) exist in forward and backward, `update` (temporaries) in the optimizer's step. `host` is in
+    the node's memory.
     """
 
     strategy: str
@@ -125,12 +130,12 @@ class Estimate:
 
     @property
     def working(self) -> int:
-        """The most of what comes and goes within a step, beside activations."""
+        """Peak of what comes and goes within a step, without activations."""
         return max(self.buffers, self.update - self.activations)
 
     @property
     def total(self) -> int:
-        """Of the accelerator, at the peak."""
+        """Bytes on the accelerator at the peak."""
         kept = self.parameters + self.gradients + self.optimizer
         return kept + self.activations + self.working + RUNTIME_BYTES
 
@@ -147,7 +152,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The strategy to use, whether it fits, and why it is this one."""
+    """The strategy to use, whether it fits, and why it was chosen."""
 
     estimate: Estimate
     fits: bool
@@ -157,8 +162,8 @@ class Choice:
 def estimates(workload: Workload) -> tuple[Estimate, ...]:
     """Every strategy, in order of preference: the first that fits is the one to use.
 
-    DDP needs the least communication; FSDP2 shards everything and needs no further package; what is kept on the
-    CPU is slow, so last.
+    DDP needs the least communication. FSDP2 shards everything and needs no further package. Offloading to the CPU
+    is slow and comes last.
     """
     return (
         _ddp(workload),
@@ -172,13 +177,13 @@ def estimates(workload: Workload) -> tuple[Estimate, ...]:
 
 
 def usable_bytes(workload: Workload, memory: Memory) -> int:
-    """How much of an accelerator an estimate may take."""
+    """Bytes of an accelerator that an estimate may take."""
     unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
     return int(memory.accelerator_bytes * USABLE * (1 - unknown))
 
 
 def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
-    """Whether there is room for it, on the accelerator and on the host."""
+    """Whether the estimate fits into the accelerator's memory and the host's."""
     if estimate.offload_optimizer and not memory.offloads:
         return False
     enough_host = memory.host_bytes is None or estimate.host <= memory.host_bytes
@@ -188,7 +193,7 @@ def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
 def choose_strategy(
     workload: Workload, memory: Memory, *, allowed: Callable[[Estimate], bool] = lambda estimate: True
 ) -> Choice:
-    """The first strategy that is allowed and fits, and the one that needs least where none does."""
+    """The first strategy that is allowed and fits; if none fits, the one that needs least."""
     candidates = [e for e in estimates(workload) if allowed(e) and (memory.offloads or not e.offload_optimizer)]
     fitting = next((e for e in candidates if fits(e, workload, memory)), None)
     chosen = fitting or min(candidates, key=lambda e: e.total)
@@ -197,7 +202,7 @@ def choose_strategy(
 
 
 def in_gib(num_bytes: int) -> str:
-    """As people say it: 79.2 GiB."""
+    """The size for people: 79.2 GiB."""
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / (1 << 20):,.0f} MiB"
 
 
@@ -247,7 +252,7 @@ def _ddp(workload: Workload) -> Estimate:
         gradients=_FP32 * trained,
         optimizer=_FP32 * workload.optimizer_slots * trained,
         activations=_activations(workload),
-        # Autocast keeps the weights that it has cast until the end of forward.
+        # Autocast keeps the cast weights until the end of forward.
         buffers=0 if workload.precision == "fp32" else workload.compute_bytes * num,
         update=_FP32 * trained,
     )
@@ -259,7 +264,7 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     shard, trained = _shards(workload, num_shards)
     _, layers = workload.model.proportions()
     block = workload.model.num_parameters // layers
-    # Two blocks are gathered, as the next is fetched meanwhile, and one block's gradients in fp32 and as computed.
+    # Two gathered blocks, as the next one is prefetched, and one block's gradients, in fp32 and as computed.
     gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
     kept = (_FP32 * shard, _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
     parameters, gradients, optimizer = (0, 0, 0) if offload else kept
@@ -285,13 +290,13 @@ def _zero(
     parameters = compute * (shard if stage == 3 else num)
     gradients = _FP32 * (workload.model.trained if stage == 1 else trained)
     optimizer = _FP32 * (1 + workload.optimizer_slots) * trained  # master weights and the optimizer's own
-    # Stages 2 and 3 flatten it before the ranks add it up: fp32 twice, or as computed, that again and in fp32.
-    # The trainer makes the bucket no larger than the model; a size that the user names is made whatever the model.
+    # Stages 2 and 3 flatten the bucket before the ranks reduce it: twice in fp32, or as computed, again, and in fp32.
+    # The trainer makes the bucket no larger than the model. A size that the user sets is kept for any model.
     elements = min(workload.model.trained, _BUCKET) if workload.zero_bucket is None else workload.zero_bucket
     bucket = elements * _FP32 * (1 if stage == 1 else 2)
-    # What is prefetched (stage3_prefetch_bucket_size) counts as live; allgather_bucket_size takes no memory itself.
+    # Prefetched parameters (stage3_prefetch_bucket_size) count as live; allgather_bucket_size takes no memory itself.
     live = min(num, _LIVE if workload.zero_live is None else workload.zero_live) * compute if stage == 3 else 0
-    # Gradients as they are computed come before they are added up in fp32.
+    # Gradients exist as computed before they are added up in fp32.
     computed = compute * workload.model.trained if stage == 1 else 0
     host = 0
     if offload_optimizer:
@@ -314,7 +319,7 @@ def _zero(
 
 
 def _shards(workload: Workload, number: int) -> tuple[int, int]:
-    """A rank's part of the parameters, and of those that are trained."""
+    """Number of a rank's parameters, and of those that are trained."""
     return -(-workload.model.num_parameters // number), -(-workload.model.trained // number)
 
 

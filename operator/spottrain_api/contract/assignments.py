@@ -1,4 +1,4 @@
-"""What the operator wants of an agent, and what the agent answers."""
+"""Assignments, which the operator gives to agents, and the reports that agents send."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Member(Message):
 
 
 class GenerationAssignment(Message):
-    """Who trains together, as one member is told it."""
+    """A generation as the operator assigns it to one member."""
 
     number: int
     rendezvous_id: str
-    rendezvous_endpoint: str  # "address:port", hosted by the member with node rank 0
+    rendezvous_endpoint: str  # "address:port" on the member with node rank 0
     node_rank: int
     num_nodes: int
     processes_per_node: int = 1
@@ -65,7 +65,14 @@ class GenerationAssignment(Message):
 
 
 class AssignmentAction(StrEnum):
-    """WAIT: stay warm. RUN: run the generation. DRAIN: drain it. STOP: stop it at once. EXIT: leave the pod."""
+    """What the agent has to do.
+
+    - wait: stay ready for the next generation.
+    - run: run the generation.
+    - drain: drain the generation.
+    - stop: stop the generation at once.
+    - exit: end, and with it the pod.
+    """
 
     WAIT = "wait"
     RUN = "run"
@@ -75,9 +82,9 @@ class AssignmentAction(StrEnum):
 
 
 class Assignment(Message):
-    """What the operator wants of one agent now. A pure function of the job's status.
+    """What one agent has to do now; a pure function of the job's status.
 
-    STOP and DRAIN name the generation they are about, so that a late one can't hit its successor.
+    STOP and DRAIN name their generation, so that a late message can't hit the next one.
     """
 
     action: AssignmentAction
@@ -86,12 +93,12 @@ class Assignment(Message):
 
     @property
     def revision(self) -> str:
-        """Changes exactly when the content does; also across restarts of the operator."""
+        """Hash of the content. It stays the same when the operator restarts."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
 
 class AgentPhase(StrEnum):
-    """What the agent's torchrun of `AgentReport.generation` is doing or how it ended."""
+    """State of the agent's torchrun for `AgentReport.generation`, or how it ended."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -105,11 +112,13 @@ class AgentPhase(StrEnum):
 class AgentReport(Message):
     """An agent's whole current state, sent on every change and every second.
 
-    `generation` 0 means that none was run yet. `rendezvous_port` is free at the pod's address and kept for
-    the next generation whose store this agent may host. `step_age_seconds` is the time since the newest
-    step (or since the start of the generation), measured by the agent's monotonic clock. `warm` says that the
-    interpreter is ready, with torch imported, to start a generation at once. At `memory_port` this member and its
-    peers keep replicated shards; `held` is what is there, oldest first.
+    - generation: 0 until the agent has run one.
+    - warm: whether the interpreter is ready, with torch imported, to start a generation at once.
+    - rendezvous_port: a free port at the pod's address, for the store of the next generation.
+    - step_age_seconds: time since the newest step, or since the start of the generation before its first step, by
+      the agent's monotonic clock.
+    - memory_port: port at which this member keeps replicated shards, its own and those of its peers.
+    - held: the replicated steps in that memory, oldest first.
     """
 
     pod: str

@@ -1,4 +1,4 @@
-"""Moments that come from another machine, whose clock may be wrong, or ours."""
+"""Times that come from another machine, if its clock or ours may be wrong."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 _GRAIN_SECONDS = 5.0
-# Clocks that have lost their battery begin in 1970.
+# Clocks whose battery is empty start in 1970.
 _MAX = timedelta(days=100 * 365)
 
 
 def clock_offset(date: str | None, now: datetime) -> timedelta:
-    """How far our clock, which says `now`, is ahead of that of a server by the `Date` header of its answer
-    (RFC 9110, section 6.6.1): what to add to the moments in it. To five seconds, as the header has whole seconds and
-    the answer took a moment. Zero where there is no such header, or one that no clock can mean."""
+    """How far our clock is ahead of a server's, by the `Date` header of its answer (RFC 9110, section 6.6.1).
+
+    Add it to the times in the answer. It is rounded to five seconds: the header has whole seconds, and the answer
+    took a moment.
+
+    Args:
+        date: The header's value; None if there is none.
+        now: The time by our clock.
+
+    Returns:
+        The offset. Zero if there is no header, or if its date is invalid or a hundred years off.
+    """
     try:
         theirs = parsedate_to_datetime(date or "")
     except ValueError:

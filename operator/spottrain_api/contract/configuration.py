@@ -1,4 +1,4 @@
-"""What ranks are told, through the run directory: their job's settings, and to stop."""
+"""What the run directory gives to ranks: the settings of their job, and requests to drain."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .reports import CommitRef
 
 
 class DrainRequest(Message):
-    """Stop together at a step boundary, commit there, and end with the outcome `drained`.
+    """Request to stop together at a step boundary, commit there, and end with the outcome `drained`.
 
-    `is_preemption`: a cloud takes a node at the deadline, so that nothing is won by stopping long before it.
+    `is_preemption` says that a cloud takes a node at the deadline: stopping long before it gains nothing.
     """
 
     reason: str
@@ -25,14 +25,14 @@ class DrainRequest(Message):
     is_preemption: bool = False
 
     def shifted(self, offset: timedelta) -> DrainRequest:
-        """By a clock that is so far ahead."""
+        """The same request by a clock that is ahead by `offset`."""
         moments = {"deadline": self.deadline + offset, "requested_at": self.requested_at + offset}
         return self.model_copy(update=moments)
 
 
 class Interruptions(Message):
-    """What a job has seen of preemptions before this generation: `num_noticed` of `num` came with notice, and after
-    `num_covered` of the others training went on from peers' memory."""
+    """Preemptions of the job before this generation. `num_noticed` of `num` came with notice. After `num_covered` of
+    the others training resumed from the peers' memory."""
 
     num: int = 0
     num_noticed: int = 0
@@ -41,8 +41,8 @@ class Interruptions(Message):
 
 
 class CheckpointConfig(Message):
-    """Where and how often to commit. `interval` is "auto", "<n>steps", "<n>s" or "<n>m"; `on_notice` is
-    "immediate" or "lastSafe"; `interruptions` are what "auto" reckons with."""
+    """Where and how often to commit. `interval` is "auto", "<n>steps", "<n>s" or "<n>m". `on_notice` is
+    "immediate" or "lastSafe". "auto" derives the interval from `interruptions`."""
 
     uri: str | None = None
     interval: str = "auto"
@@ -54,7 +54,7 @@ class CheckpointConfig(Message):
 
 
 class FsdpConfig(Message):
-    """How to train with FSDP2. `sharding` is "full" (over all ranks) or "hybrid" (over the ranks of a node, with
+    """Settings of FSDP2. `sharding` is "full" (over all ranks) or "hybrid" (over the ranks of a node, with
     replicas over the nodes)."""
 
     sharding: str = "full"
@@ -63,7 +63,7 @@ class FsdpConfig(Message):
 
 
 class DeepSpeedConfig(Message):
-    """How to train with DeepSpeed. `zero_stage` None: that of `config`, or 2. `config` is a DeepSpeed JSON."""
+    """Settings of DeepSpeed. `zero_stage` None: the stage in `config`, or 2. `config` is a DeepSpeed JSON."""
 
     zero_stage: int | None = None
     offload_optimizer: bool = False
@@ -93,8 +93,8 @@ class LossSpikeConfig(Message):
 
 
 class StabilityConfig(Message):
-    """What to do where a loss or gradient is not finite, and where the loss jumps (None: nothing). A run that has
-    to be rolled back to the same commit more than `max_rollbacks` times fails."""
+    """What to do if a loss or gradient is not finite, and if the loss spikes (None: nothing). The run fails if it
+    has to roll back to the same commit more than `max_rollbacks` times."""
 
     non_finite: StabilityAction = StabilityAction.FAIL
     loss_spike: LossSpikeConfig | None = None
@@ -102,7 +102,7 @@ class StabilityConfig(Message):
 
 
 class TrainerConfig(Message):
-    """What the ranks of a generation need to know (run.json)."""
+    """Settings of the ranks of a generation (run.json)."""
 
     job: str
     namespace: str = "default"
@@ -111,9 +111,9 @@ class TrainerConfig(Message):
     seed: int = 0
     strategy: str = "auto"
     precision: str = "fp32"
-    # The smallest world size that the job may have; None: this generation's.
+    # The smallest world size that the job may have. None: the world size of this generation.
     min_world_size: int | None = None
-    # Of the model's blocks, under any strategy.
+    # These two apply to the model's blocks, under any strategy.
     activation_checkpointing: bool = False
     compile: bool = False
     fsdp: FsdpConfig = FsdpConfig()
@@ -122,6 +122,6 @@ class TrainerConfig(Message):
     micro_batch: int = 1
     checkpoint: CheckpointConfig = CheckpointConfig()
     stability: StabilityConfig | None = None
-    # The newest commit that the operator knows of. Ranks read HEAD itself; an older HEAD than this is an error.
+    # The newest commit that the operator knows. Ranks read HEAD themselves; a HEAD older than this is an error.
     resume: CommitRef | None = None
     memory: PeerMemory | None = None

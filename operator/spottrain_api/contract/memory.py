@@ -1,4 +1,4 @@
-"""Shards of replicated steps in members' memory: who holds what, and where they go."""
+"""Shards of replicated steps in the members' memory: who holds which, and where ranks send them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .message import Message
 
 
 class MemoryStep(Message):
-    """One replicated step, as far as one member's memory holds it: all that the `ranks` of a world of `world_size`
-    had staged after `step`. `sequence` counts the generation's replicated steps."""
+    """The part of one replicated step that a member's memory holds: the shards of `ranks`, in a world of
+    `world_size`, after `step`. `sequence` counts the generation's replicated steps."""
 
     generation: int
     sequence: int
@@ -38,9 +38,13 @@ class MemoryCheckpoint(Message):
 
 
 class PeerMemory(Message):
-    """Where a member's ranks replicate their shards: into its own memory and its peer's. `peer` None: there is no
-    other member. `interval` None: as often as costs little. `resume` is what to begin with, if the store has nothing
-    newer. The token opens the memory of all members of the generation, and of no other."""
+    """Where a member's ranks replicate their shards: its own memory and its peer's.
+
+    - token: opens the memory of all members of the generation, and of no others.
+    - own, peer: "address:port" of the two memories. `peer` None: there is no other member.
+    - interval: steps from one replica to the next. None: as often as costs little.
+    - resume: the step to resume from, unless the store has a newer one.
+    """
 
     token: str
     own: str

@@ -1,4 +1,4 @@
-"""What all messages have in common."""
+"""The base class of all messages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Message(BaseModel):
         return cls.model_validate_json(text)
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path` atomically, so that a reader never sees half a message."""
+        """Replace the file at `path` atomically: a reader never sees half a message."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(self.to_json())
         temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The message in the file at `path`, or None where there is no such file."""
+        """The message in the file at `path`, or None if there is no such file."""
         try:
             return cls.from_json(path.read_bytes())
         except FileNotFoundError:

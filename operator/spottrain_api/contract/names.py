@@ -1,4 +1,4 @@
-"""Names that several parts use: labels and annotations, paths and ports, environment, files of a run directory."""
+"""Names that several parts share: labels and annotations, paths and ports, environment, files of a run directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
 
-# What the watcher leaves on a node that is about to go: the Notice as JSON, and a taint against new pods.
+# The watcher marks a node that is about to go: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
 
@@ -31,7 +31,7 @@ LONG_POLL_SECONDS = 25.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"
-# With which a member's memory says what an object cost it.
+# Header with which a member's memory reports the processor time that an object took it.
 PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
 # Environment of a trainer pod, read by the agent.
@@ -46,13 +46,13 @@ ENV_NODE_NAME = "SPOTTRAIN_NODE_NAME"
 ENV_HOST_IP = "SPOTTRAIN_HOST_IP"
 ENV_WATCHER_PORT = "SPOTTRAIN_WATCHER_PORT"
 ENV_CAPACITY_TYPE = "SPOTTRAIN_CAPACITY_TYPE"
-# Where a service account is mounted, for the parts that talk to Kubernetes (operator, watcher).
+# Folder of the mounted service account, for the parts that talk to Kubernetes (operator, watcher).
 ENV_SERVICEACCOUNT_DIR = "SPOTTRAIN_SERVICEACCOUNT_DIR"
 
-# Environment of the ranks, beside what torchrun sets.
+# Environment of the ranks, in addition to torchrun's variables.
 ENV_RUN_DIR = "SPOTTRAIN_RUN_DIR"
-# For scripts that don't use the library: the grace they can count on, and the file that appears with the
-# actual deadline (a DrainRequest) when SIGTERM is sent.
+# For scripts that don't use the library: the grace period that they can count on, and the file with the actual
+# deadline (a DrainRequest) that appears when SIGTERM is sent.
 ENV_GRACE_SECONDS = "SPOTTRAIN_GRACE_SECONDS"
 ENV_DRAIN_FILE = "SPOTTRAIN_DRAIN_FILE"
 # If set, every rank appends the ids of the samples it used, step by step, to a file in this folder.

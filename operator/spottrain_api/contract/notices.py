@@ -1,4 +1,4 @@
-"""What the watcher says: to the agents of its node, and on the node for the operator."""
+"""Notices, which the watcher gives to the agents of its node and, on the node, to the operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from .message import Message
 
 
 class NoticeKind(StrEnum):
-    """What is announced: the node goes (PREEMPT, MAINTENANCE), it may go (REBALANCE), the pod goes (EVICT)."""
+    """What the notice announces.
+
+    - preempt, maintenance: the node goes.
+    - rebalance: the node may go.
+    - evict: the pod goes.
+    """
 
     PREEMPT = "preempt"
     REBALANCE = "rebalance"
@@ -20,8 +25,8 @@ class NoticeKind(StrEnum):
 class Notice(Message):
     """An announcement that a node, or one pod on it, will be gone at a deadline.
 
-    One type whatever the source. `id` is the same for repeated signals of the same event. A notice that the
-    cloud takes back is repeated with `cancelled`.
+    All sources give this type. `id` is the same for repeated signals of the same event. If the cloud takes a
+    notice back, it is repeated with `cancelled`.
     """
 
     id: str
@@ -34,8 +39,8 @@ class Notice(Message):
     cancelled: bool = False
 
 
-# Notices about one pod alone have an id that begins so, followed by the pod's uid. They are no reason for the
-# node's other pods to drain, nor to taint the node.
+# The id of a notice about one pod alone: this prefix and the pod's uid. The node's other pods don't drain for it,
+# and the node gets no taint.
 POD_NOTICE_PREFIX = "pod/"
 
 

@@ -1,4 +1,4 @@
-"""What ranks say of themselves, through the run directory: progress, what went wrong, how they ended."""
+"""What ranks report through the run directory: progress, failures, and how they ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CommitRef(Message):
 
 
 class CheckpointTimings(Message):
-    """Measured durations of the newest checkpoint, in seconds, and the bytes this rank wrote.
+    """Measured durations of the newest checkpoint, in seconds, and the bytes that this rank wrote.
 
-    `forecast_seconds` is what the save as a whole was expected to take, before it began; None for the first.
+    `forecast_seconds` is the forecast for the whole save, made before its start; None for the first save.
     """
 
     staging_seconds: float
@@ -34,12 +34,12 @@ class CheckpointTimings(Message):
 
     @property
     def total_seconds(self) -> float:
-        """From the begin of staging until HEAD names the checkpoint."""
+        """Seconds from the start of staging until HEAD names the checkpoint."""
         return self.staging_seconds + self.upload_seconds + self.commit_seconds
 
 
 class FailureReason(StrEnum):
-    """Why a generation failed on a member. `FATAL_REASONS` aren't retried: the next try would end the same."""
+    """Why a generation failed on a member. `FATAL_REASONS` aren't retried: a retry would fail in the same way."""
 
     SCRIPT_ERROR = "ScriptError"
     KILLED = "Killed"
@@ -75,8 +75,8 @@ FATAL_REASONS = frozenset(
 
 
 class Failure(Message):
-    """What went wrong, as a sentence for the user; `exit_code` is the worker's (negative: a signal). `fence` is the
-    generation that shut this one out of the checkpoints, where that is what went wrong."""
+    """What went wrong, with a sentence for the user. `exit_code` is the worker's (negative: a signal). `fence` is the
+    newer generation that has fenced this one off the checkpoints, if that is the failure."""
 
     reason: FailureReason
     message: str
@@ -120,7 +120,7 @@ class StrategyChoice(Message):
 
 
 class TrainerPhase(StrEnum):
-    """Where a rank is: STARTING up to and including the resume, then TRAINING, with SAVING before its end."""
+    """Stage that a rank is in: STARTING until it has resumed, then TRAINING, SAVING before its end, and DONE."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -129,10 +129,11 @@ class TrainerPhase(StrEnum):
 
 
 class Progress(Message):
-    """A rank's newest state; the agent passes on that of its local rank 0.
+    """A rank's newest state; the agent forwards that of its local rank 0.
 
-    `step` counts completed optimizer steps of the job since its beginning (not of this generation).
-    `first_step_at` is when this generation completed its first step; `tokens_per_second` is the whole world's.
+    `step` counts the optimizer steps completed since the job's start (not since this generation's).
+    `first_step_at` is the time at which this generation completed its first step. `tokens_per_second` is the sum
+    over all ranks.
     """
 
     generation: int
@@ -149,17 +150,17 @@ class Progress(Message):
     updated_at: datetime
     commit: CommitRef | None = None
     checkpoint: CheckpointTimings | None = None
-    # What keeps commits from being made or read, while training goes on; None again once one is made.
+    # Why commits can't be made or read, while training continues; None again after the next commit.
     checkpoint_failure: Failure | None = None
     drain_seen_at: datetime | None = None
-    # Steps of the run that left no trace in the model, and how often it was rolled back, for stability's sake.
+    # Steps of the run that stability skipped or undid, and how often it rolled the run back.
     skipped_steps: int = 0
     rollbacks: int = 0
-    # How often it commits and why so, and what went other than planned; sentences for the status.
+    # How often the ranks commit and why, and what did not go as planned; sentences for the status.
     checkpoint_interval: str | None = None
     message: str | None = None
     strategy: StrategyChoice | None = None
-    # Milestones of start-up for the recovery benchmark: name -> when.
+    # Milestones of the start, for the recovery benchmark: the time of each, by name.
     milestones: dict[str, datetime] = Field(default_factory=dict)
 
 
@@ -170,7 +171,7 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Message):
-    """How a rank ended, in its own words. Where none is left behind, the exit code speaks."""
+    """How a rank ended, as it reports itself. A rank that leaves none is judged by its exit code."""
 
     generation: int
     kind: OutcomeKind

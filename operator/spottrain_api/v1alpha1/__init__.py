@@ -1,7 +1,7 @@
-"""TrainingJob, spottrain.dev/v1alpha1: what a user asks for (spec) and what the operator answers (status).
+"""TrainingJob, spottrain.dev/v1alpha1: what the user asks for (spec) and what the operator reports (status).
 
-These models are the single source of the CRD: `python -m spottrain_api.crd` writes crds/ from them, with
-their descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
+These models are the single source of the CRD: `python -m spottrain_api.crd` generates crds/ from them, with their
+descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
 from .capacity import (

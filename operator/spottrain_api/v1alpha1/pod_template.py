@@ -59,7 +59,7 @@ class KeySelector(Resource):
 
 
 class EnvVarSource(Resource):
-    """Where the value of an environment variable comes from."""
+    """Source of the value of an environment variable."""
 
     config_map_key_ref: Annotated[
         KeySelector | None,
@@ -97,7 +97,7 @@ class EnvVar(Resource):
     ] = None
     value_from: Annotated[
         EnvVarSource | None,
-        Field(description="Where the value comes from. Default: none, as `value` is given instead."),
+        Field(description="Source of the value. Default: none, as `value` is given instead."),
     ] = None
 
 
@@ -145,7 +145,7 @@ class Volume(Resource):
 
 
 class VolumeMount(Resource):
-    """Where the container of a pod has a volume."""
+    """Mount of a volume in the container of a pod."""
 
     name: Annotated[str, Field(description="Name of a volume in podTemplate.volumes.")]
     mount_path: Annotated[str, Field(description="Absolute path in the container.")]
@@ -225,7 +225,7 @@ class PodTemplate(Resource):
     ] = None
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, description="Volumes of each pod.")] = ()
     volume_mounts: Annotated[
-        tuple[VolumeMount, ...], Field(max_length=32, description="Where each pod's container has the volumes.")
+        tuple[VolumeMount, ...], Field(max_length=32, description="Mounts of the volumes in each pod's container.")
     ] = ()
     termination_grace_period_seconds: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""What the operator answers: the status of a TrainingJob."""
+"""What the operator reports: the status of a TrainingJob."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .resource import Resource
 
 
 class StatusResource(Resource):
-    """Base of the status: unknown fields are kept out, so that an older operator can read a newer status."""
+    """Base of the status: unknown fields are ignored, so that an older operator can read a newer status."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Phase(StrEnum):
-    """Where the job is.
+    """Stage that the job is in.
 
     - Pending: it waits for nodes, before its first generation or after a suspension.
     - Starting: a generation has started and makes its first step soon.
@@ -61,7 +61,7 @@ class Condition(StatusResource):
 
 
 class GenerationState(StrEnum):
-    """Where the generation is.
+    """State of the generation.
 
     - Active: its members are to train.
     - Draining: its members are to commit and stop.
@@ -252,7 +252,7 @@ class TrainingJobStatus(StatusResource):
         CostStatus | None,
         Field(description="Money that the job's nodes have cost so far. Absent if the spec has no prices."),
     ] = None
-    # Bookkeeping that must survive the operator.
+    # Bookkeeping that must survive a restart of the operator.
     last_sequence: Annotated[int, Field(description="Highest number that a pod of this job has had in its name.")] = 0
     spot_pending_since: Annotated[
         datetime | None,
