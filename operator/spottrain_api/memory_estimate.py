@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from .contract import Precision, Strategy
+
 GIB = 1 << 30
-DDP, FSDP, DEEPSPEED = "ddp", "fsdp", "deepspeed"
+DDP, FSDP, DEEPSPEED = Strategy.DDP.value, Strategy.FSDP.value, Strategy.DEEPSPEED.value
 _FP32 = 4
-_COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_COMPUTE_BYTES: dict[str, int] = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2}
 # Hidden units for each layer: 64 (GPT-2) to 128 (7B models).
 _HIDDEN_PER_LAYER = 100
 # For each token, layer and hidden unit; values of the compute precision.

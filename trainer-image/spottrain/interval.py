@@ -14,14 +14,12 @@ import math
 import re
 from dataclasses import dataclass
 
-from spottrain_api.contract import Interruptions
+from spottrain_api.contract import AUTO_INTERVAL, INTERVAL_PATTERN, Interruptions
 
 # Before anything is known: one loss without notice an hour. It weighs as much as one that was observed.
 PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0
 MIN_INTERVAL_SECONDS = 10.0
 MAX_INTERVAL_SECONDS = 1800.0
-
-_PATTERN = re.compile(r"([1-9][0-9]*)(steps|s|m)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +34,19 @@ class CommitInterval:
     @classmethod
     def parse(cls, text: str, interruptions: Interruptions | None = None) -> CommitInterval:
         """Raises ValueError, with a sentence, for anything but "auto", "<n>steps", "<n>s" and "<n>m"."""
-        if text == "auto":
+        if text == AUTO_INTERVAL:
             return cls(interruptions=interruptions or Interruptions())
-        match = _PATTERN.fullmatch(text)
+        match = re.fullmatch(INTERVAL_PATTERN, text)
         if match is None:
             raise ValueError(
                 f"checkpoint.interval {text!r} is not understood; write auto, or a number with steps, s or m, "
                 "as in 50steps"
             )
-        number = int(match[1])
-        if match[2] == "steps":
+        unit = match[2]
+        number = int(text.removesuffix(unit))
+        if unit == "steps":
             return cls(steps=number)
-        return cls(seconds=number * (60.0 if match[2] == "m" else 1.0))
+        return cls(seconds=number * (60.0 if unit == "m" else 1.0))
 
     def due_at_step(self, step: int) -> bool:
         """Whether to commit after this step for its number alone; the same on every rank."""

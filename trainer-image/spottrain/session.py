@@ -41,14 +41,19 @@ from spottrain_api.contract import (
     ENV_AUDIT_DIR,
     CheckpointConfig,
     FailureReason,
+    OnNotice,
     OutcomeKind,
+    Precision,
     StabilityConfig,
     StrategyChoice,
     TrainerConfig,
 )
 
-IMMEDIATE, LAST_SAFE = "immediate", "lastSafe"
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PRECISIONS: dict[str, torch.dtype] = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
 
 
 @contextmanager
@@ -284,7 +289,7 @@ class Session:
                 retention=retention_of(self.config),
                 reporter=self._reporter,
                 replicas=self._replicas(),
-                waits_for_last_safe_moment=self.config.checkpoint.on_notice == LAST_SAFE,
+                waits_for_last_safe_moment=self.config.checkpoint.on_notice == OnNotice.LAST_SAFE,
             ),
             drain=self._drain,
             reporter=self._reporter,
@@ -357,9 +362,9 @@ def _checked(config: TrainerConfig) -> CommitInterval:
     with _as_user_errors():
         if config.precision not in _PRECISIONS:
             raise ValueError(f"precision {config.precision!r} is unknown; use one of {', '.join(_PRECISIONS)}")
-        if config.checkpoint.on_notice not in (IMMEDIATE, LAST_SAFE):
-            known = f"use {IMMEDIATE} or {LAST_SAFE}"
-            raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; {known}")
+        if config.checkpoint.on_notice not in tuple(OnNotice):
+            known = " or ".join(OnNotice)
+            raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; use {known}")
         return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
 
 

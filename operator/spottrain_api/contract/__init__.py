@@ -18,6 +18,7 @@ from .assignments import (
     GenerationAssignment,
     Member,
 )
+from .choices import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice, Precision, Sharding, StabilityAction, Strategy
 from .clocks import clock_offset
 from .configuration import (
     CheckpointConfig,
@@ -26,7 +27,6 @@ from .configuration import (
     FsdpConfig,
     Interruptions,
     LossSpikeConfig,
-    StabilityAction,
     StabilityConfig,
     TrainerConfig,
 )
@@ -104,6 +104,7 @@ from .reports import (
 __all__ = [
     "ANNOTATION_NOTICE",
     "API_VERSION",
+    "AUTO_INTERVAL",
     "CONTROL_PORT",
     "ENV_AUDIT_DIR",
     "ENV_CAPACITY_TYPE",
@@ -125,6 +126,7 @@ __all__ = [
     "FILE_DRAIN",
     "FILE_RUN",
     "GROUP",
+    "INTERVAL_PATTERN",
     "KIND",
     "LABEL_CAPACITY_TYPE",
     "LABEL_JOB",
@@ -170,12 +172,16 @@ __all__ = [
     "Notice",
     "NoticeKind",
     "NoticeList",
+    "OnNotice",
     "Outcome",
     "OutcomeKind",
     "PeerMemory",
+    "Precision",
     "Progress",
+    "Sharding",
     "StabilityAction",
     "StabilityConfig",
+    "Strategy",
     "StrategyChoice",
     "TrainerConfig",
     "TrainerPhase",

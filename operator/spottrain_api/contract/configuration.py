@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
+from .choices import AUTO_INTERVAL, OnNotice, Precision, Sharding, StabilityAction, Strategy
 from .memory import PeerMemory
 from .message import Message
 from .reports import CommitRef
@@ -45,10 +45,10 @@ class CheckpointConfig(Message):
     "immediate" or "lastSafe". "auto" derives the interval from `interruptions`."""
 
     uri: str | None = None
-    interval: str = "auto"
+    interval: str = AUTO_INTERVAL
     keep: int = 2
     keep_every: int | None = None
-    on_notice: str = "immediate"
+    on_notice: str = OnNotice.IMMEDIATE.value
     interruptions: Interruptions = Interruptions()
     endpoint_url: str | None = None
 
@@ -57,7 +57,7 @@ class FsdpConfig(Message):
     """Settings of FSDP2. `sharding` is "full" (over all ranks) or "hybrid" (over the ranks of a node, with
     replicas over the nodes)."""
 
-    sharding: str = "full"
+    sharding: str = Sharding.FULL.value
     reshard_after_forward: bool = True
     offload: bool = False
 
@@ -69,19 +69,6 @@ class DeepSpeedConfig(Message):
     offload_optimizer: bool = False
     offload_parameters: bool = False
     config: dict[str, Any] = Field(default_factory=dict)
-
-
-class StabilityAction(StrEnum):
-    """What to do about a step that would spoil the model.
-
-    - fail: end the job.
-    - skip: make no update, and go on with the next samples.
-    - rollback: undo everything since the newest commit, and go on with the next samples.
-    """
-
-    FAIL = "fail"
-    SKIP = "skip"
-    ROLLBACK = "rollback"
 
 
 class LossSpikeConfig(Message):
@@ -109,8 +96,8 @@ class TrainerConfig(Message):
     generation: int
     attempt_id: str  # unique per generation: also torchrun's rendezvous id
     seed: int = 0
-    strategy: str = "auto"
-    precision: str = "fp32"
+    strategy: str = Strategy.AUTO.value
+    precision: str = Precision.FP32.value
     # The smallest world size that the job may have. None: the world size of this generation.
     min_world_size: int | None = None
     # These two apply to the model's blocks, under any strategy.

@@ -4,6 +4,7 @@ These models are the single source of the CRD: `python -m spottrain_api.crd` gen
 descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
+from ..contract import INTERVAL_PATTERN, OnNotice, Precision, Sharding, Strategy
 from .capacity import (
     MAX_MEMBERS,
     Capacity,
@@ -15,7 +16,7 @@ from .capacity import (
     PoolProvider,
     SpotCapacity,
 )
-from .checkpoint import INTERVAL_PATTERN, Checkpoint, OnNotice
+from .checkpoint import Checkpoint
 from .pod_template import (
     EntrypointSpec,
     EnvVar,
@@ -44,7 +45,7 @@ from .status import (
     TrainingJobStatus,
     Transition,
 )
-from .training import Batch, DeepSpeed, Fsdp, Precision, Sharding, Strategy
+from .training import Batch, DeepSpeed, Fsdp
 
 __all__ = [
     "FINISHED_PHASES",

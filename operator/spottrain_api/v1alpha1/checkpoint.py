@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
+from ..contract import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice
 from .resource import Resource
-
-INTERVAL_PATTERN = r"^(auto|[1-9][0-9]*(steps|s|m))$"
-
-
-class OnNotice(StrEnum):
-    """When to commit and stop after a preemption notice.
-
-    - immediate: at the next step.
-    - lastSafe: when what remains of the notice is just enough to commit; until then training goes on.
-    """
-
-    IMMEDIATE = "immediate"
-    LAST_SAFE = "lastSafe"
 
 
 class Checkpoint(Resource):
@@ -60,7 +47,7 @@ class Checkpoint(Resource):
             "minutes (5m), or auto. auto finds the interval from the measured cost of a checkpoint and the losses "
             "without notice (Young/Daly), between 10 seconds and 30 minutes.",
         ),
-    ] = "auto"
+    ] = AUTO_INTERVAL
     keep: Annotated[int, Field(ge=1, le=1000, description="Number of the newest commits to keep.")] = 2
     keep_every: Annotated[
         int | None,

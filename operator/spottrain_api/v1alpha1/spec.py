@@ -6,12 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ..contract import Precision, Strategy
 from .capacity import Capacity, Nodes
 from .checkpoint import Checkpoint
 from .pod_template import EntrypointSpec, EnvVar, PodTemplate, Resources
 from .resource import Resource
 from .stability import Stability
-from .training import Batch, DeepSpeed, Fsdp, Precision, Strategy
+from .training import Batch, DeepSpeed, Fsdp
 
 
 class RunPolicy(Resource):

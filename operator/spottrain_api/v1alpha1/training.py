@@ -2,51 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
+from ..contract import Sharding
 from .resource import FreeForm, Resource
-
-
-class Strategy(StrEnum):
-    """How the model is spread over the ranks. Can't change while the job exists.
-
-    - auto: the first of ddp, fsdp and deepspeed that fits into the ranks' memory, chosen at the first start.
-    - ddp: each rank holds the whole model (DistributedDataParallel).
-    - fsdp: the ranks share out parameters, gradients and optimizer state (FSDP2).
-    - deepspeed: ZeRO, with the settings in `deepspeed`.
-    """
-
-    AUTO = "auto"
-    DDP = "ddp"
-    FSDP = "fsdp"
-    DEEPSPEED = "deepspeed"
-
-
-class Precision(StrEnum):
-    """Number format of forward and backward; weights are updated in fp32. Can't change while the job exists.
-
-    - fp32: 32 bits.
-    - bf16: bfloat16.
-    - fp16: half precision with a loss scaler; needs the strategy deepspeed.
-    """
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class Sharding(StrEnum):
-    """Over which ranks FSDP2 shards.
-
-    - full: over all ranks.
-    - hybrid: over the ranks of a node, with a replica on each node; needs processesPerNode above 1.
-    """
-
-    FULL = "full"
-    HYBRID = "hybrid"
 
 
 class Fsdp(Resource):

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from spottrain.engines.engine import Engine, EngineConfig
+from spottrain_api.contract import Strategy
 
 # Chosen by spottrain.engines.auto.
-AUTO = "auto"
+AUTO = Strategy.AUTO.value
 
 
 def choose_engine(strategy: str, config: EngineConfig) -> Engine:
     """The engine of that strategy (ddp, fsdp, deepspeed). Raises ValueError, with a sentence, for any other, and
     where the engine's library is missing."""
-    engines: Mapping[str, Callable[[EngineConfig], Engine]] = {"ddp": _ddp, "fsdp": _fsdp, "deepspeed": _deepspeed}
+    engines: Mapping[str, Callable[[EngineConfig], Engine]] = {
+        Strategy.DDP: _ddp,
+        Strategy.FSDP: _fsdp,
+        Strategy.DEEPSPEED: _deepspeed,
+    }
     if strategy not in engines:
         raise ValueError(f"strategy {strategy!r} is unknown; use auto, ddp, fsdp or deepspeed")
     return engines[strategy](config)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.batch import BatchPlan
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
+from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, Sharding
 
 # Values of FsdpConfig.sharding.
-FULL, HYBRID = "full", "hybrid"
+FULL, HYBRID = Sharding.FULL.value, Sharding.HYBRID.value
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 
