@@ -6,21 +6,18 @@ An agent that acts on an assignment therefore acts on something that a new opera
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
-    CheckpointConfig,
-    DeepSpeedConfig,
     DrainRequest,
     Entrypoint,
-    FsdpConfig,
     GenerationAssignment,
     Interruptions,
-    StabilityConfig,
     TrainerConfig,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Resource
 
 from .causes import PREEMPTIONS
 from .memory import peer_memory
@@ -81,57 +78,39 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
 
 
 def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> GenerationAssignment:
-    spec = job.spec
     return GenerationAssignment(
         number=generation.number,
         rendezvous_id=generation.rendezvous_id,
         rendezvous_endpoint=generation.rendezvous_endpoint,
         node_rank=node_rank,
         num_nodes=len(generation.members),
-        processes_per_node=spec.processes_per_node,
-        entrypoint=Entrypoint(
-            script=spec.entrypoint.script,
-            module=spec.entrypoint.module,
-            args=spec.entrypoint.args,
-            working_dir=spec.entrypoint.working_dir,
-        ),
-        trainer=TrainerConfig(
-            job=job.name,
-            namespace=job.namespace,
-            generation=generation.number,
-            attempt_id=generation.rendezvous_id,
-            seed=spec.seed,
-            strategy=spec.strategy.value,
-            precision=spec.precision.value,
-            min_world_size=spec.nodes.min * spec.processes_per_node,
-            activation_checkpointing=spec.activation_checkpointing,
-            compile=spec.compile,
-            fsdp=FsdpConfig(
-                sharding=spec.fsdp.sharding.value,
-                reshard_after_forward=spec.fsdp.reshard_after_forward,
-                offload=spec.fsdp.offload,
-            ),
-            deepspeed=DeepSpeedConfig(
-                zero_stage=spec.deepspeed.zero_stage,
-                offload_optimizer=spec.deepspeed.offload_optimizer,
-                offload_parameters=spec.deepspeed.offload_parameters,
-                config=spec.deepspeed.config.to_dict(),
-            ),
-            global_batch=spec.batch.global_,
-            micro_batch=spec.batch.micro,
-            checkpoint=CheckpointConfig(
-                uri=spec.checkpoint.uri,
-                interval=spec.checkpoint.interval,
-                keep=spec.checkpoint.keep,
-                keep_every=spec.checkpoint.keep_every,
-                on_notice=spec.checkpoint.on_notice.value,
-                interruptions=_interruptions(job, generation),
-                endpoint_url=spec.checkpoint.endpoint_url,
-            ),
-            stability=StabilityConfig.model_validate(spec.stability.to_dict())
-            if spec.stability is not None
-            else None,
-            resume=generation.resume,
-            memory=peer_memory(job, node_rank, key),
-        ),
+        processes_per_node=job.spec.processes_per_node,
+        entrypoint=Entrypoint.model_validate(_settings(job.spec.entrypoint)),
+        trainer=_trainer_config(job, generation, node_rank, key),
     )
+
+
+def _trainer_config(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> TrainerConfig:
+    """The spec's settings, each in the field of the same name, and what else the ranks of this generation need."""
+    spec = job.spec
+    checkpoint = _settings(spec.checkpoint) | {"interruptions": _interruptions(job, generation)}
+    return TrainerConfig.model_validate(
+        _settings(spec)
+        | {
+            "job": job.name,
+            "namespace": job.namespace,
+            "generation": generation.number,
+            "attempt_id": generation.rendezvous_id,
+            "min_world_size": spec.nodes.min * spec.processes_per_node,
+            "global_batch": spec.batch.global_,
+            "micro_batch": spec.batch.micro,
+            "checkpoint": checkpoint,
+            "resume": generation.resume,
+            "memory": peer_memory(job, node_rank, key),
+        }
+    )
+
+
+def _settings(part: Resource) -> dict[str, Any]:
+    """A part of the spec by its fields' names. A message takes the fields that it has, and ignores the others."""
+    return part.model_dump(mode="json", exclude_none=True)
