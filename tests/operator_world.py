@@ -90,6 +90,7 @@ class World:
 
     cluster: CrashingCluster
     now: datetime = BEGIN
+    last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
 
@@ -154,13 +155,13 @@ class World:
         self.reports.put(PodIdentity(namespace=KEY.namespace, pod=name, uid=uid), report)
 
     def _trained(self, step: int) -> dict[str, Any]:
-        done = step >= LAST_STEP
-        commit = CommitRef(generation=1, step=LAST_STEP, manifest="m", committed_at=BEGIN) if done else None
+        done = step >= self.last_step
+        commit = CommitRef(generation=1, step=step, manifest="m", committed_at=BEGIN) if done else None
         progress = Progress(
             generation=1,
             phase=TrainerPhase.DONE if done else TrainerPhase.TRAINING,
-            step=min(step, LAST_STEP),
-            total_steps=LAST_STEP,
+            step=min(step, self.last_step),
+            total_steps=self.last_step,
             first_step_at=BEGIN,
             last_step_at=self.now,
             updated_at=self.now,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from .cluster import AlreadyExistsError, ClusterClient, InvalidObjectError, JobKey
+from .cluster import AlreadyExistsError, ClusterClient, JobKey, RefusedError
 from .core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
 from .pods import JobRef, build_pod
 
 
-class InvalidJobError(Exception):
-    """The CRD let the job through, but no pod can be made of it. The message is a sentence for the user."""
+class NoPoolError(RefusedError):
+    """The job's pools offer no place for a pod. The message is a sentence for the user."""
 
 
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
     """Every action is idempotent: done twice, or done already, it changes nothing.
 
-    ClusterError if it may work later; InvalidJobError if the spec makes it impossible.
+    ClusterError if it may work later, RefusedError if only after something else has changed.
     """
     match action:
         case CreatePod():
@@ -44,6 +44,4 @@ async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, c
     except AlreadyExistsError:
         return
     except ValueError as error:
-        raise InvalidJobError(f"spec.{error}") from error
-    except InvalidObjectError as error:
-        raise InvalidJobError(f"Kubernetes refuses the job's pods: {error}") from error
+        raise NoPoolError(f"spec.{error}") from error

@@ -25,13 +25,17 @@ class AlreadyExistsError(ClusterError):
     """An object of that name is there already."""
 
 
-class InvalidObjectError(ClusterError):
-    """The API server refuses the object for what it says; the same object will never be accepted."""
+class RefusedError(ClusterError):
+    """The API server has looked at the object, and refuses it."""
 
 
-class ForbiddenError(ClusterError):
-    """An admission rule of the cluster refuses the object: something that it names is missing, a quota is used up,
-    or the namespace's policy is against it."""
+class InvalidObjectError(RefusedError):
+    """For what the object says: a rule of Kubernetes or an admission webhook is against it."""
+
+
+class ForbiddenError(RefusedError):
+    """For what the cluster is: something that the object names is missing, a quota is used up, the namespace's policy
+    is against it, or who has to be asked doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

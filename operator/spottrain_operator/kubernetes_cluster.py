@@ -193,11 +193,11 @@ def _translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    if error.status == 403:
-        # 'pods "gpt-7" is forbidden: exceeded quota …': the part that stays the same for the next pod.
+    # 'pods "gpt-7" is forbidden: exceeded quota …': the part that stays the same for the next pod.
+    if error.status == 403 or "failed calling webhook" in sentence:
         return ForbiddenError(sentence.partition(" is forbidden: ")[2] or sentence)
     if error.status in (400, 422):
-        return InvalidObjectError(sentence)
+        return InvalidObjectError(sentence.partition(" is invalid: ")[2] or sentence)
     return ClusterError(f"the API server answered {error.status}: {sentence}")
 
 

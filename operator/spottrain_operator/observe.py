@@ -19,7 +19,8 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 
-from .cluster import ForbiddenError, Manifest
+from .apply import NoPoolError
+from .cluster import Manifest, RefusedError
 from .core.model import JobView, NodeView, PodView, Refusal
 from .pods import ANNOTATION_POOL
 from .tolerant import dotted, read_known
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 # Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+_QUOTA = "exceeded quota"
 
 
 class NotUnderstoodError(Exception):
@@ -127,10 +129,24 @@ def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
     return replace(pod, waiting_reason="FailedMount", waiting_message=event.get("message"))
 
 
-def refusal(error: ForbiddenError, now: datetime) -> Refusal:
-    """A quota comes free again, and rights that the operator lacks are its administrator's; the rest is the job's."""
-    passing = ("exceeded quota", "cannot create resource", "being terminated")
-    return Refusal(since=now, message=str(error), lasting=not any(text in str(error) for text in passing))
+def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
+    """What `error` says of the template, of which `known` was said before.
+
+    A quota comes free again, rights that the operator lacks and a webhook that is down are its administrator's; the
+    rest is the job's.
+    """
+    said = str(error)
+    passing = (_QUOTA, "cannot create resource", "being terminated", "failed calling webhook")
+    again = known is not None and known.template_hash == template_hash
+    return Refusal(
+        template_hash=template_hash,
+        message=said if isinstance(error, NoPoolError) else f"Kubernetes refuses the job's pods: {said}",
+        since=known.since if known is not None and again else now,
+        lasting=not any(text in said for text in passing),
+        by_quota=_QUOTA in said,
+        tried_at=now,
+        num_tries=known.num_tries + 1 if known is not None and again else 1,
+    )
 
 
 def node_view(node: Manifest) -> NodeView:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from spottrain_api.contract import KIND, LABEL_JOB, LABEL_JOB_UID, Assignment, AssignmentAction
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
-from .apply import InvalidJobError, apply
+from .apply import apply
 from .claims import RivalFinder
-from .cluster import ClusterClient, ClusterError, ForbiddenError, JobKey, Manifest
+from .cluster import ClusterClient, JobKey, Manifest, RefusedError
 from .controller import PassResult
 from .core.assignments import assignment_for
 from .core.model import Action, CreatePod, Event, JobView, Observed, Plan, PodView, Refusal
@@ -84,15 +83,12 @@ class Reconciler:
             view = job_view(job)
         except NotUnderstoodError as error:
             return await self._leave_alone(job, error)
-        try:
-            observed = await self._observe(key, view, pods)
-            decided = self._plan(observed, self._now())
-            job = await self._write_status(job, view.status, decided.status)
-            written = job_view(job)
-            self._board.publish(key, self._assignments(written, observed))
-            await self._apply(key, job, written, decided.actions)
-        except InvalidJobError as error:
-            return await self._reject(key, job, view, pods, str(error))
+        observed = await self._observe(key, view, pods)
+        decided = self._plan(observed, self._now())
+        job = await self._write_status(job, view.status, decided.status)
+        written = job_view(job)
+        self._board.publish(key, self._assignments(written, observed))
+        await self._apply(key, job, written, decided.actions)
         for event in decided.events:
             await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
@@ -140,27 +136,29 @@ class Reconciler:
         return await self._cluster.replace_job_status(job | {"status": as_written(status, before, found)})
 
     async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
-        """All of them, side by side; one that fails doesn't keep the others from being done."""
+        """All of them, side by side; one that fails doesn't keep the others from being done.
+
+        A pod that is refused doesn't break the pass off: whoever trains is looked after as before.
+        """
         doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
-        refused = [error for action, error in failed if isinstance(action, CreatePod)]
+        refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
         if any(isinstance(action, CreatePod) for action in actions):
-            self._note_refusal(key, next((error for error in refused if isinstance(error, ForbiddenError)), None))
+            self._note_refusal(key, template_hash(view.spec), refused[0] if refused else None)
         for error in refused:
-            if isinstance(error, ClusterError):
-                message = f"A pod can't be created and is tried again: {error}"
-                await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
-        for _, error in failed:
-            raise error
+            message = f"A pod can't be created and is tried again: {error}"
+            await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
+        for _, failure in failed:
+            if failure not in refused:
+                raise failure
 
-    def _note_refusal(self, key: JobKey, error: ForbiddenError | None) -> None:
+    def _note_refusal(self, key: JobKey, template: str, error: RefusedError | None) -> None:
         """Kept in memory alone: a new operator tries again before it gives up."""
         if error is None:
             self._refusals.pop(key, None)
-            return
-        new, known = refusal(error, self._now()), self._refusals.get(key)
-        self._refusals[key] = new if known is None else replace(new, since=known.since)
+        else:
+            self._refusals[key] = refusal(error, template, self._refusals.get(key), self._now())
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """A newer version wrote the job, and it can't be looked after: its pods and agents go on, and it says so."""
@@ -177,23 +175,6 @@ class Reconciler:
         if status != found:
             job = await self._cluster.replace_job_status(job | {"status": status})
             await self._events.record(job, Event(type="Warning", reason=NOT_UNDERSTOOD, message=message))
-        return PassResult()
-
-    async def _reject(
-        self, key: JobKey, job: Manifest, view: JobView, pods: Sequence[Manifest], sentence: str
-    ) -> PassResult:
-        """The job can't be run as it is: it fails, and its pods go."""
-        self._rivals.forget(key)
-        before = view.status
-        if before.phase is not Phase.FAILED:
-            job = await self._write_status(job, before, failed_status(before, sentence, self._now()))
-        exits = {pod["metadata"]["uid"]: Assignment(action=AssignmentAction.EXIT) for pod in pods}
-        self._board.publish(key, exits)
-        for pod in pods:
-            meta = pod["metadata"]
-            await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
-        if before.phase is not Phase.FAILED:
-            await self._events.record(job, Event(type="Warning", reason="InvalidSpec", message=sentence))
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:
@@ -215,18 +196,3 @@ class Reconciler:
 
 def _is_owned_by_name(meta: Manifest, job: str) -> bool:
     return any(owner["kind"] == KIND and owner["name"] == job for owner in meta.get("ownerReferences", ()))
-
-
-def failed_status(before: TrainingJobStatus, sentence: str, now: datetime) -> TrainingJobStatus:
-    """The status of a job whose spec can't be used. Its other conditions spoke of a job that could be."""
-    condition = Condition(
-        type="Failed", status="True", reason="InvalidSpec", message=sentence, last_transition_time=now
-    )
-    return before.model_copy(
-        update={
-            "phase": Phase.FAILED,
-            "message": sentence,
-            "conditions": (condition,),
-            "completion_time": before.completion_time or now,
-        }
-    )

@@ -136,7 +136,7 @@ WRONG = [
     Wrong(
         name="not-a-quantity",
         spec={"resources": {"limits": {"cpu": "lots"}}},
-        reason="InvalidSpec",
+        reason="CannotStart",
         sentences=("Kubernetes refuses the job's pods: ", "quantities must match"),
         generations=0,
     ),

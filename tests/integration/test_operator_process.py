@@ -149,6 +149,19 @@ class Jobs:
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.kubectl.get("tj", name, self.namespace).get("status", {}))
 
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        conditions = self.status(name).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None})
+
+    def has_run(self, name: str) -> None:
+        """Its status says from now on that it has had generations, of which the fourth has ended."""
+        generation = {
+            **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
+            **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
+        }
+        merge = ("--type=merge", "-p", json.dumps({"status": {"generation": generation}}))
+        self.kubectl("patch", "tj", name, "-n", self.namespace, "--subresource=status", *merge)
+
     def pods(self, name: str) -> list[Any]:
         pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
@@ -242,21 +255,16 @@ def newer_crd(kubectl: Kubectl, namespace: str) -> Iterator[None]:
 def test_an_operator_that_is_older_than_the_crd_disturbs_no_job_that_has_begun(
     operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, newer_crd: None
 ) -> None:
-    def patch(name: str, content: Any, *options: str) -> bool:
+    def patch(name: str, content: Any) -> bool:
         merge = ("--type=merge", "-p", json.dumps(content))
-        return kubectl.run("patch", "tj", name, "-n", jobs.namespace, *merge, *options).returncode == 0
+        return kubectl.run("patch", "tj", name, "-n", jobs.namespace, *merge).returncode == 0
 
     def condition(name: str) -> dict[str, Any]:
-        conditions = jobs.status(name).get("conditions", ())
-        return next((each for each in conditions if each["type"] == "SpecNotUnderstood"), {"status": None})
+        return jobs.condition(name, "SpecNotUnderstood")
 
     jobs.apply("begun")
     wait_for(lambda: len(jobs.pods("begun")) == 3, f"three pods\n{operator.log()}")
-    generation = {
-        **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
-        **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
-    }
-    assert patch("begun", {"status": {"generation": generation}}, "--subresource=status")
+    jobs.has_run("begun")
     before = {pod["metadata"]["uid"] for pod in jobs.pods("begun")}
 
     red = {"spec": {"colour": "red"}}
@@ -274,6 +282,46 @@ def test_an_operator_that_is_older_than_the_crd_disturbs_no_job_that_has_begun(
     assert patch("new", {"spec": {"colour": None}})
     wait_for(lambda: len(jobs.pods("new")) == 3, "it begins once it is understood")
     assert condition("new")["status"] == "False"
+
+
+@pytest.fixture
+def no_pods(kubectl: Kubectl, namespace: str) -> Iterator[None]:
+    """An admission policy that answers 422 to every pod of the namespace."""
+    name, kind = f"no-pods-{namespace}", "ValidatingAdmissionPolicy"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods", "serviceaccounts"],
+    }
+    denial = {"expression": "false", "message": "no pods on Sundays", "reason": "Invalid"}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": selector}}
+    specs = {
+        kind: {"matchConstraints": {"resourceRules": [rule]}, "validations": [denial]},
+        f"{kind}Binding": binding,
+    }
+    api = "admissionregistration.k8s.io/v1"
+    objects = [{"apiVersion": api, "kind": k, "metadata": {"name": name}, "spec": spec} for k, spec in specs.items()]
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    probe = ("create", "serviceaccount", "probe", "-n", namespace, "--dry-run=server")
+    wait_for(lambda: "no pods on Sundays" in kubectl.run(*probe).stderr, "the policy is in force")
+    yield
+    kubectl("delete", kind, f"{kind}Binding", "--field-selector", f"metadata.name={name}")
+
+
+def test_a_replacement_that_is_refused_takes_no_pod_of_a_job_that_has_run(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, request: pytest.FixtureRequest
+) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+    jobs.has_run("gpt")
+    request.getfixturevalue("no_pods")
+    kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
+    wait_for(lambda: jobs.condition("gpt", "PodsHealthy")["reason"] == "PodsRefused", f"it is told\n{operator.log()}")
+    assert "no pods on Sundays" in jobs.condition("gpt", "PodsHealthy")["message"]
+    assert jobs.status("gpt")["phase"] == "Pending"
+    assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == ["gpt-2", "gpt-3"]
 
 
 def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from scene import (
     NOW,
-    START,
     at,
     failed,
     starting_job,
@@ -28,7 +27,6 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Phase
 from spottrain_operator.core.model import (
     DeletePod,
-    Refusal,
 )
 
 
@@ -224,17 +222,6 @@ def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
     status = scene.plan().status
     assert (status.phase is Phase.FAILED) == fails
     assert said in status.message
-
-
-@pytest.mark.parametrize(
-    ("lasting", "seconds", "fails"), [(True, 5, False), (True, 15, True), (False, 600, False)], ids=str
-)
-def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fails: bool) -> None:
-    refusal = Refusal(since=START, message='serviceaccount "trainer" not found', lasting=lasting)
-    scene = replace(waiting_job(0), now=at(seconds))
-    status = replace(scene, observed=replace(scene.observed, refusal=refusal)).plan().status
-    assert (status.phase is Phase.FAILED) == fails
-    assert refusal.message in status.message
 
 
 def test_a_hang_says_which_limit_it_broke() -> None:

@@ -69,7 +69,8 @@ async def test_pods_of_a_template_that_is_not_understood_are_kept() -> None:
     assert world.cluster.deleted == set()
     assert world.status["generation"]["state"] == "Active"
     world.cluster.put_job(job())
-    await world.turn()
+    for _ in range(2):
+        await world.turn()
     assert world.status["generation"]["state"] == "Draining", "understood again, it follows the job"
 
 

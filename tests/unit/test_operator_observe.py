@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster import ForbiddenError
+from spottrain_operator.cluster import ForbiddenError, InvalidObjectError
 from spottrain_operator.observe import (
     NotUnderstoodError,
     job_view,
@@ -119,7 +119,14 @@ def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> Non
     ],
 )
 def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
-    assert refusal(ForbiddenError(said), MOMENT).lasting == lasting
+    first = refusal(ForbiddenError(said), "t1", None, MOMENT)
+    assert (first.lasting, first.since, first.num_tries) == (lasting, MOMENT, 1)
+    assert first.message == f"Kubernetes refuses the job's pods: {said}"
+    later = MOMENT + timedelta(seconds=5)
+    again = refusal(InvalidObjectError("spec: Required value"), "t1", first, later)
+    assert (again.since, again.tried_at, again.num_tries, again.lasting) == (MOMENT, later, 2, True)
+    edited = refusal(ForbiddenError(said), "t2", again, later)
+    assert (edited.since, edited.num_tries) == (later, 1), "another template is another matter"
 
 
 def test_a_terminating_pod() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
-from spottrain_operator.cluster import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+from spottrain_operator.cluster import ClusterError, Manifest
 
 
 def end_state(world: World) -> dict[str, Any]:
@@ -90,35 +90,6 @@ async def test_agents_are_told_only_what_is_written() -> None:
         await world.turn()
     assert world.num_crashes > 0
     assert world.steps == {}
-
-
-async def test_pods_that_are_refused_fail_the_job_with_the_reason() -> None:
-    class Refusing(CrashingCluster):
-        async def create_pod(self, pod: Manifest) -> None:
-            raise InvalidObjectError('Pod "gpt-1" is invalid: volumeMounts: Not found: "nowhere"')
-
-    cluster = Refusing()
-    cluster.put_job(job())
-    world = World(cluster)
-    await world.turn()
-    assert world.status["phase"] == "Failed"
-    assert "nowhere" in world.status["message"]
-
-
-async def test_what_the_cluster_does_not_admit_is_tried_again_and_told() -> None:
-    class Forbidding(CrashingCluster):
-        async def create_pod(self, pod: Manifest) -> None:
-            raise ForbiddenError('serviceaccount "trainer" not found')
-
-    cluster = Forbidding()
-    cluster.put_job(job())
-    world = World(cluster)
-    for _ in range(3):
-        with pytest.raises(ForbiddenError):
-            await world.reconciler.reconcile(KEY)
-    assert world.status["phase"] == "Pending"
-    assert 'serviceaccount "trainer" not found' in world.status["message"]
-    assert [event["reason"] for event in cluster.events].count("PodNotCreated") == 1
 
 
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:

@@ -51,7 +51,7 @@ class Condition(StatusResource):
         str,
         Field(
             description="What it is about: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, "
-            "Blocked, SpecNotUnderstood, Suspended, Succeeded or Failed."
+            "Blocked, PodsHealthy, SpecNotUnderstood, Suspended, Succeeded or Failed."
         ),
     ]
     status: Annotated[str, Field(description="Whether it holds: True, False or Unknown.")]

@@ -18,7 +18,7 @@ from .failure_policy import start_failures
 from .model import CreatePod, DeletePod
 from .rivals import rival_of
 from .situation import PodFacts, Situation
-from .timing import START_FAILURE_PAUSE, seconds_between
+from .timing import REFUSAL_MAX_PAUSE, REFUSAL_PAUSE, START_FAILURE_PAUSE, seconds_between
 from .understanding import waits_to_be_understood
 from .words import counted
 
@@ -142,14 +142,10 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the pods that are missing, under names that were never used before."""
-    if situation.spec.run_policy.suspend or rival_of(situation, draft) or _pauses(situation, draft):
-        return draft
-    if waits_to_be_understood(situation, draft):
-        return draft
-    leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
-    needed = places(situation, draft.status, leaving=leaving)
-    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
-    if not types:
+    types = missing(situation, draft)
+    if situation.refusal is not None:
+        types = types[:1]  # to see whether it's still refused
+    if not types or _pauses(situation, draft):
         return draft
     job = situation.observed.job
     last = max((pod.sequence for pod in situation.observed.pods), default=0)
@@ -160,9 +156,21 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
             CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
         )
     draft = draft.update(last_sequence=last + len(types))
-    counts = ((needed.missing_on_demand, "on-demand pod"), (needed.missing_spot, "spot pod"))
-    text = " and ".join(counted(number, noun) for number, noun in counts if number)
+    text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
     return draft.tell("PodsCreated", f"Creating {text}")
+
+
+def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
+    """The types of the pods that the job lacks. Of a template that was edited one is made first, beside those of the
+    old one: as long as Kubernetes doesn't take it, what runs goes on."""
+    if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
+        return []
+    leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
+    needed = places(situation, draft.status, leaving=leaving)
+    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
+    if not types and situation.tries_template:
+        types = [CapacityType.ON_DEMAND if demand(situation.spec).on_demand else CapacityType.SPOT]
+    return types
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:
@@ -172,7 +180,12 @@ def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> 
 
 
 def _pauses(situation: Situation, draft: Draft) -> bool:
-    """Pods that ended before they could train are replaced ever more slowly."""
+    """Pods that are refused, or ended before they could train, are replaced ever more slowly."""
+    refusal = situation.refusal
+    if refusal is not None:
+        pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))
+        if seconds_between(refusal.tried_at, situation.now) < pause:
+            return True
     failures = start_failures(situation, draft)
     if not failures:
         return False

@@ -9,6 +9,7 @@ from .capacity import places
 from .causes import PREEMPTIONS
 from .draft import Draft
 from .members import says_nothing
+from .pod_health import heed_pods
 from .progress import reported_at_all
 from .rivals import BLOCKED
 from .situation import Situation
@@ -95,8 +96,8 @@ def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
     unschedulable = sum(f.pod.unschedulable_since is not None for f in situation.pods.values())
     if unschedulable:
         text += f"; no node has room for {counted(unschedulable, 'pod')}"
-    if situation.observed.refusal is not None:
-        text += f"; Kubernetes refuses the job's pods: {situation.observed.refusal.message}"
+    if situation.refusal is not None:
+        text += f"; {situation.refusal.message}"
     waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
     if waiting is not None:
         text += f"; {waiting.name}: {waiting.waiting_reason}: {waiting.waiting_message}"
@@ -113,6 +114,7 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition("Suspended", phase is Phase.SUSPENDED, phase.value, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
     draft = _checkpoints(draft, status.generation, situation)
+    draft = heed_pods(situation, draft)
     if status.fallback_since is not None:
         return draft.condition("SpotAvailable", False, "FellBack", "On-demand nodes stand in for spot nodes", now)
     if status.spot_pending_since is not None:

@@ -157,11 +157,11 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     """Give up on a template of which no container ever started, instead of trying for ever."""
     if situation.observed.job.not_understood or _template_has_run(situation, draft):
         return draft
-    refusal = situation.observed.refusal
-    if refusal is not None and refusal.lasting and not situation.pods:
+    refusal = situation.refusal
+    if refusal is not None and refusal.lasting and not situation.pods and draft.status.generation is None:
         if seconds_between(refusal.since, situation.now) <= REFUSAL_PATIENCE:
             return draft
-        message = f"Kubernetes refuses the job's pods: {refusal.message}; provide it, or change the job"
+        message = f"{_clause(refusal.message)}; provide what is missing, or change the job"
         return finish(situation, draft, Phase.FAILED, "CannotStart", message)
     waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
     if waiting is not None:
@@ -179,12 +179,17 @@ def _template_has_run(situation: Situation, draft: Draft) -> bool:
     generation, current = draft.status.generation, situation.observed.template_hash
     if generation is not None and generation.template_hash.startswith(f"{current}."):
         return True
-    return any(f.current and f.pod.container_started and not f.finished for f in situation.pods.values())
+    return any(
+        situation.is_of_template(f.pod) and f.pod.container_started and not f.finished
+        for f in situation.pods.values()
+    )
 
 
 def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     pod = facts.pod
-    if not facts.current or facts.doom is not None or pod.container_started or pod.waiting_reason not in CANNOT_START:
+    if not situation.is_of_template(pod) or facts.doom is not None or pod.container_started:
+        return False
+    if pod.waiting_reason not in CANNOT_START:
         return False
     # What isn't there won't be mounted; disks are attached in minutes at times.
     slow = pod.waiting_reason == "FailedMount" and "not found" not in (pod.waiting_message or "")
@@ -203,7 +208,7 @@ def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
         facts
         for uid, facts in situation.pods.items()
         if facts.pod.phase == "Failed"
-        and facts.current
+        and situation.is_of_template(facts.pod)
         and uid not in joined
         and not (facts.pod.deleting or facts.node_lost or facts.doom is not None or killed(facts.pod))
         and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_MEMORY

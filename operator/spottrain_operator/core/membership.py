@@ -132,7 +132,7 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     """Start a generation with the pods that are up, if there are enough and no more are worth waiting for."""
     if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
         return draft
-    if waits_to_be_understood(situation, draft):
+    if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
         return draft
     kept = places(situation, draft.status).kept
     chosen = situation.candidates(kept)[: situation.spec.nodes.max]
@@ -192,7 +192,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
         members=members,
         resume=draft.status.commit,
         memory=newest_in_memory(situation, draft.status.commit),
-        template_hash=situation.run_hash,
+        template_hash=situation.run_hash_on(facts.pod.template_hash for facts in chosen),
         started_at=situation.now,
     )
 

@@ -84,11 +84,18 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Kubernetes doesn't let the job's pods be created. `lasting`: it won't by waiting for other jobs to end."""
+    """The pods of a template can't be created; `message` is the sentence of whoever refuses them.
 
-    since: datetime
+    `lasting`: it won't pass by waiting for other jobs to end. `by_quota`: it may pass when pods of this job go.
+    """
+
+    template_hash: str
     message: str
+    since: datetime
     lasting: bool
+    by_quota: bool = False
+    tried_at: datetime
+    num_tries: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

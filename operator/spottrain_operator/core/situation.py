@@ -12,7 +12,7 @@ from typing import Any
 from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
-from .model import NodeView, Observed, PodView
+from .model import NodeView, Observed, PodView, Refusal
 from .notices import Doom, doom_of
 from .timing import (
     CANDIDATE_REPORT_AGE,
@@ -35,7 +35,7 @@ class PodFacts:
     received_at: datetime | None
     silence: float
     doom: Doom | None
-    current: bool  # it's from the current template, or as good as that
+    current: bool  # it's from the current template, or as good as one that is
 
     @property
     def finished(self) -> bool:
@@ -125,13 +125,33 @@ class Situation:
             received_at=view.received_at if view is not None else None,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
             doom=doom_of(pod, node, report, now),
-            current=self.keeps_old_pods or pod.template_hash == observed.template_hash,
+            current=self.keeps_old_pods or self.is_of_template(pod),
         )
 
     @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why no pod of the current template can be created."""
+        refusal = self.observed.refusal
+        return refusal if refusal is not None and refusal.template_hash == self.observed.template_hash else None
+
+    @cached_property
     def keeps_old_pods(self) -> bool:
-        """Pods of another template are as good as those of the current one, which isn't understood as a whole."""
-        return bool(self.observed.job.not_understood)
+        """Pods of another template are as good as those of the current one: that isn't understood as a whole, or
+        no pod of it has been accepted yet (unless it needs their share of a quota)."""
+        if self.observed.job.not_understood:
+            return True
+        if any(self.is_of_template(pod) for pod in self.observed.pods):
+            return False
+        return self.refusal is None or not self.refusal.by_quota
+
+    @property
+    def tries_template(self) -> bool:
+        """Whether Kubernetes takes pods of the current template has yet to be seen."""
+        return self.keeps_old_pods and not self.observed.job.not_understood
+
+    def is_of_template(self, pod: PodView) -> bool:
+        """The pod was made from the current template."""
+        return pod.template_hash == self.observed.template_hash
 
     def silence(self, uid: str, *, since: datetime) -> float:
         """Seconds without a word from the agent of pod `uid`, at most since `since` and the operator's start."""
@@ -159,8 +179,13 @@ class Situation:
 
         Defaults are left out, so that an operator with a new optional field doesn't drain all jobs.
         """
+        return self.run_hash_on((self.observed.template_hash,))
+
+    def run_hash_on(self, templates: Iterable[str]) -> str:
+        """The same on pods of these templates: if they are of several, it's nobody's."""
+        template = "-".join(sorted(set(templates)))
         told = self.spec.model_dump_json(include=_TOLD_TO_RANKS, exclude_defaults=True)
-        return f"{self.observed.template_hash}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        return f"{template}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
 _TOLD_TO_RANKS = {

@@ -66,6 +66,9 @@ STUCK_START = 300.0
 # Kubernetes refuses the pods, for example for a service account that isn't there. It may be on its way, applied
 # together with the job.
 REFUSAL_PATIENCE = 10.0
+# Meanwhile, and for a job that has trained for good, one pod is tried again after this, doubling up to that.
+REFUSAL_PAUSE = 1.0
+REFUSAL_MAX_PAUSE = 30.0
 # Pods whose container ended before they joined a generation: this many, and the job can't start. They are
 # kept until then as evidence, with a pause after each that doubles.
 MAX_START_FAILURES = 3

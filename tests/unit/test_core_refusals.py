@@ -1,0 +1,100 @@
+"""Truth tables of `plan` where Kubernetes refuses pods: nothing that trains is given up for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scene import START, Scene, at, pod, training_job, waiting_job
+from spottrain_api.contract import AgentPhase
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
+
+REFUSED = 'serviceaccount "trainer" not found'
+
+
+def refused(scene: Scene, *, template: str = "t1", lasting: bool = True, by_quota: bool = False) -> Scene:
+    refusal = Refusal(
+        template_hash=template, message=REFUSED, since=START, lasting=lasting, by_quota=by_quota, tried_at=START
+    )
+    return replace(scene, observed=replace(scene.observed, refusal=refusal))
+
+
+def edited(scene: Scene) -> Scene:
+    """Another pod template; the pods that are there are of the old one."""
+    return replace(scene, observed=replace(scene.observed, template_hash="t2"))
+
+
+def pods_healthy(status: TrainingJobStatus) -> tuple[str, str]:
+    condition = status.condition("PodsHealthy")
+    assert condition is not None
+    return condition.status, condition.reason
+
+
+@pytest.mark.parametrize(
+    ("lasting", "seconds", "fails"), [(True, 5, False), (True, 15, True), (False, 600, False)], ids=str
+)
+def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fails: bool) -> None:
+    scene = refused(replace(waiting_job(0), now=at(seconds)), lasting=lasting)
+    status = scene.plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert REFUSED in status.message
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_refused_replacement_disturbs_nobody_who_trains(lasting: bool) -> None:
+    scene = refused(training_job(nodes={"min": 2, "max": 5}), lasting=lasting)
+    decided = scene.plan()
+    assert decided.status.phase is Phase.RUNNING
+    assert pods_healthy(decided.status) == ("False", "PodsRefused")
+    assert [type(action) for action in decided.actions] == [CreatePod], "it's tried again"
+    had_all = refused(training_job(), lasting=lasting).plan().status
+    assert pods_healthy(had_all)[0] == "True", "nobody lacks what was refused"
+
+
+def test_a_job_that_has_trained_is_not_failed_by_a_refusal_though_all_its_pods_are_lost() -> None:
+    lost = training_job()
+    for sequence in range(1, 5):
+        lost = lost.without_pod(sequence)
+    for scene in (refused(lost), refused(edited(lost), template="t2")):
+        later = scene.decided().later(60)
+        assert later.plan().status.phase is Phase.RECOVERING
+        assert REFUSED in later.plan().status.message
+
+
+def test_one_pod_of_an_edited_template_is_tried_before_those_of_the_old_one_are_given_up() -> None:
+    trying = edited(training_job()).plan()
+    assert trying.status.generation is not None
+    assert trying.status.generation.state is GenerationState.ACTIVE
+    assert [type(action) for action in trying.actions] == [CreatePod]
+    accepted = edited(training_job()).with_pod(pod(9, template_hash="t2", node=None, ready=False)).plan()
+    assert accepted.status.generation is not None
+    assert (accepted.status.generation.state, accepted.status.generation.reason) == (
+        GenerationState.DRAINING,
+        "Edited",
+    )
+
+
+def test_while_an_edited_template_is_refused_the_old_pods_go_on() -> None:
+    scene = refused(edited(training_job()), template="t2")
+    decided = scene.plan()
+    assert decided.status.generation is not None
+    assert decided.status.generation.state is GenerationState.ACTIVE
+    assert pods_healthy(decided.status) == ("False", "PodsRefused")
+    assert not [action for action in decided.actions if isinstance(action, DeletePod)]
+
+    broken = scene.without_pod(4).decided()  # a node is lost: the others begin anew with the template that they have
+    ended = broken.all_say(phase=AgentPhase.STOPPED).later(5)
+    status = ended.plan().status
+    assert status.generation is not None
+    assert (status.generation.number, len(status.generation.members)) == (2, 3)
+    assert status.generation.template_hash.startswith("t1.")
+    assert not [action for action in ended.plan().actions if isinstance(action, DeletePod)]
+
+
+def test_a_template_that_needs_the_quota_of_the_old_pods_gets_it() -> None:
+    scene = refused(edited(training_job()), template="t2", lasting=False, by_quota=True)
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert (generation.state, generation.reason) == (GenerationState.DRAINING, "Edited")

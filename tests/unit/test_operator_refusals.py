@@ -1,0 +1,117 @@
+"""Pods that Kubernetes refuses: tried again, told, and no reason to give up what trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operator_world import CrashingCluster, World, job
+from spottrain_operator.cluster import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+
+WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
+NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')
+
+
+LARGER: dict[str, Any] = {"nodes": {"min": 2, "max": 4}, "capacity": {"onDemand": {"min": 1}, "spot": {"max": 3}}}
+
+
+class RefusingCluster(CrashingCluster):
+    """Refuses pods while `error` is set."""
+
+    error: ClusterError | None = None
+    num_refused = 0
+
+    async def create_pod(self, pod: Manifest) -> None:
+        if self.error is not None:
+            self.num_refused += 1
+            raise self.error
+        await super().create_pod(pod)
+
+
+def condition(world: World, kind: str) -> dict[str, Any]:
+    return {each["type"]: each for each in world.status["conditions"]}.get(kind, {})
+
+
+async def training(cluster: RefusingCluster, last_step: int = 10) -> World:
+    cluster.put_job(job())
+    world = World(cluster, last_step=last_step)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    return world
+
+
+@pytest.mark.parametrize("error", [WEBHOOK, NO_ACCOUNT], ids=["invalid", "forbidden"])
+async def test_pods_that_are_refused_fail_a_job_that_never_ran_with_the_reason(error: ClusterError) -> None:
+    cluster = RefusingCluster()
+    cluster.error = error
+    cluster.put_job(job())
+    world = World(cluster)
+    for _ in range(5):
+        await world.turn()
+    assert world.status["phase"] == "Pending", "what is missing may be on its way"
+    assert str(error) in world.status["message"]
+    assert condition(world, "PodsHealthy")["reason"] == "PodsRefused"
+    await world.until_finished()
+    assert world.status["phase"] == "Failed"
+    assert condition(world, "Failed")["reason"] == "CannotStart"
+    assert str(error) in world.status["message"]
+    assert [event["reason"] for event in cluster.events].count("PodNotCreated") == 1
+
+
+async def test_a_job_whose_pools_have_no_place_says_so() -> None:
+    cluster = RefusingCluster()
+    pool = {"name": "a", "capacityType": "on-demand", "provider": "eks"}
+    cluster.put_job(job(capacity={"pools": [pool]}))
+    world = World(cluster)
+    for _ in range(2):
+        await world.turn()
+    assert "spec.capacity.pools has no pool for spot nodes" in condition(world, "PodsHealthy")["message"]
+
+
+@pytest.mark.parametrize("error", [WEBHOOK, NO_ACCOUNT], ids=["invalid", "forbidden"])
+async def test_one_refused_pod_disturbs_nobody_who_trains(error: ClusterError) -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster)
+    cluster.error = error
+    cluster.put_job(job(**LARGER))
+    for _ in range(2):
+        await world.turn()
+    assert world.num_crashes == 0, "the pass goes on to its end"
+    assert condition(world, "PodsHealthy")["status"] == "False"
+    assert str(error) in condition(world, "PodsHealthy")["message"]
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["generation"]["number"] == 1
+
+
+async def test_a_refused_pod_is_tried_ever_more_seldom_until_it_is_taken() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster, last_step=1000)
+    cluster.error = WEBHOOK
+    cluster.put_job(job(**LARGER))
+    for _ in range(64):
+        await world.turn()
+    assert 4 <= cluster.num_refused <= 8
+    cluster.error = None
+    for _ in range(31):
+        await world.turn()
+    assert len(cluster.pods) == 4
+    assert condition(world, "PodsHealthy")["status"] == "True"
+
+
+async def test_an_edit_that_is_refused_takes_no_pod_away() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster, last_step=1000)
+    cluster.error = WEBHOOK
+    cluster.put_job(job(image="local/other"))
+    for _ in range(40):
+        await world.turn()
+    assert (len(cluster.pods), cluster.deleted) == (3, set())
+    assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
+    assert "no team label" in condition(world, "PodsHealthy")["message"]
+    cluster.error = None
+    for _ in range(32):
+        await world.turn()
+    assert world.status["generation"]["reason"] == "Edited"
+    assert {pod["spec"]["containers"][0]["image"] for pod in cluster.pods.values()} >= {"local/other"}
