@@ -34,7 +34,7 @@ from spottrain_local.cluster import open_cluster
 from spottrain_local.layout import ClusterLayout, checkout_root, clusters_root
 
 from .job_view import JobReader, JobSnapshot, UserError, now
-from .live_view import duration, job_view
+from .live_view import duration, job_view, money
 from .report import html_report, transition_row
 
 CLUSTER = "demo"
@@ -296,7 +296,10 @@ def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Consol
     console.print(result_table(course, job, audit))
     cost = job.status.cost
     if cost is not None:
-        console.print(f"Cost {cost.total:.4f}; on-demand nodes alone would have cost {cost.on_demand_only:.4f}.")
+        console.print(
+            f"Cost {money(cost.total, cost.currency)}; on-demand nodes alone would have cost "
+            f"{money(cost.on_demand_only, cost.currency)}."
+        )
     console.print(f"Goodput {job.status.goodput_display or '–'}; the job took {duration(now() - job.created_at)}.")
 
 

@@ -143,3 +143,8 @@ def seconds(value: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def money(value: float, currency: str) -> str:
+    """An amount as people write it; what is less than one has four decimals."""
+    return f"{value:,.2f} {currency}" if value >= 1 else f"{value:.4f} {currency}"

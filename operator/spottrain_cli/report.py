@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,13 +15,14 @@ import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import Phase, Transition
 
 from .job_view import JobSnapshot
-from .live_view import duration, seconds
+from .live_view import duration, money, seconds
+from .throughput import Throughput, throughput
 
 # The same colour for the same thing in every picture.
 PHASE_COLOURS = {
@@ -31,15 +34,38 @@ PHASE_COLOURS = {
     Phase.SUSPENDED.value: "#8e7cc3",
 }
 ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#b8bec5"
-WIDE, LOW = (10.0, 3.2), (10.0, 2.4)
+# In inches: pictures are as wide as the page, and their time axes are in line.
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
+# Throughput is drawn by stretches of at least this share of the job's time.
+SHORTEST_SHARE = 1 / 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAxis:
+    """The time of the job, from `start` to `end` in Unix seconds, in a unit that suits its length."""
+
+    start: float
+    end: float
+
+    @property
+    def _unit(self) -> tuple[str, float]:
+        elapsed = self.end - self.start
+        return ("seconds", 1.0) if elapsed < 600 else ("minutes", 60.0) if elapsed < 3 * 3600 else ("hours", 3600.0)
+
+    def at(self, moment: float) -> float:
+        return (moment - self.start) / self._unit[1]
+
+    def draw(self, axes: Any) -> None:
+        axes.set(xlabel=f"{self._unit[0]} since the job was made", xlim=(0, self.at(self.end)))
+
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ job.name }} · spottrain report</title>
 <style>
  body { font: 15px/1.5 system-ui, sans-serif; color: #22303c; max-width: 1040px; margin: 2rem auto; padding: 0 1rem }
- h1 { margin-bottom: 0 } h2 { margin: 2.2rem 0 .4rem } .sub { color: #667 }
- .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin-top: 1.4rem }
- .tile { background: #f4f6f8; border-radius: 8px; padding: .7rem 1rem; min-width: 8.5rem }
+ h1 { margin-bottom: 0 } h2 { margin: 2.2rem 0 .2rem } .sub { color: #667; margin: .2rem 0 .6rem }
+ .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .8rem; margin-top: 1rem }
+ .tile { background: #f4f6f8; border-radius: 8px; padding: .7rem 1rem }
  .tile b { display: block; font-size: 1.35rem } .tile span { color: #667; font-size: .85rem }
  table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .35rem .6rem }
  th { border-bottom: 2px solid #22303c } td { border-bottom: 1px solid #dde2e7 } td.n, th.n { text-align: right }
@@ -64,13 +90,15 @@ TEMPLATE = """<!doctype html>
 def html_report(job: JobSnapshot, at: datetime) -> str:
     """The whole page. `at` stands for the end of a job that hasn't ended."""
     ended = job.status.completion_time or at
+    elapsed = (ended - job.created_at).total_seconds()
+    speed = throughput(job.history, job.spec["batch"]["global"], shortest=elapsed * SHORTEST_SHARE)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
         job=job,
         started=job.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
         took=duration(ended - job.created_at),
-        tiles=list(_tiles(job)),
-        pictures=list(_pictures(job, ended)) if len(job.history) > 1 else [],
+        tiles=list(_tiles(job, speed)),
+        pictures=list(_pictures(job, speed, ended)) if len(job.history) > 1 else [],
         rows=[transition_row(transition) for transition in job.status.transitions],
     )
 
@@ -87,42 +115,53 @@ def transition_row(transition: Transition) -> tuple[str, ...]:
     )
 
 
-def _tiles(job: JobSnapshot) -> Iterator[tuple[str, str]]:
+def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
     status = job.status
     yield "steps", status.progress.display or "0"
     if status.progress.loss is not None:
         yield "loss", f"{status.progress.loss:.4f}"
+    if speed.mean:
+        yield f"{speed.unit}/s while training", rate(speed.mean)
     yield "preemptions", f"{status.preemptions}"
     yield "of them without notice", f"{status.preemptions_without_notice}"
     yield "steps redone", f"{status.steps_redone}"
     if status.goodput_display:
         yield "goodput", status.goodput_display
     if status.cost is not None:
-        yield "cost", f"{status.cost.total:.4f}"
-        yield "with on-demand nodes alone", f"{status.cost.on_demand_only:.4f}"
+        yield "cost", money(status.cost.total, status.cost.currency)
+        yield "with on-demand nodes alone", money(status.cost.on_demand_only, status.cost.currency)
         if status.cost.on_demand_only > 0:
             yield "saved", f"{1 - status.cost.total / status.cost.on_demand_only:.0%}"
 
 
-def _pictures(job: JobSnapshot, ended: datetime) -> Iterator[tuple[str, str, str]]:
+def _pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[tuple[str, str, str]]:
     start, end = job.created_at.timestamp(), ended.timestamp()
+    time = TimeAxis(start=start, end=end)
     yield (
         "Loss",
         "Over steps; a line where a new generation begins; in grey, steps that were done again.",
         _loss(job.history, job.status.transitions),
     )
+    if speed.mean:
+        whole = rate(speed.amount / (end - start))
+        yield (
+            "Throughput",
+            f"{speed.unit.capitalize()} a second of all ranks together: {rate(speed.mean)} on average while the job "
+            f"trained (the dashed line), {whole} over its whole time.",
+            _speed(speed, time),
+        )
     yield (
         "Members",
-        "Nodes that train together, over the time since the job was made.",
-        _members(job.history, start, end),
+        "Nodes that train together.",
+        _members(job.history, time),
     )
     times = time_by_phase(job.history, start, end)
     note = ", ".join(f"{phase} {seconds(value)}" for phase, value in times.items())
-    yield "Where the time went", note, _timeline(job.history, start, end)
+    yield "Where the time went", note, _timeline(job.history, time)
 
 
 def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) -> str:
-    figure, axes = plt.subplots(figsize=WIDE)
+    figure, axes = _picture(height=3.2)
     for kept, redone in loss_lines(history):
         for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
             axes.plot([step for step, _ in line], [loss for _, loss in line], color=colour, linewidth=1.2)
@@ -174,9 +213,33 @@ def loss_lines(history: Sequence[HistoryPoint]) -> list[tuple[Line, Line]]:
     return lines
 
 
-def _members(history: Sequence[HistoryPoint], start: float, end: float) -> str:
-    figure, axes = plt.subplots(figsize=LOW)
-    times = [point.at - start for point in history] + [end - start]
+def rate(value: float) -> str:
+    """A number a second, as people read it: 12,345, 42 or 0.31."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _speed(speed: Throughput, time: TimeAxis) -> str:
+    figure, axes = _picture(height=2.4)
+    for _, group in itertools.groupby(speed.stretches, key=lambda stretch: stretch.generation):
+        stretches = list(group)
+        edges = [stretches[0].begin, *(stretch.end for stretch in stretches)]
+        axes.stairs(
+            [stretch.rate for stretch in stretches],
+            [time.at(edge) for edge in edges],
+            fill=True,
+            color=PHASE_COLOURS[Phase.RUNNING.value],
+        )
+    axes.axhline(speed.mean, color=LINE_COLOUR, linewidth=0.8, linestyle="--")
+    axes.set(ylabel=f"{speed.unit}/s")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    time.draw(axes)
+    return _svg(figure)
+
+
+def _members(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
+    figure, axes = _picture(height=2.4)
+    times = [time.at(point.at) for point in history] + [time.at(time.end)]
     on_demand = [point.on_demand for point in history] + [history[-1].on_demand]
     spot = [point.spot for point in history] + [history[-1].spot]
     axes.stackplot(
@@ -188,26 +251,29 @@ def _members(history: Sequence[HistoryPoint], start: float, end: float) -> str:
         step="post",
         alpha=0.8,
     )
-    axes.set(xlabel="seconds", ylabel="nodes", xlim=(0, end - start))
+    axes.set(ylabel="nodes")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="lower right", fontsize=8)
+    time.draw(axes)
     return _svg(figure)
 
 
-def _timeline(history: Sequence[HistoryPoint], start: float, end: float) -> str:
-    figure, axes = plt.subplots(figsize=(10.0, 1.3))
+def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
+    figure, axes = _picture(height=1.3, top=0.4)
     shown = set()
-    for phase, begin, until in phase_spans(history, start, end):
+    for phase, begin, until in phase_spans(history, time.start, time.end):
         axes.barh(
             0,
-            until - begin,
-            left=begin - start,
+            time.at(until) - time.at(begin),
+            left=time.at(begin),
             color=PHASE_COLOURS.get(phase, "#888"),
             label=None if phase in shown else phase,
         )
         shown.add(phase)
-    axes.set(xlabel="seconds", xlim=(0, end - start), yticks=[])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.6), ncols=len(shown) or 1, fontsize=8, frameon=False)
+    axes.set(yticks=[])
+    axes.margins(y=0)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(shown) or 1, fontsize=8, frameon=False)
+    time.draw(axes)
     return _svg(figure)
 
 
@@ -232,11 +298,17 @@ def time_by_phase(history: Sequence[HistoryPoint], start: float, end: float) -> 
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
+def _picture(*, height: float, top: float = TOP) -> tuple[Any, Any]:
+    """A figure with its axes; inches."""
+    figure, axes = plt.subplots(figsize=(WIDTH, height))
+    figure.subplots_adjust(left=LEFT / WIDTH, right=1 - RIGHT / WIDTH, top=1 - top / height, bottom=BOTTOM / height)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 def _svg(figure: Any) -> str:
     buffer = io.StringIO()
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)
     text = buffer.getvalue()
     return text[text.index("<svg") :]

@@ -51,18 +51,12 @@ GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_waiting_pods", "Pods that wait, warm, for the next generation.", lambda s: s.members.waiting),
     # A gauge: steps that have to be made again are taken off.
     ("spottrain_job_productive_seconds", "Time in which lasting steps were made.", lambda s: s.productive_seconds),
-    (
-        "spottrain_job_cost_on_demand_only",
-        "What as many on-demand nodes would have cost so far, in the currency of the prices.",
-        lambda s: s.cost.on_demand_only if s.cost else None,
-    ),
 )
 COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_steps_redone", "Steps that had to be made again.", lambda s: s.steps_redone),
     ("spottrain_job_skipped_steps", "Steps left out for stability's sake.", lambda s: s.progress.skipped_steps),
     ("spottrain_job_rollbacks", "Rollbacks for stability's sake.", lambda s: s.progress.rollbacks),
     ("spottrain_job_failures", "Failures that count against the budget.", lambda s: s.failures),
-    ("spottrain_job_cost", "Money spent, in the currency of the prices.", lambda s: s.cost.total if s.cost else None),
 )
 
 
@@ -84,8 +78,17 @@ class _Jobs(Collector):
         phases = GaugeMetricFamily(
             "spottrain_job_phase", "1 for the phase that the job is in.", labels=(*JOB, "phase")
         )
+        cost = CounterMetricFamily("spottrain_job_cost", "Money spent.", labels=(*JOB, "currency"))
+        on_demand_only = GaugeMetricFamily(
+            "spottrain_job_cost_on_demand_only",
+            "What as many on-demand nodes would have cost so far.",
+            labels=(*JOB, "currency"),
+        )
         for key, status in self.statuses.items():
             job = (key.namespace, key.name)
+            if status.cost is not None:
+                cost.add_metric((*job, status.cost.currency), status.cost.total)
+                on_demand_only.add_metric((*job, status.cost.currency), status.cost.on_demand_only)
             members.add_metric((*job, "on-demand"), status.members.on_demand)
             members.add_metric((*job, "spot"), status.members.spot)
             without = status.preemptions_without_notice
@@ -93,7 +96,7 @@ class _Jobs(Collector):
             preemptions.add_metric((*job, "with"), max(0, status.preemptions - without))
             for phase in Phase:
                 phases.add_metric((*job, phase.value), float(status.phase is phase))
-        yield from (members, preemptions, phases)
+        yield from (members, preemptions, phases, cost, on_demand_only)
 
     def _plain(
         self,

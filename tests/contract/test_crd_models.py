@@ -156,6 +156,7 @@ def test_the_rule_for_checkpoint_uris(uri: str, good: bool) -> None:
         pytest.param({"batch": {"global": 0}}, id="no-batch"),
         pytest.param({"colour": "red"}, id="unknown-field"),
         pytest.param({"checkpoint": {"uri": "s3://b", "interval": "often"}}, id="interval"),
+        pytest.param({"capacity": {"currency": "euro"}}, id="currency"),
     ],
 )
 def test_a_bad_job_is_refused_by_the_models_too(change: dict[str, Any]) -> None:

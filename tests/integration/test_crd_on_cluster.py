@@ -135,6 +135,7 @@ REFUSED = [
         "checkpoint.endpointURL: not an HTTP address; write http://host:port or",
     ),
     ("interval", {"checkpoint": {"interval": "often"}}, "spec.checkpoint.interval in body should match"),
+    ("currency", {"capacity": {"currency": "euro"}}, "spec.capacity.currency in body should match"),
     (
         "batch-below-world-size",
         {"nodes": {"max": 4}, "processesPerNode": 4},

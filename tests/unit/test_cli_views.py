@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from spottrain_api.contract import CapacityType, CommitRef, Member, MemoryEstimate, StrategyChoice
@@ -22,9 +25,18 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
 from spottrain_cli.live_view import job_view, seconds, sparkline
-from spottrain_cli.report import generations_by_step, html_report, loss_lines, phase_spans, time_by_phase
+from spottrain_cli.report import (
+    TimeAxis,
+    generations_by_step,
+    html_report,
+    loss_lines,
+    phase_spans,
+    time_by_phase,
+)
+from spottrain_cli.throughput import throughput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+SPEC = {"batch": {"global": 8}}
 
 
 def at(offset: float) -> datetime:
@@ -95,12 +107,12 @@ def snapshot() -> JobSnapshot:
         ),
         preemptions=1,
         goodput_display="92%",
-        cost=CostStatus(total=0.5, on_demand_only=2.0, display="0.50 of 2.00"),
+        cost=CostStatus(total=0.5, on_demand_only=2.0, currency="EUR", display="0.50 EUR of 2.00"),
     )
     return JobSnapshot(
         namespace="default",
         name="gpt",
-        spec={},
+        spec=SPEC,
         created_at=START,
         status=status,
         pods=(
@@ -129,7 +141,7 @@ def shown(width: int = 120) -> str:
 
 def test_the_live_view_says_what_matters() -> None:
     text = shown()
-    for part in ("Running", "30/100", "1.2500", "generation 3", "step 25 of generation 2", "0.50 of 2.00", "92%"):
+    for part in ("Running", "30/100", "1.2500", "generation 3", "step 25 of generation 2", "0.50 EUR", "92%"):
         assert part in text
     assert "node spot-2 goes in 30 s" in text
     assert "7.0 GiB a rank" in text
@@ -146,15 +158,50 @@ def test_members_come_first_and_others_wait() -> None:
 
 def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
     page = html_report(snapshot(), at(20))
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert "src=" not in page
     assert "&lt;b&gt;well" in page
     assert "4.2" in page
     assert "75%" in page
+    assert "0.5000 EUR" in page
+    assert "2.00 EUR" in page
+
+
+def test_the_report_says_how_fast_the_job_trained() -> None:
+    # 1,000 tokens/s in the 2 of 20 seconds from one point of a generation that trains to the next.
+    page = html_report(snapshot(), at(20))
+    assert "<b>1,000</b><span>tokens/s while training</span>" in page
+    assert "1,000 on average while the job trained (the dashed line), 100 over its whole time" in page
+
+
+def without_tokens(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
+    return [replace(point, tokens_per_second=0.0) for point in points]
+
+
+def test_throughput_is_in_samples_where_the_script_names_no_tokens() -> None:
+    speed = throughput(without_tokens(snapshot().history), 8)
+    assert speed.unit == "samples"
+    assert [(s.begin - START.timestamp(), s.rate) for s in speed.stretches] == [(8.0, (25 - 1) * 8 / 2)]
+
+
+def test_throughput_leaves_out_the_time_between_generations() -> None:
+    points = [
+        history_point(0, 10, Phase.RUNNING),
+        history_point(2, 20, Phase.RUNNING),
+        history_point(4, 30, Phase.RUNNING),
+        history_point(9, 21, Phase.RUNNING, generation=2),
+        history_point(10, 22, Phase.RUNNING, generation=2),
+    ]
+    speed = throughput(without_tokens(points), 3)
+    assert [(s.end - s.begin, s.rate) for s in speed.stretches] == [(2.0, 15.0), (2.0, 15.0), (1.0, 3.0)]
+    assert speed.mean == pytest.approx((30 + 30 + 3) / 5)
+    joined = throughput(without_tokens(points), 3, shortest=3.0).stretches
+    assert [(s.end - s.begin, s.rate) for s in joined] == [(4.0, 15.0), (1.0, 3.0)]
+    assert throughput([], 3).mean == 0.0
 
 
 def test_a_job_without_a_history_has_a_report() -> None:
-    job = JobSnapshot(namespace="d", name="j", spec={}, created_at=START, status=TrainingJobStatus())
+    job = JobSnapshot(namespace="d", name="j", spec=SPEC, created_at=START, status=TrainingJobStatus())
     assert "one generation" in html_report(job, at(5))
 
 
@@ -182,6 +229,11 @@ def test_generations_that_resumed_from_the_same_step_share_a_label() -> None:
     ]
     pending = Transition(generation=4, **common)
     assert generations_by_step([*numbered, pending]) == {15: [2, 3], 77: [4]}
+
+
+@pytest.mark.parametrize(("seconds_after", "shown"), [(300, 300.0), (3600, 60.0), (36_000, 10.0)])
+def test_the_time_of_a_job_has_a_unit_that_suits_it(seconds_after: float, shown: float) -> None:
+    assert TimeAxis(start=5.0, end=5.0 + seconds_after).at(5.0 + seconds_after) == shown
 
 
 def test_small_things() -> None:

@@ -98,6 +98,14 @@ def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
     assert after is not None
     assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
     assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
+    assert (after.currency, after.display) == ("USD", "8.22 USD (saved 33%)")
+
+
+def test_cost_is_in_the_currency_of_the_prices() -> None:
+    prices = {"currency": "EUR", "onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}}
+    cost = training_job(capacity=prices).later(3600).plan().status.cost
+    assert cost is not None
+    assert (cost.currency, cost.display) == ("EUR", "8.22 EUR (saved 33%)")
 
 
 def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:

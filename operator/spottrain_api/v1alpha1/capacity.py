@@ -49,7 +49,7 @@ class OnDemandCapacity(Resource):
         float | None,
         Field(
             ge=0,
-            description="Price of one on-demand node per hour, in any currency, for status.cost. "
+            description="Price of one on-demand node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first on-demand pool with a price. Without any price no cost is counted.",
         ),
     ] = None
@@ -70,7 +70,7 @@ class SpotCapacity(Resource):
         float | None,
         Field(
             ge=0,
-            description="Price of one spot node per hour, in the currency of the other prices, for status.cost. "
+            description="Price of one spot node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first spot pool with a price. Without one, spot nodes count as free.",
         ),
     ] = None
@@ -145,7 +145,7 @@ class Pool(Resource):
         float | None,
         Field(
             ge=0,
-            description="Price of one node of the pool per hour, in the currency of the other prices. "
+            description="Price of one node of the pool per hour, in capacity.currency. "
             "Default: the price of its capacity type.",
         ),
     ] = None
@@ -166,3 +166,7 @@ class Capacity(Resource):
             "Default: any node with the labels of EKS, Karpenter, GKE or AKS.",
         ),
     ] = ()
+    currency: Annotated[
+        str,
+        Field(pattern=r"^[A-Z]{3}$", description="Currency of the prices and of the cost, as its ISO 4217 code."),
+    ] = "USD"

@@ -198,13 +198,14 @@ class Counts(StatusResource):
 
 
 class CostStatus(StatusResource):
-    """Money that the job's nodes have cost so far, in the currency of the prices."""
+    """Money that the job's nodes have cost so far, in `currency`."""
 
-    total: Annotated[float, Field(description="Cost of all nodes so far, in the currency of the prices.")] = 0.0
+    total: Annotated[float, Field(description="Cost of all nodes so far, in currency.")] = 0.0
     on_demand_only: Annotated[
         float,
-        Field(description="Cost of as many on-demand nodes for the same time, in the currency of the prices."),
+        Field(description="Cost of as many on-demand nodes for the same time, in currency."),
     ] = 0.0
+    currency: Annotated[str, Field(description="ISO 4217 code of the currency, from capacity.currency.")] = "USD"
     display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
 
 

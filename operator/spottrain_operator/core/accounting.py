@@ -43,7 +43,9 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
     before = status.cost or CostStatus()
     total = before.total + hours * sum(p or 0.0 for p in prices)
     on_demand_only = before.on_demand_only + hours * len(held) * (on_demand_price or 0.0)
-    return {"cost": CostStatus(total=total, on_demand_only=on_demand_only, display=_display(total, on_demand_only))}
+    display = _display(total, on_demand_only, capacity.currency)
+    cost = CostStatus(total=total, on_demand_only=on_demand_only, currency=capacity.currency, display=display)
+    return {"cost": cost}
 
 
 def _holds_node(facts: PodFacts) -> bool:
@@ -63,8 +65,8 @@ def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> 
     return next((p for p in of_type if p is not None), None)
 
 
-def _display(total: float, on_demand_only: float) -> str:
-    """ "1.23 (saved 61%)" """
+def _display(total: float, on_demand_only: float, currency: str) -> str:
+    """ "1.23 USD (saved 61%)" """
     if on_demand_only <= total or on_demand_only <= 0:
-        return f"{total:.2f}"
-    return f"{total:.2f} (saved {1 - total / on_demand_only:.0%})"
+        return f"{total:.2f} {currency}"
+    return f"{total:.2f} {currency} (saved {1 - total / on_demand_only:.0%})"

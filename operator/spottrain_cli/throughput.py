@@ -1,0 +1,60 @@
+"""How fast a job trained, from its history: tokens, or samples where the script doesn't say what a sample has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from spottrain_api.history import HistoryPoint
+from spottrain_api.v1alpha1 import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A time in which one generation trained, in Unix seconds; `amount` is in tokens or samples."""
+
+    generation: int
+    begin: float
+    end: float
+    amount: float
+
+    @property
+    def rate(self) -> float:
+        return self.amount / (self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """All stretches, oldest first; `unit` is "tokens" or "samples"."""
+
+    unit: str
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def amount(self) -> float:
+        return sum(stretch.amount for stretch in self.stretches)
+
+    @property
+    def mean(self) -> float:
+        """A second, over the time in which the job trained; 0 where it never did."""
+        seconds = sum(stretch.end - stretch.begin for stretch in self.stretches)
+        return self.amount / seconds if seconds else 0.0
+
+
+def throughput(history: Sequence[HistoryPoint], samples_per_step: int, *, shortest: float = 0.0) -> Throughput:
+    """What was made from one point to the next; those of a generation are joined to at least `shortest` seconds."""
+    has_tokens = any(point.tokens_per_second for point in history)
+    joined: list[Stretch] = []
+    for before, after in pairwise(history):
+        seconds = after.at - before.at
+        if before.phase != Phase.RUNNING.value or before.generation != after.generation or seconds <= 0:
+            continue
+        made = after.tokens_per_second * seconds if has_tokens else (after.step - before.step) * samples_per_step
+        new = Stretch(generation=after.generation, begin=before.at, end=after.at, amount=max(0.0, made))
+        last = joined[-1] if joined else None
+        if last is not None and last.generation == new.generation and last.end - last.begin < shortest:
+            joined[-1] = replace(last, end=new.end, amount=last.amount + new.amount)
+        else:
+            joined.append(new)
+    return Throughput(unit="tokens" if has_tokens else "samples", stretches=tuple(joined))
