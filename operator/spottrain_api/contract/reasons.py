@@ -169,6 +169,11 @@ _URI_IN_USE = Reason(
     meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
     action="Wait, delete the other job, or create this one with another checkpoint.uri.",
 )
+_NEWER_VERSION = Reason(
+    meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "
+    "A job that has trained goes on without them; one that has not waits.",
+    action="Upgrade the operator, or remove the fields that the message names.",
+)
 
 CONDITIONS: Mapping[str, ConditionType] = {
     "Ready": ConditionType(when_true="The ranks train.", when_false="They don't; the reason is the job's phase."),
@@ -208,6 +213,14 @@ CONDITIONS: Mapping[str, ConditionType] = {
             "Suspended": Reason(meaning="A suspended job waits for no other."),
         },
     ),
+    "SpecNotUnderstood": ConditionType(
+        when_true="The operator leaves fields of the spec out. Absent for a job that it always understood.",
+        when_false="The operator understands the whole job again.",
+        reasons={
+            "NewerVersion": _NEWER_VERSION,
+            "Understood": Reason(meaning="The operator understands the whole job."),
+        },
+    ),
     "Suspended": ConditionType(
         when_true="The job is suspended and holds no nodes.",
         when_false="It is not suspended; the reason is the job's phase.",
@@ -236,6 +249,7 @@ EVENTS: Mapping[str, Reason] = {
     "FellBack": _FELL_BACK,
     "SpotRetried": Reason(meaning="Spot nodes are tried again after a fallback."),
     "CheckpointURIInUse": _URI_IN_USE,
+    "SpecNotUnderstood": _NEWER_VERSION,
     "EarlierJob": Reason(
         meaning="The folder holds commits of an earlier, deleted job. The next generation is numbered above them."
     ),
