@@ -37,8 +37,4 @@ html_theme = "furo"
 html_title = "spottrain"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_theme_options = {
-    "source_repository": "https://github.com/spottrain/spottrain/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+html_theme_options = {"top_of_page_buttons": []}
