@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 
@@ -17,7 +18,7 @@ def entry(name: str, text: str, *facts: str, anchor: str | None = None) -> str:
     target = f"({anchor})=\n" if anchor is not None else ""
     shown = " · ".join(fact for fact in facts if fact)
     beside = f' <span class="facts">{shown}</span>' if shown else ""
-    return f"{target}{code(name)}{beside}\n: {' '.join(text.split()) or '–'}\n"
+    return f"{target}{code(name)}{beside}\n: {textwrap.indent(text, '  ').strip() or '–'}\n"
 
 
 def code(text: object) -> str:

@@ -57,7 +57,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     yield f"({object_anchor(path)})="
     yield f"## {code(path)}\n"
     if schema.get("description"):
-        yield f"{' '.join(schema['description'].split())}\n"
+        yield f"{schema['description']}\n"
     for name, each in fields.items():
         yield _field(f"{path}.{name}", name, each, required=name in schema.get("required", ()))
     rules = schema.get("x-kubernetes-validations", ())
