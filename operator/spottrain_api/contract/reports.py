@@ -17,7 +17,7 @@ class CommitRef(Message):
     generation: Annotated[int, Field(description="Number of the generation that committed it.")]
     step: Annotated[int, Field(description="Optimizer steps that it holds, counted from the job's start.")]
     manifest: Annotated[str, Field(description="Path of the commit's manifest below checkpoint.uri.")]
-    committed_at: Annotated[datetime, Field(description="Time at which HEAD named it.")]
+    committed_at: Annotated[datetime, Field(description="Time at which it was saved.")]
 
 
 class CheckpointTimings(Message):
@@ -88,8 +88,12 @@ class Failure(Message):
 class MemoryEstimate(Message):
     """Estimate of the memory that a rank needs at the peak of a step, in bytes."""
 
-    total: Annotated[int, Field(description="Bytes that a rank needs on its accelerator, all in all.")]
-    available: Annotated[int, Field(description="Bytes that a rank has on its accelerator.")]
+    total: Annotated[
+        int, Field(description="Bytes that a rank needs on its accelerator or, without one, on the CPU.")
+    ]
+    available: Annotated[
+        int, Field(description="Bytes of a rank's accelerator or, without one, of its share of the node's memory.")
+    ]
     parameters: Annotated[int, Field(description="Bytes of the parameters.")]
     gradients: Annotated[int, Field(description="Bytes of the gradients.")]
     optimizer: Annotated[int, Field(description="Bytes of the optimizer's state.")]

@@ -127,7 +127,10 @@ class ProgressStatus(StatusResource):
     step: Annotated[int, Field(description="Optimizer steps that are completed, counted from the job's start.")] = 0
     total_steps: Annotated[int | None, Field(description="Optimizer steps after which the training ends.")] = None
     display: Annotated[str, Field(description="Completed and total steps, as `kubectl get` shows them.")] = ""
-    loss: Annotated[float | None, Field(description="Mean loss of the newest step over all ranks.")] = None
+    loss: Annotated[
+        float | None,
+        Field(description="Mean loss over the global batch of the newest step, or of one or two steps before."),
+    ] = None
     tokens_per_second: Annotated[float | None, Field(description="Tokens per second, all ranks together.")] = None
     eta_seconds: Annotated[
         float | None, Field(description="Seconds until the last step, at the current time per step.")
