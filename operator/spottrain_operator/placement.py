@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract import GKE_PREEMPTIBLE, GKE_SPOT, CapacityType
 from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
 
 Expression = dict[str, Any]
@@ -29,7 +29,6 @@ def _exists(key: str) -> Expression:
 
 EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
 KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
-GKE_SPOT = "cloud.google.com/gke-spot"
 AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
 
 TERMS: dict[tuple[PoolProvider, CapacityType], Term] = {
@@ -41,7 +40,7 @@ TERMS: dict[tuple[PoolProvider, CapacityType], Term] = {
     (PoolProvider.GKE, CapacityType.ON_DEMAND): (
         _exists("cloud.google.com/gke-nodepool"),
         _not_in(GKE_SPOT, "true"),
-        _not_in("cloud.google.com/gke-preemptible", "true"),
+        _not_in(GKE_PREEMPTIBLE, "true"),
     ),
     (PoolProvider.AKS, CapacityType.SPOT): (_in(AKS_PRIORITY, "spot"),),
     (PoolProvider.AKS, CapacityType.ON_DEMAND): (

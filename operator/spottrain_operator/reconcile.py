@@ -12,7 +12,14 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from spottrain_api.contract import KIND, LABEL_JOB, LABEL_JOB_UID, Assignment, AssignmentAction
+from spottrain_api.contract import (
+    KIND,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+    Assignment,
+    AssignmentAction,
+    shutdown_grace_seconds,
+)
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 
 from .agents import AssignmentBoard, ReportBox
@@ -21,7 +28,7 @@ from .claims import RivalFinder
 from .cluster import ClusterClient, JobKey, Manifest, RefusedError
 from .controller import PassResult
 from .core.assignments import assignment_for
-from .core.model import Action, CreatePod, Event, JobView, Observed, Plan, PodView, Refusal
+from .core.model import Action, CreatePod, Event, JobView, NodeView, Observed, Plan, PodView, Refusal
 from .core.understanding import NOT_UNDERSTOOD, REASON, sentence
 from .events import EventRecorder
 from .history import HistoryKeeper
@@ -96,7 +103,11 @@ class Reconciler:
         return PassResult(requeue_after=decided.requeue_after)
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
-        return {pod.uid: assignment_for(job, pod.uid, self._key) for pod in observed.pods}
+        return {pod.uid: self._assignment(job, pod, observed.nodes.get(pod.node or "")) for pod in observed.pods}
+
+    def _assignment(self, job: JobView, pod: PodView, node: NodeView | None) -> Assignment:
+        grace = shutdown_grace_seconds(node.labels) if node is not None else None
+        return assignment_for(job, pod.uid, self._key).model_copy(update={"shutdown_grace_seconds": grace})
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY, POD_NOTICE_PREFIX, Notice, NoticeKind
+from spottrain_api.contract import (
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    POD_NOTICE_PREFIX,
+    Notice,
+    NoticeKind,
+    shutdown_grace_seconds,
+)
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 DEFAULT_GRACE_SECONDS = 30
+# Reason of a pod's DisruptionTarget condition when its node shuts down.
+SHUTDOWN = "TerminationByKubelet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,9 @@ class KubernetesSource:
             if objects.node is None or objects.pods is None:
                 continue
             now = datetime.now(UTC)
-            seen = [*node_notices(self._node, objects.node, now), *pod_notices(self._node, objects.pods, now)]
+            node = objects.node.get(self._node, {"metadata": {}})
+            labels = node["metadata"].get("labels") or {}
+            seen = [*node_notices(self._node, objects.node, now), *pod_notices(self._node, labels, objects.pods, now)]
             known = {notice.id: known.get(notice.id, notice) for notice in seen}
             notices = tuple(known.values())
             if notices != told:
@@ -145,18 +156,28 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
     return notices
 
 
-def pod_notices(node: str, pods: dict[str, Any], now: datetime) -> list[Notice]:
+def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now: datetime) -> list[Notice]:
     """DisruptionTarget conditions of the trainer pods: each concerns that pod alone."""
     notices = []
     for pod in pods.values():
         for condition in pod.get("status", {}).get("conditions") or ():
             if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
                 since = _time(condition.get("lastTransitionTime"), now)
-                lead = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+                lead = _pods_lead(pod, condition, labels, since)
                 source = f"condition:{condition.get('reason', 'DisruptionTarget')}"
                 notice_id = f"{POD_NOTICE_PREFIX}{pod['metadata']['uid']}"
                 notices.append(_notice(node, notice_id, source, NoticeKind.EVICT, since, lead, now))
     return notices
+
+
+def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[str, str], since: datetime) -> float:
+    """Seconds from `since` until the pod is killed: the shortest of all that is known."""
+    leads = [float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))]
+    if (deleted_by := pod["metadata"].get("deletionTimestamp")) is not None:
+        leads.append((_time(deleted_by, since + timedelta(seconds=leads[0])) - since).total_seconds())
+    if condition.get("reason") == SHUTDOWN and (grace := shutdown_grace_seconds(labels)) is not None:
+        leads.append(grace)
+    return min(leads)
 
 
 def _notice(

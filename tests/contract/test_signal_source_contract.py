@@ -32,6 +32,7 @@ from spottrain_watcher.signal_source import SignalSource
 
 NODE = "node-1"
 DEADLINE = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 
 
 class Cloud(Protocol):
@@ -350,3 +351,38 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
         NoticeKind.EVICT,
     )
     assert notice.deadline == DEADLINE
+    deleted = {"deletionTimestamp": (DEADLINE - 9 * SECOND).isoformat()}
+    kubernetes.pods = [pod | {"metadata": pod["metadata"] | deleted}]
+    (notice,) = await within(5, following(kubernetes))
+    assert notice.deadline == DEADLINE - 9 * SECOND, "whoever deletes it may leave it less"
+
+
+@pytest.mark.parametrize(
+    ("labels", "seconds"),
+    [
+        ({}, 40),
+        ({"cloud.google.com/gke-spot": "true"}, 15),
+        ({"cloud.google.com/gke-spot": "true", "spottrain.dev/shutdown-grace-seconds": "105"}, 40),
+        ({"spottrain.dev/shutdown-grace-seconds": "20"}, 20),
+    ],
+    ids=["elsewhere", "gke", "a pool that asks for more", "a label"],
+)
+async def test_kubernetes_a_node_that_shuts_down_leaves_pods_its_own_grace(
+    kubernetes: KubernetesCloud, labels: dict[str, str], seconds: float
+) -> None:
+    said_at = DEADLINE - 40 * SECOND
+    condition = {
+        **{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
+        "lastTransitionTime": said_at.isoformat(),
+    }
+    assert kubernetes.node is not None
+    kubernetes.node["metadata"]["labels"] = labels
+    kubernetes.pods = [
+        {
+            "metadata": {"name": "train-1", "uid": "u-1"},
+            "spec": {"terminationGracePeriodSeconds": 40},
+            "status": {"conditions": [condition]},
+        }
+    ]
+    (notice,) = await within(5, following(kubernetes))
+    assert notice.deadline == said_at + seconds * SECOND

@@ -9,6 +9,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
@@ -275,15 +277,21 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     assert operator.reports["a"].notices == (notice,)
 
 
-async def test_sigterm_drains_reports_and_leaves(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
+@pytest.mark.parametrize(("nodes_grace", "grace"), [(None, 20), (15, 15), (60, 20)])
+async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
+    pods: Pods, operator: FakeOperator, nodes_grace: float | None, grace: float
+) -> None:
+    pods.start("a")  # the pod has 20 s
     await pods.warm()
-    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    run = pods.generation(1, pods.script(TRAIN_FOREVER), ["a"])["a"]
+    await operator.assign({"a": run.model_copy(update={"shutdown_grace_seconds": nodes_grace})})
     await appears(pods.folder / "started-0")
     pods.processes["a"].send_signal(signal.SIGTERM)
     await operator.wait_for_phase(AgentPhase.DRAINED, 1, ["a"], seconds=20)
+    [notice] = operator.reports["a"].notices
+    assert (notice.source, (notice.deadline - notice.observed_at).total_seconds()) == ("sigterm", grace)
     assert await asyncio.to_thread(pods.processes["a"].wait, 20) == 0
-    assert (pods.folder / "saved-0").exists()
+    assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library is told, too"
 
 
 async def test_an_idle_agent_leaves_at_once_on_sigterm(pods: Pods, operator: FakeOperator) -> None:

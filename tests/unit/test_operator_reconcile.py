@@ -117,3 +117,20 @@ async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:
     for _ in range(5):
         await world.reconciler.reconcile(KEY)
     assert "gpt-99" not in cluster.deleted
+
+
+@pytest.mark.parametrize(("labels", "seconds"), [({}, None), ({"cloud.google.com/gke-spot": "true"}, 15)], ids=str)
+async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
+    labels: dict[str, str], seconds: float | None
+) -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.turn()
+    for node in cluster.nodes.values():
+        node["metadata"]["labels"] = labels
+    await world.reconciler.reconcile(KEY)
+    for pod in cluster.pods.values():
+        told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+        assert told is not None
+        assert told.shutdown_grace_seconds == seconds

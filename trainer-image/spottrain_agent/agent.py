@@ -98,6 +98,7 @@ class Agent:
         self._port = ReservedPort()
         self._used_port: ReservedPort | None = None
         self._reached: object = None
+        self._shutdown_grace: float | None = None
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
@@ -144,6 +145,7 @@ class Agent:
     def _on_assignment(self, assignment: Assignment) -> None:
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
+        self._shutdown_grace = assignment.shutdown_grace_seconds
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:
@@ -158,11 +160,16 @@ class Agent:
             node=self._settings.node,
             kind=NoticeKind.EVICT,
             source=SIGTERM_SOURCE,
-            deadline=now + timedelta(seconds=self._settings.grace_seconds),
+            deadline=now + timedelta(seconds=self._grace_seconds()),
             observed_at=now,
         )
         logger.info("SIGTERM: leaving by %s", notice.deadline.isoformat())
         self._dispatch(SigtermReceived(notice=notice))
+
+    def _grace_seconds(self) -> float:
+        """What a SIGTERM leaves: nothing says whether it's the pod that is deleted or the node that shuts down."""
+        grace = self._settings.grace_seconds
+        return grace if self._shutdown_grace is None else min(grace, self._shutdown_grace)
 
     def _dispatch(self, event: Event) -> None:
         step = transition(self._state, event)
@@ -194,7 +201,7 @@ class Agent:
                 assert_never(command)
 
     def _start(self, assignment: GenerationAssignment) -> None:
-        self._activity = _Activity(run=GenerationRun(assignment, self._settings))
+        self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
             self._used_port, self._port = self._port, ReservedPort()
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))

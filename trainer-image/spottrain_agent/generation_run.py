@@ -91,10 +91,11 @@ async def wait_for_store(endpoint: str) -> None:
 class GenerationRun:
     """The processes of one generation on this member, and the directory it shares with them."""
 
-    def __init__(self, assignment: GenerationAssignment, settings: AgentSettings) -> None:
+    def __init__(self, assignment: GenerationAssignment, settings: AgentSettings, grace_seconds: float) -> None:
         self.assignment = assignment
         self.directory = RunDirectory(settings.run_root, assignment.number)
         self._settings = settings
+        self._grace_seconds = grace_seconds
         self._launcher: asyncio.Future[int] | None = None
         self._vanished_at: float | None = None
         self._step_seen: tuple[int, float] = (-1, time.monotonic())
@@ -122,7 +123,7 @@ class GenerationRun:
         environment = {
             contract.ENV_RUN_DIR: str(self.directory.path),
             contract.ENV_DRAIN_FILE: str(self.directory.drain_file),
-            contract.ENV_GRACE_SECONDS: f"{self._settings.grace_seconds:g}",
+            contract.ENV_GRACE_SECONDS: f"{self._grace_seconds:g}",
         }
         if self._settings.pod_ip.startswith("127."):
             environment["GLOO_SOCKET_IFNAME"] = "lo"

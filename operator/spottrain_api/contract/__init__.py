@@ -81,6 +81,12 @@ from .names import (
     outcome_file,
     progress_file,
 )
+from .nodes import (
+    GKE_PREEMPTIBLE,
+    GKE_SPOT,
+    LABEL_SHUTDOWN_GRACE,
+    shutdown_grace_seconds,
+)
 from .notices import (
     POD_NOTICE_PREFIX,
     Notice,
@@ -125,6 +131,8 @@ __all__ = [
     "FATAL_REASONS",
     "FILE_DRAIN",
     "FILE_RUN",
+    "GKE_PREEMPTIBLE",
+    "GKE_SPOT",
     "GROUP",
     "INTERVAL_PATTERN",
     "KIND",
@@ -133,6 +141,7 @@ __all__ = [
     "LABEL_JOB_UID",
     "LABEL_MANAGED_BY",
     "LABEL_SEQUENCE",
+    "LABEL_SHUTDOWN_GRACE",
     "LABEL_TEMPLATE_HASH",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
@@ -188,4 +197,5 @@ __all__ = [
     "clock_offset",
     "outcome_file",
     "progress_file",
+    "shutdown_grace_seconds",
 ]

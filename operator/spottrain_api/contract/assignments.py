@@ -85,11 +85,13 @@ class Assignment(Message):
     """What one agent has to do now; a pure function of the job's status.
 
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
+    `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
     """
 
     action: AssignmentAction
     generation: GenerationAssignment | None = None
     drain: DrainRequest | None = None
+    shutdown_grace_seconds: float | None = None
 
     @property
     def revision(self) -> str:
