@@ -240,6 +240,23 @@ def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: Ope
     wait_for(lambda: len(jobs.pods("fine")) == 3, "the other job isn't disturbed")
 
 
+def test_what_keeps_pods_from_starting_is_in_the_jobs_condition(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.apply("large")
+    one = {"nodes": {"max": 1}, "capacity": {"onDemand": {"min": 1}}, "resources": {"limits": {}}}
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "key"}}}
+    jobs.apply("no-secret", env=[key], **one)
+
+    def says(name: str, reason: str) -> bool:
+        return bool(jobs.condition(name, "PodsHealthy")["reason"] == reason)
+
+    wait_for(lambda: says("no-secret", "CreateContainerConfigError"), f"the secret is missed\n{operator.log()}")
+    assert 'secret "gone" not found' in jobs.condition("no-secret", "PodsHealthy")["message"]
+    wait_for(lambda: says("large", "Unschedulable"), f"no node is large enough\n{operator.log()}")
+    message = jobs.condition("large", "PodsHealthy")["message"]
+    assert "Insufficient nvidia.com/gpu" in message
+    assert "Lower processesPerNode or resources if no node is that large" in message
+
+
 @pytest.fixture
 def newer_crd(kubectl: Kubectl, namespace: str) -> Iterator[None]:
     """The CRD of a newer version, whose spec has one more field."""
@@ -307,7 +324,7 @@ def no_pods(kubectl: Kubectl, namespace: str) -> Iterator[None]:
     probe = ("create", "serviceaccount", "probe", "-n", namespace, "--dry-run=server")
     wait_for(lambda: "no pods on Sundays" in kubectl.run(*probe).stderr, "the policy is in force")
     yield
-    kubectl("delete", kind, f"{kind}Binding", "--field-selector", f"metadata.name={name}")
+    kubectl("delete", f"{kind},{kind}Binding", name)
 
 
 def test_a_replacement_that_is_refused_takes_no_pod_of_a_job_that_has_run(

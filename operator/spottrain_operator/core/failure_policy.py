@@ -19,6 +19,7 @@ from .members import (
     members_of,
     worked_unseen,
 )
+from .model import PodView
 from .progress import newest_progress
 from .situation import PodFacts, Situation
 from .timing import (
@@ -37,6 +38,7 @@ CANNOT_START = frozenset(
     {
         "ErrImagePull",
         "ImagePullBackOff",
+        "ErrImageNeverPull",
         "InvalidImageName",
         "CreateContainerConfigError",
         "CreateContainerError",
@@ -165,9 +167,7 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
         return finish(situation, draft, Phase.FAILED, "CannotStart", message)
     waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
     if waiting is not None:
-        pod = waiting.pod
-        message = f"pod {pod.name} can't start: {pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
-        return finish(situation, draft, Phase.FAILED, "CannotStart", message)
+        return finish(situation, draft, Phase.FAILED, "CannotStart", start_sentence(waiting.pod))
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
@@ -183,6 +183,11 @@ def _template_has_run(situation: Situation, draft: Draft) -> bool:
         situation.is_of_template(f.pod) and f.pod.container_started and not f.finished
         for f in situation.pods.values()
     )
+
+
+def start_sentence(pod: PodView) -> str:
+    """Why the container of `pod` can't start, in the words of its kubelet."""
+    return f"pod {pod.name} can't start: {pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
 
 
 def _cannot_start(facts: PodFacts, situation: Situation) -> bool:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from .capacity import missing
 from .draft import Draft
+from .failure_policy import CANNOT_START, start_sentence
+from .model import PodView
 from .situation import Situation
 
 PODS_HEALTHY = "PodsHealthy"
 
 
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
-    """False while a pod that the job lacks can't be had. A job that is over keeps what was said last."""
+    """False while a pod that the job lacks can't be created, placed or started.
+
+    A job that is over keeps what was said last.
+    """
     if draft.finished:
         return draft
     trouble = _trouble(situation, draft)
     if trouble is None:
-        message = "No pod is kept from being created"
+        message = "No pod is kept from starting"
         return draft.condition(PODS_HEALTHY, True, "Healthy", message, situation.now)
     reason, message = trouble
+    known = draft.status.condition(PODS_HEALTHY)
+    if reason in CANNOT_START and (known is None or known.reason not in CANNOT_START):
+        draft = draft.tell(reason, message, warning=True)
     return draft.condition(PODS_HEALTHY, False, reason, message, situation.now)
 
 
@@ -26,4 +34,19 @@ def _trouble(situation: Situation, draft: Draft) -> tuple[str, str] | None:
     refusal = situation.refusal
     if refusal is not None and missing(situation, draft):
         return "PodsRefused", f"{refusal.message}. It is tried again; the pods that are there go on"
+    waiting = [facts.pod for facts in situation.pods.values() if not facts.pod.deleting]
+    cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
+    if cannot_start is not None:
+        return str(cannot_start.waiting_reason), start_sentence(cannot_start)
+    unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
+    if unplaced:
+        return "Unschedulable", _no_node(unplaced)
     return None
+
+
+def _no_node(pods: list[PodView]) -> str:
+    """What the scheduler said of the first, and what may be changed."""
+    more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
+    said = (pods[0].waiting_message or "no node suits it").removesuffix(".")
+    advice = "Lower processesPerNode or resources if no node is that large; else it waits for one to come free"
+    return f"pod {pods[0].name}{more} has no node: {said}. {advice}"

@@ -1,0 +1,83 @@
+"""PodsHealthy: what keeps a pod from starting is told in the words of whoever says so, within the next pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scene import NOW, Scene, at, pod, training_job, waiting_job
+from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_operator.core.model import PodView
+from spottrain_operator.observe import pod_view
+
+NO_SECRET = 'secret "keys" not found'
+TOO_LARGE = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: 0/6 nodes are available."
+
+
+def from_kubelet(status: dict[str, Any]) -> PodView:
+    """The fifth pod, as the API server has it."""
+    labels = {
+        "spottrain.dev/sequence": "5",
+        "spottrain.dev/capacity-type": "spot",
+        "spottrain.dev/template-hash": "t1",
+    }
+    created = {"creationTimestamp": at(98).isoformat()}
+    return pod_view({"metadata": {"name": "job-5", "uid": "u5", "labels": labels} | created, "spec": {}} | status)
+
+
+def waits(reason: str, message: str) -> PodView:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return from_kubelet({"status": {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}})
+
+
+def unplaced(message: str) -> PodView:
+    since = {"lastTransitionTime": at(99).isoformat()}
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return from_kubelet({"status": {"phase": "Pending", "conditions": [scheduled | since]}})
+
+
+def condition(scene: Scene) -> Condition:
+    found = scene.plan().status.condition("PodsHealthy")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("CreateContainerConfigError", NO_SECRET),
+        ("ErrImagePull", "no such image"),
+        ("ErrImageNeverPull", "the image is not present with pull policy of Never"),
+        ("InvalidImageName", "couldn't parse image name"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True], ids=["a new job", "one that trains"])
+def test_a_container_that_cannot_start(reason: str, message: str, begun: bool) -> None:
+    largest = {"nodes": {"min": 2, "max": 5}}
+    scene = training_job(**largest) if begun else replace(waiting_job(0, **largest), now=NOW)
+    broken = scene.with_pod(waits(reason, message))
+    said = condition(broken)
+    assert (said.status, said.reason) == ("False", reason)
+    assert said.message == f"pod job-5 can't start: {reason}: {message}"
+    assert [event.message for event in broken.plan().events if event.reason == reason] == [said.message]
+    assert broken.plan().status.phase is (Phase.RUNNING if begun else Phase.PENDING)
+    again = broken.decided().without_pod(5).with_pod(waits("ImagePullBackOff", message))
+    assert "ImagePullBackOff" not in [event.reason for event in again.plan().events], "it is told once"
+    healed = broken.decided().without_pod(5).with_pod(pod(5))
+    assert condition(healed).status == "True"
+
+
+def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
+    assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
+
+
+def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
+    scene = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(unplaced(TOO_LARGE))
+    said = condition(scene)
+    assert (said.status, said.reason) == ("False", "Unschedulable")
+    assert said.message == (
+        f"pod job-5 has no node: {TOO_LARGE} Lower processesPerNode or resources if no node is that large; else it "
+        "waits for one to come free"
+    )
