@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from spottrain_api.contract import (
     LABEL_MANAGED_BY,
     MANAGED_BY,
     POD_NOTICE_PREFIX,
+    TAINTS,
     Notice,
     NoticeKind,
     shutdown_grace_seconds,
@@ -29,26 +29,6 @@ RETRY_SECONDS = 1.0
 DEFAULT_GRACE_SECONDS = 30
 # Reason of a pod's DisruptionTarget condition when its node shuts down.
 SHUTDOWN = "TerminationByKubelet"
-
-
-@dataclass(frozen=True, slots=True)
-class TaintMeaning:
-    """What a taint announces, and how long after it the node is gone."""
-
-    kind: NoticeKind
-    lead_seconds: float
-
-
-TAINTS = {
-    "aws-node-termination-handler/spot-itn": TaintMeaning(NoticeKind.PREEMPT, 120),
-    "aws-node-termination-handler/rebalance-recommendation": TaintMeaning(NoticeKind.REBALANCE, 600),
-    "aws-node-termination-handler/asg-lifecycle-termination": TaintMeaning(NoticeKind.PREEMPT, 120),
-    "aws-node-termination-handler/scheduled-maintenance": TaintMeaning(NoticeKind.MAINTENANCE, 120),
-    "karpenter.sh/disrupted": TaintMeaning(NoticeKind.PREEMPT, 120),
-    "cloud.google.com/impending-node-termination": TaintMeaning(NoticeKind.PREEMPT, 15),
-    "node.kubernetes.io/out-of-service": TaintMeaning(NoticeKind.PREEMPT, 0),
-    "ToBeDeletedByClusterAutoscaler": TaintMeaning(NoticeKind.MAINTENANCE, 60),
-}
 
 
 class KubernetesSource:

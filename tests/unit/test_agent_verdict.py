@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
-from spottrain_agent.verdict import GenerationObservation, RankObservation, is_lost_peer, judge
+from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
 from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -145,18 +145,3 @@ def test_a_kill_says_what_it_usually_means() -> None:
     assert verdict.failure.message == (
         "Rank 3 was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
     )
-
-
-@pytest.mark.parametrize(
-    ("exception", "message", "expected"),
-    [
-        ("builtins.RuntimeError", GLOO, True),
-        ("torch.distributed.DistBackendError", "NCCL communicator was aborted on rank 1.", True),
-        ("torch.distributed.DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed.", True),
-        ("builtins.ConnectionResetError", "ConnectionResetError: [Errno 104] Connection reset by peer", False),
-        ("builtins.RuntimeError", "RuntimeError: CUDA error: device-side assert triggered", False),
-        ("builtins.RuntimeError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied", False),
-    ],
-)
-def test_lost_peers_are_told_from_the_scripts_own_errors(exception: str, message: str, expected: bool) -> None:
-    assert is_lost_peer(exception, message) is expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 
 import torch
-import torch.distributed as dist
 
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -17,7 +16,7 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain_api.contract import Failure, FailureReason
+from spottrain_api.contract import Failure, FailureReason, is_lost_peer
 
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
@@ -39,7 +38,6 @@ UNUSED_PARAMETERS = (
     "the framework look for them (find_unused_parameters in its settings of DDP), or switch requires_grad off for "
     "those that are never used."
 )
-_PEER_MESSAGES = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 
 
 class UserError(Exception):
@@ -103,7 +101,8 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
         # Not one of the checkpoint reasons, which are final: the store was good when this generation started.
         return Failure(reason=FailureReason.SCRIPT_ERROR, message=str(error), exit_code=1, rank=rank)
     last_line = traceback.format_exception_only(error)[-1].strip()
-    reason = FailureReason.LOST_PEER if _is_lost_peer(error) else FailureReason.SCRIPT_ERROR
+    lost_peer = is_lost_peer(f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+    reason = FailureReason.LOST_PEER if lost_peer else FailureReason.SCRIPT_ERROR
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     message = last_line + where
@@ -112,9 +111,3 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     if isinstance(error, torch.OutOfMemoryError):
         message = message.removesuffix(".") + OUT_OF_MEMORY
     return Failure(reason=reason, message=message, exit_code=1, rank=rank)
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
-        return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in _PEER_MESSAGES)

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
-from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
-
-# What gloo, NCCL and the store raise in a rank when another one goes away. Not OSError: a script's own network
-# troubles say "Connection reset by peer" as well.
-_LOST_PEER_TYPES = re.compile(r"(^builtins\.RuntimeError|^torch\.(distributed|_C)\..*|.*DistBackendError)$")
-_LOST_PEER_TEXTS = re.compile(
-    r"connection (was )?(closed|reset|refused) by|connection (closed|reset)|broken pipe|gloo.*(timed out|error)"
-    r"|nccl.*(abort|remote|unhandled system|timeout|timed out)|socket (timeout|error)|failed to (recv|send)"
-    r"|store->get|wait timeout|monitoredbarrier|peer (is )?(gone|closed)|rendezvousclosed",
-    re.IGNORECASE,
+from spottrain_api.contract import (
+    AgentPhase,
+    CommitRef,
+    Failure,
+    FailureReason,
+    Outcome,
+    OutcomeKind,
+    is_lost_peer,
 )
+
 _STORE_TROUBLE = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
 
 
@@ -129,11 +128,6 @@ def _reason(ended: WorkerEnded) -> FailureReason:
     if is_lost_peer(ended.exception or "", ended.message or ""):
         return FailureReason.LOST_PEER
     return FailureReason.SCRIPT_ERROR
-
-
-def is_lost_peer(exception: str, message: str) -> bool:
-    """Whether an exception says that another rank went away, rather than that this one is wrong."""
-    return bool(_LOST_PEER_TYPES.match(exception) and _LOST_PEER_TEXTS.search(message))
 
 
 def _describe_exit(rank: int, exit_code: int) -> str:

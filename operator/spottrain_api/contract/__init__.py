@@ -30,6 +30,7 @@ from .configuration import (
     StabilityConfig,
     TrainerConfig,
 )
+from .lost_peers import is_lost_peer
 from .memory import (
     MemoryCheckpoint,
     MemoryHolder,
@@ -85,6 +86,8 @@ from .nodes import (
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     LABEL_SHUTDOWN_GRACE,
+    TAINTS,
+    TaintMeaning,
     shutdown_grace_seconds,
 )
 from .notices import (
@@ -151,6 +154,7 @@ __all__ = [
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "TAINTS",
     "TAINT_PREEMPTION",
     "TOKEN_AUDIENCE",
     "VERSION",
@@ -192,9 +196,11 @@ __all__ = [
     "StabilityConfig",
     "Strategy",
     "StrategyChoice",
+    "TaintMeaning",
     "TrainerConfig",
     "TrainerPhase",
     "clock_offset",
+    "is_lost_peer",
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",

@@ -1,8 +1,39 @@
-"""What a node's labels say about how it goes."""
+"""What a node's taints and labels say about when, and how, it goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .notices import NoticeKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaintMeaning:
+    """What a taint announces, and how long after it the node is gone."""
+
+    kind: NoticeKind
+    lead_seconds: float
+
+
+# Taints by which termination handlers and autoscalers announce that a node goes, or may go.
+TAINTS: Mapping[str, TaintMeaning] = {
+    # https://github.com/aws/aws-node-termination-handler (taint-node)
+    "aws-node-termination-handler/spot-itn": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "aws-node-termination-handler/rebalance-recommendation": TaintMeaning(
+        kind=NoticeKind.REBALANCE, lead_seconds=600
+    ),
+    "aws-node-termination-handler/asg-lifecycle-termination": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "aws-node-termination-handler/scheduled-maintenance": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=120),
+    # https://karpenter.sh/docs/concepts/disruption/
+    "karpenter.sh/disrupted": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
+    "cloud.google.com/impending-node-termination": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=15),
+    # https://kubernetes.io/docs/reference/labels-annotations-taints/
+    "node.kubernetes.io/out-of-service": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
+    # https://github.com/kubernetes/autoscaler (cluster-autoscaler/utils/taints)
+    "ToBeDeletedByClusterAutoscaler": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
+}
 
 # Labels that GKE puts on its spot nodes, and on their predecessors.
 GKE_SPOT = "cloud.google.com/gke-spot"

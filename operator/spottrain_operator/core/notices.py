@@ -8,22 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from spottrain_api.contract import TAINT_PREEMPTION, AgentReport, Notice, NoticeKind
+from spottrain_api.contract import TAINT_PREEMPTION, TAINTS, AgentReport, Notice, NoticeKind
 
 from .model import NodeView, PodView
 from .timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
-# Taints by which autoscalers and termination handlers announce that a node goes (sources in docs/design).
+# Taints that say that a node goes: the watcher's own, and those of others but for mere recommendations.
 DOOMING_TAINTS = frozenset(
-    {
-        TAINT_PREEMPTION,
-        "karpenter.sh/disrupted",
-        "ToBeDeletedByClusterAutoscaler",
-        "cloud.google.com/impending-node-termination",
-        "aws-node-termination-handler/spot-itn",
-        "aws-node-termination-handler/asg-lifecycle-termination",
-        "node.kubernetes.io/out-of-service",
-    }
+    {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind is not NoticeKind.REBALANCE)}
 )
 
 
