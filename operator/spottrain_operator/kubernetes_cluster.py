@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +68,10 @@ def client_configuration() -> k8s.Configuration:
     return configuration
 
 
+# How a refusal begins, as in 'pods "gpt-7" is forbidden: exceeded quota …'; the rest is the same for the next pod.
+_NAMED = re.compile(r'^\S+ "[^"]*" is (forbidden|invalid): ')
+
+
 class KubernetesCluster:
     """ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
 
@@ -91,7 +96,7 @@ class KubernetesCluster:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, request)
         except k8s.ApiException as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ClusterError(f"the API server can't be reached: {error}") from error
 
@@ -181,7 +186,7 @@ class NotFoundError(ClusterError):
     """There is no such object."""
 
 
-def _translated(error: k8s.ApiException) -> ClusterError:
+def translated(error: k8s.ApiException) -> ClusterError:
     """The API server's refusal as one of ours, with the server's own sentence."""
     try:
         answer = json.loads(error.body or "{}")
@@ -193,11 +198,10 @@ def _translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    # 'pods "gpt-7" is forbidden: exceeded quota …': the part that stays the same for the next pod.
     if error.status == 403 or "failed calling webhook" in sentence:
-        return ForbiddenError(sentence.partition(" is forbidden: ")[2] or sentence)
+        return ForbiddenError(_NAMED.sub("", sentence))
     if error.status in (400, 422):
-        return InvalidObjectError(sentence.partition(" is invalid: ")[2] or sentence)
+        return InvalidObjectError(_NAMED.sub("", sentence))
     return ClusterError(f"the API server answered {error.status}: {sentence}")
 
 

@@ -176,12 +176,15 @@ class Reconciler:
         found = job.get("status") or {}
         if found.get("phase") in FINISHED_PHASES:
             return PassResult()
-        message = sentence(error.fields, "Pods that run go on, but nobody looks after the job")
+        begun = "generation" in found
+        message = sentence(
+            error.fields, "Nobody looks after the job, whose pods go on," if begun else "The job waits"
+        )
         condition = Condition(
             type=NOT_UNDERSTOOD, status="True", reason=REASON, message=message, last_transition_time=self._now()
         )
         status = with_condition(found, condition)
-        if "generation" not in found:
+        if not begun:
             status |= {"phase": Phase.PENDING.value, "message": message}
         if status != found:
             job = await self._cluster.replace_job_status(job | {"status": status})

@@ -120,7 +120,7 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
         await world.reconciler.reconcile(KEY)
     after = world.status
     assert condition(world)["status"] == "True"
-    assert "Pods that run go on, but nobody looks after the job until then" in condition(world)["message"]
+    assert "Nobody looks after the job, whose pods go on, until then" in condition(world)["message"]
     others = [each for each in after["conditions"] if each["type"] != "SpecNotUnderstood"]
     assert after | {"conditions": others} == before
     assert world.cluster.deleted == set()

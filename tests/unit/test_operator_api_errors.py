@@ -1,0 +1,41 @@
+"""What the API server's refusals mean to the operator."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kubernetes.client import ApiException
+
+from spottrain_operator.cluster import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+)
+from spottrain_operator.kubernetes_cluster import NotFoundError, translated
+
+WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team label'
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "kind", "said"),
+    [
+        (403, "Forbidden", 'pods "gpt-7" is forbidden: exceeded quota: team', ForbiddenError, "exceeded quota: team"),
+        (422, "Invalid", 'Pod "gpt-7" is invalid: spec: Required value', InvalidObjectError, "spec: Required value"),
+        (422, "Invalid", 'pods "gpt-7" is forbidden: a policy denied it', InvalidObjectError, "a policy denied it"),
+        (400, "BadRequest", WEBHOOK, InvalidObjectError, WEBHOOK),
+        (500, "InternalError", 'failed calling webhook "x": timeout', ForbiddenError, 'failed calling webhook "x"'),
+        (500, "InternalError", "etcd is down", ClusterError, "the API server answered 500: etcd is down"),
+        (409, "AlreadyExists", "there is one", AlreadyExistsError, "there is one"),
+        (409, "Conflict", "it was modified", ConflictError, "it was modified"),
+        (404, "NotFound", "no such pod", NotFoundError, "no such pod"),
+    ],
+)
+def test_errors(status: int, reason: str, message: str, kind: type[ClusterError], said: str) -> None:
+    error = ApiException(status=status, reason=reason)
+    error.body = json.dumps({"message": message, "reason": reason})
+    found = translated(error)
+    assert type(found) is kind
+    assert str(found).startswith(said)
