@@ -81,3 +81,19 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         f"pod job-5 has no node: {TOO_LARGE} Lower processesPerNode or resources if no node is that large; else it "
         "waits for one to come free"
     )
+
+
+def test_an_edited_image_that_cannot_be_pulled_does_not_end_a_job_that_has_trained() -> None:
+    scene = training_job()
+    for sequence in range(1, 5):
+        scene = scene.without_pod(sequence)
+    scene = replace(scene, observed=replace(scene.observed, template_hash="t2"))
+    edited = replace(waits("ErrImagePull", "no such image"), template_hash="t2")
+    scene = scene.decided().later(30).with_pod(edited).decided().later(60)
+    status = scene.plan().status
+    assert status.phase is Phase.RECOVERING
+    assert "no such image" in status.message
+    new = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(
+        waits("ErrImagePull", "no such image")
+    )
+    assert new.later(60).plan().status.phase is Phase.FAILED

@@ -156,11 +156,11 @@ def made_progress(newest: Progress | None) -> bool:
 
 
 def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
-    """Give up on a template of which no container ever started, instead of trying for ever."""
-    if situation.observed.job.not_understood or _template_has_run(situation, draft):
+    """Give up on a new job of which no container has started; one that has had a generation waits to be corrected."""
+    if draft.status.generation is not None or situation.observed.job.not_understood or _has_started(situation):
         return draft
     refusal = situation.refusal
-    if refusal is not None and refusal.lasting and not situation.pods and draft.status.generation is None:
+    if refusal is not None and refusal.lasting and not situation.pods:
         if seconds_between(refusal.since, situation.now) <= REFUSAL_PATIENCE:
             return draft
         message = f"{_clause(refusal.message)}; provide what is missing, or change the job"
@@ -175,10 +175,7 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     return finish(situation, draft, Phase.FAILED, "CannotStart", message)
 
 
-def _template_has_run(situation: Situation, draft: Draft) -> bool:
-    generation, current = draft.status.generation, situation.observed.template_hash
-    if generation is not None and generation.template_hash.startswith(f"{current}."):
-        return True
+def _has_started(situation: Situation) -> bool:
     return any(
         situation.is_of_template(f.pod) and f.pod.container_started and not f.finished
         for f in situation.pods.values()
