@@ -24,7 +24,6 @@ def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]
     Raises:
         ValidationError: A required field of `model` itself can't be read.
     """
-    content = copy.deepcopy(content)
     left_out: list[Path] = []
     while True:
         try:
@@ -33,6 +32,7 @@ def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]
             # The last one first: the items before it in the same list keep their numbers.
             last = error.errors(include_url=False)[-1]
             path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
+            content = copy.deepcopy(content)
             if not path or not _remove(content, path):
                 raise
             if not any(known[: len(path)] == path for known in left_out):
