@@ -70,9 +70,13 @@ class FsdpEngine(NativeEngine):
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Gradients are averaged and sharded after every micro-batch: kept whole until the last one, they
-        would take the memory that sharding is for. Those of what is whole wait for the last one."""
+        """Gradients are reduced to shards after every micro-batch: kept whole until the last one, they would take the
+        memory that sharding is for. What needs no memory waits for the last one: the gradients of what is whole, and
+        under hybrid sharding the all-reduce over the nodes. With offload that all-reduce doesn't wait, as the device
+        would have to keep the shards of gradients meanwhile."""
         self._is_last = is_last
+        if self._config.fsdp.sharding == HYBRID and not self._config.fsdp.offload:
+            self._model.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor) -> None:
         """A collective. Raises UserError where the ranks didn't call the same blocks."""
