@@ -2,9 +2,9 @@
 
 Run: python -m benchmarks.bench_memory [--ranks 2]
 
-Each case is trained for a few steps by real ranks on gloo, each in a fresh process. What is counted are the storages
-that live at the same time on rank 0; what the runtime needs for itself (on a GPU: CUDA's context, NCCL's buffers) is
-in neither figure.
+Each case is built, spread and trained for a few steps by real ranks on gloo, each in a fresh process. What is counted
+are the storages that live at the same time on rank 0, at the start (while the model is built and spread) and in a
+step; what the runtime needs for itself (on a GPU: CUDA's context, NCCL's buffers) is in no figure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.memory.cases import CASES, Case
-from benchmarks.memory.rank import estimated_bytes, join, measured_bytes
+from benchmarks.memory.rank import Peaks, estimated, join, measured
 
 MIB = 1 << 20
 
@@ -29,27 +29,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    print("| layers x width, micro-batch x context of vocabulary | strategy | estimated | measured | ratio |")
+    print("| layers x width, micro-batch x context of vocabulary | strategy | estimated | start, step | ratio |")
     print("|---|---|---|---|---|")
     for case in CASES:
-        print(row(case, measure(case, args.ranks), estimated_bytes(case, args.ranks)), flush=True)
+        print(row(case, measure(case, args.ranks), estimated(case, args.ranks, "cpu")), flush=True)
 
 
-def row(case: Case, measured: int, estimated: int) -> str:
+def row(case: Case, found: Peaks, expected: Peaks) -> str:
     strategy = f"ZeRO {case.strategy}" if case.strategy.isdigit() else case.strategy
     how = ", recomputed" if case.checkpointed else ""
-    sizes = f"{estimated / MIB:.0f} MiB | {measured / MIB:.0f} MiB | {estimated / measured:.2f}"
+    measured = f"{found.start / MIB:.0f}, {found.step / MIB:.0f}"
+    sizes = f"{expected.total / MIB:.0f} MiB | {measured} MiB | {expected.total / found.total:.2f}"
     return f"| {case.shape.name} | {strategy} {case.precision}{how} | {sizes} |"
 
 
-def measure(case: Case, num_ranks: int) -> int:
-    """Peak of rank 0, in bytes."""
+def measure(case: Case, num_ranks: int) -> Peaks:
+    """Peaks of rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     os.environ["DS_ACCELERATOR"] = "cpu"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.tensor", "deepspeed", "benchmarks.memory.rank"])
-    found: Queue[int] = context.Queue()
+    found: Queue[Peaks] = context.Queue()
     ranks = [context.Process(target=run_rank, args=(case, rank, num_ranks, port, found)) for rank in range(num_ranks)]
     try:
         for process in ranks:
@@ -64,11 +65,11 @@ def measure(case: Case, num_ranks: int) -> int:
             process.kill()
 
 
-def run_rank(case: Case, rank: int, num_ranks: int, port: int, found: Queue[int]) -> None:
+def run_rank(case: Case, rank: int, num_ranks: int, port: int, found: Queue[Peaks]) -> None:
     join(rank, num_ranks, port)
-    peak = measured_bytes(case, torch.device("cpu"))
+    peaks = measured(case, torch.device("cpu"))
     if rank == 0:
-        found.put(peak)
+        found.put(peaks)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

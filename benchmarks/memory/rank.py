@@ -1,11 +1,13 @@
-"""One rank that trains a case for a few steps and measures its peak.
+"""One rank that builds a case's model, spreads it and trains it for a few steps, and measures its peaks.
 
-On the CPU every storage that a step makes is counted by torch's MemTracker; on a GPU it is the allocator's own peak.
+On the CPU every storage that is made is counted by torch's MemTracker; on a GPU it is the allocator's own peak, and
+the model is built on the CPU, as scripts do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -21,15 +23,25 @@ from spottrain.engines import Engine, EngineConfig, choose_engine
 from spottrain.engines.auto import facts_of
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain_api.contract import DeepSpeedConfig
-from spottrain_api.memory_estimate import RUNTIME_BYTES, Estimate, Workload, estimates
+from spottrain_api.memory_estimate import Estimate, ModelFacts, Workload, estimates
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def estimated_bytes(case: Case, world_size: int) -> int:
-    """Without the runtime, which no allocator knows of."""
-    with torch.device("meta"):
-        facts = facts_of(Gpt(case.shape))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """Bytes while the model is built and spread, and in a step, without the runtime, which no allocator knows of."""
+
+    start: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return max(self.start, self.step)
+
+
+def estimated(case: Case, world_size: int, device_type: str) -> Peaks:
+    facts = dataclasses.replace(_facts(case), built_bytes=None)
     workload = Workload(
         model=facts,
         micro_batch=case.shape.micro_batch,
@@ -37,8 +49,15 @@ def estimated_bytes(case: Case, world_size: int) -> int:
         precision=case.precision,
         sequence_length=case.shape.context,
         activation_checkpointing=case.checkpointed,
+        built_in_place=device_type == "cpu",
     )
-    return next(e for e in estimates(workload) if _is_of(e, case)).total - RUNTIME_BYTES
+    found = next(e for e in estimates(workload) if _is_of(e, case))
+    return Peaks(start=found.start, step=found.step)
+
+
+def _facts(case: Case) -> ModelFacts:
+    with torch.device("meta"):
+        return facts_of(Gpt(case.shape))
 
 
 def _is_of(estimate: Estimate, case: Case) -> bool:
@@ -47,18 +66,23 @@ def _is_of(estimate: Estimate, case: Case) -> bool:
     return case.strategy in (estimate.strategy, str(estimate.zero_stage))
 
 
-def measured_bytes(case: Case, device: torch.device) -> int:
-    """Peak of this rank in its second step. A collective of the default process group."""
+def measured(case: Case, device: torch.device) -> Peaks:
+    """Of this rank, at the start and in its second step. A collective of the default process group."""
     torch.manual_seed(0)
     tracker = MemTracker()
     with _counting(tracker, device):
-        model = Gpt(case.shape).to(device)
+        model = Gpt(case.shape)
         prepare_blocks(model, find_blocks(model), compiled=False, checkpointed=case.checkpointed)
         engine = _engine(case, device)
         spread, _ = engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, foreach=True))
+    start = _peak(tracker, device)
     for _ in range(2):  # the optimizer makes its state in the first step
         with _counting(tracker, device):  # from what is there now
             _step(engine, spread, case, device)
+    return Peaks(start=start, step=_peak(tracker, device))
+
+
+def _peak(tracker: MemTracker, device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return int(tracker.get_tracker_snapshot("peak")[device]["Total"])

@@ -7,7 +7,7 @@ import time
 import torch
 
 from benchmarks.memory.cases import Case, Gpt, Shape
-from benchmarks.memory.rank import estimated_bytes
+from benchmarks.memory.rank import estimated
 
 # About a billion parameters; less where the device hasn't the memory.
 ON_A_GPU = (
@@ -41,7 +41,7 @@ def shape_for(device: torch.device) -> Shape:
         return ON_THE_CPU
     memory = torch.cuda.get_device_properties(device).total_memory
     cases = [Case(shape=shape, strategy="ddp", precision="bf16") for shape in ON_A_GPU]
-    fitting = [case.shape for case in cases if estimated_bytes(case, 1) < _SHARE * memory]
+    fitting = [case.shape for case in cases if estimated(case, 1, "cuda").total < _SHARE * memory]
     return fitting[0] if fitting else ON_A_GPU[-1]
 
 

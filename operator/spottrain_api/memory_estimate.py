@@ -1,15 +1,14 @@
-"""Memory that a training step needs on each accelerator, by strategy, and the strategy to choose.
+"""Memory that a training run needs on each accelerator and on the host, by strategy.
 
 Pure arithmetic from what is known before a run; sizes are in bytes. Weights, gradients and optimizer state are
-counted as the trainer's engines keep them. Activations are those of a transformer with fused attention (Korthikanti
-et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2) and the logits over its
-vocabulary.
+counted as the trainer's engines keep them, and so is the start, when each rank builds the whole model and spreads it.
+Activations are those of a transformer with fused attention (Korthikanti et al. 2022, "Reducing Activation
+Recomputation in Large Transformer Models", table 2) and the logits over its vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .contract import Precision, Strategy
@@ -26,10 +25,6 @@ _VALUES_PER_UNIT = 17
 _BYTES_PER_LOGIT = 3 * _FP32
 # CUDA's context, NCCL's buffers, kernels.
 RUNTIME_BYTES = int(1.5 * GIB)
-# Share of an accelerator's memory to plan with. Fragmentation takes the rest.
-USABLE = 0.92
-# Share of the memory that is left to activations if the sequence length isn't known.
-UNKNOWN_ACTIVATIONS = 0.3
 # Elements; DeepSpeed's defaults of reduce_bucket_size and stage3_max_live_parameters.
 _BUCKET = 500_000_000
 _LIVE = 1_000_000_000
@@ -38,13 +33,15 @@ _LIVE = 1_000_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Size of a model. `num_trained` None: all parameters are trained. `hidden` (units) and `layers` None: those of a
-    transformer of usual proportions. `vocabulary` 0: its logits are not counted."""
+    transformer of usual proportions. `vocabulary` 0: its logits are not counted. `built_bytes`: size of the model as
+    the script builds it, whole on every rank; None: fp32."""
 
     num_parameters: int
     num_trained: int | None = None
     hidden: int | None = None
     layers: int | None = None
     vocabulary: int = 0
+    built_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_parameters < 1:
@@ -53,6 +50,17 @@ class ModelFacts:
     @property
     def trained(self) -> int:
         return self.num_parameters if self.num_trained is None else self.num_trained
+
+    @property
+    def built(self) -> int:
+        return _FP32 * self.num_parameters if self.built_bytes is None else self.built_bytes
+
+    @property
+    def largest_piece(self) -> int:
+        """The most parameters that FSDP2 and ZeRO 3 move to the device before they shard them: a block, or what is in
+        no block, as the embedding and the head."""
+        hidden, layers = self.proportions()
+        return max(self.num_parameters // layers, min(self.num_parameters, 2 * self.vocabulary * hidden))
 
     def proportions(self) -> tuple[int, int]:
         """Hidden units and layers. Unknown ones make 12 * layers * hidden^2 the number of parameters."""
@@ -73,6 +81,8 @@ class Workload:
     - sequence_length: tokens in a sample. None: activations are not estimated.
     - optimizer_slots: fp32 values that the optimizer keeps for each parameter; 2 for Adam.
     - fsdp_ranks: number of ranks over which FSDP2 shards. None: all.
+    - built_in_place: whether the model is built in the memory that it is trained in, as on ranks that compute on the
+      CPU, and not on the host.
     - zero_bucket, zero_live: reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
       None: the JSON doesn't set them.
     """
@@ -85,6 +95,7 @@ class Workload:
     activation_checkpointing: bool = False
     optimizer_slots: int = 2
     fsdp_ranks: int | None = None
+    built_in_place: bool = False
     zero_bucket: int | None = None
     zero_live: int | None = None
 
@@ -100,22 +111,13 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Memory of a machine for each rank, in bytes. `host_bytes` None: enough. `offloads` False: there is no other
-    memory to offload to, for example because the ranks compute on the CPU."""
-
-    accelerator_bytes: int
-    host_bytes: int | None = None
-    offloads: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Memory of one rank under one strategy.
 
     Weights, gradients and optimizer state are always there. `activations` and `buffers` (gathered or cast
-    parameters, buckets) exist in forward and backward, `update` (temporaries) in the optimizer's step. `host` is in
-    the node's memory.
+    parameters, buckets) exist in forward and backward, `update` (temporaries) in the optimizer's step. `start` is the
+    peak while the model is spread. `host` is the peak in the node's memory: what is kept there, or the whole model at
+    the start.
     """
 
     strategy: str
@@ -128,7 +130,8 @@ class Estimate:
     activations: int
     buffers: int
     update: int
-    host: int = 0
+    start: int
+    host: int
 
     @property
     def working(self) -> int:
@@ -136,10 +139,14 @@ class Estimate:
         return max(self.buffers, self.update - self.activations)
 
     @property
+    def step(self) -> int:
+        """Of the accelerator, at the peak of a step, without the runtime."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.working
+
+    @property
     def total(self) -> int:
-        """Bytes on the accelerator at the peak."""
-        kept = self.parameters + self.gradients + self.optimizer
-        return kept + self.activations + self.working + RUNTIME_BYTES
+        """Bytes on the accelerator at the peak of the run."""
+        return max(self.step, self.start) + RUNTIME_BYTES
 
     @property
     def name(self) -> str:
@@ -150,15 +157,6 @@ class Estimate:
             if is_offloaded
         ]
         return self.strategy + stage + (f", {' and '.join(offloaded)} on the CPU" if offloaded else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The strategy to use, whether it fits, and why it was chosen."""
-
-    estimate: Estimate
-    fits: bool
-    reason: str
 
 
 def estimates(workload: Workload) -> tuple[Estimate, ...]:
@@ -178,72 +176,9 @@ def estimates(workload: Workload) -> tuple[Estimate, ...]:
     )
 
 
-def usable_bytes(workload: Workload, memory: Memory) -> int:
-    """Bytes of an accelerator that an estimate may take."""
-    unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
-    return int(memory.accelerator_bytes * USABLE * (1 - unknown))
-
-
-def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
-    """Whether the estimate fits into the accelerator's memory and the host's."""
-    if estimate.offload_optimizer and not memory.offloads:
-        return False
-    enough_host = memory.host_bytes is None or estimate.host <= memory.host_bytes
-    return estimate.total <= usable_bytes(workload, memory) and enough_host
-
-
-def choose_strategy(
-    workload: Workload, memory: Memory, *, allowed: Callable[[Estimate], bool] = lambda estimate: True
-) -> Choice:
-    """The first strategy that is allowed and fits; if none fits, the one that needs least."""
-    candidates = [e for e in estimates(workload) if allowed(e) and (memory.offloads or not e.offload_optimizer)]
-    fitting = next((e for e in candidates if fits(e, workload, memory)), None)
-    chosen = fitting or min(candidates, key=lambda e: e.total)
-    reason = _reason(workload, chosen, candidates, memory, fits=fitting is not None)
-    return Choice(estimate=chosen, fits=fitting is not None, reason=reason)
-
-
 def in_gib(num_bytes: int) -> str:
     """The size for people: 79.2 GiB."""
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / (1 << 20):,.0f} MiB"
-
-
-def _reason(
-    workload: Workload, chosen: Estimate, candidates: Iterable[Estimate], memory: Memory, *, fits: bool
-) -> str:
-    ranks = f"{workload.world_size} ranks" if workload.world_size > 1 else "1 rank"
-    model = f"{_in_words(workload.model.num_parameters)} parameters on {ranks}"
-    room = usable_bytes(workload, memory)
-    place = "an accelerator's" if memory.offloads else "a rank's share of the node's"
-    limit = f"{in_gib(room)} of {place} {in_gib(memory.accelerator_bytes)}"
-    if workload.sequence_length is None:
-        limit += " (the rest is left to activations, as the number of tokens in a sample is not known)"
-    if not fits and chosen.total <= room and memory.host_bytes is not None:
-        return (
-            f"Nothing fits: {model} leave {in_gib(chosen.host)} each on the CPU, with {chosen.name}, and a rank's "
-            f"share of the node's memory is {in_gib(memory.host_bytes)}. Raise nodes.min, or use nodes with more "
-            "memory."
-        )
-    if not fits:
-        return (
-            f"Nothing fits: {model} need at least {in_gib(chosen.total)} each, with {chosen.name}, and there are "
-            f"{limit}. {_remedy(workload, chosen)}, or use accelerators with more memory."
-        )
-    before = next((e for e in candidates if e.total > room), None)
-    others = f"; {before.name} would need {in_gib(before.total)}" if before and chosen.strategy != DDP else ""
-    return f"{model} need about {in_gib(chosen.total)} each with {chosen.name}, of {limit}{others}."
-
-
-def _remedy(workload: Workload, estimate: Estimate) -> str:
-    if estimate.activations < estimate.total / 2:
-        return "Raise nodes.min"
-    checkpointing = "" if workload.activation_checkpointing else ", set activationCheckpointing"
-    return f"Most of it are activations: lower batch.micro{checkpointing}"
-
-
-def _in_words(num: int) -> str:
-    units = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"))
-    return next((f"{num / unit:.3g} {word}" for unit, word in units if num >= unit), str(num))
 
 
 def _ddp(workload: Workload) -> Estimate:
@@ -257,6 +192,8 @@ def _ddp(workload: Workload) -> Estimate:
         # Autocast keeps the cast weights until the end of forward.
         buffers=0 if workload.precision == "fp32" else workload.compute_bytes * num,
         update=_FP32 * trained,
+        start=_FP32 * num + _FP32 * trained,  # DDP makes its buckets at once
+        host=_host(workload),
     )
 
 
@@ -270,6 +207,8 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
     kept = (_FP32 * shard, _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
     parameters, gradients, optimizer = (0, 0, 0) if offload else kept
+    piece = workload.model.largest_piece
+    piece_shard = -(-piece // num_shards)
     return Estimate(
         strategy=FSDP,
         offload_optimizer=offload,
@@ -280,7 +219,9 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
         activations=_activations(workload),
         buffers=gathered,
         update=0 if offload else _FP32 * trained,
-        host=sum(kept) if offload else 0,
+        # Piece by piece: those that are sharded already, and one as a whole. In place it is the other way round.
+        start=_built(workload) + _FP32 * piece_shard if workload.built_in_place else parameters + _FP32 * piece,
+        host=_host(workload, sum(kept) if offload else 0),
     )
 
 
@@ -300,11 +241,15 @@ def _zero(
     live = min(num, _LIVE if workload.zero_live is None else workload.zero_live) * compute if stage == 3 else 0
     # Gradients exist as computed before they are added up in fp32.
     computed = compute * workload.model.trained if stage == 1 else 0
-    host = 0
+    kept = 0
     if offload_optimizer:
-        host, optimizer, gradients = optimizer + gradients, 0, 0
+        kept, optimizer, gradients = optimizer + gradients, 0, 0
     if offload_parameters:
-        host, parameters = host + parameters, 0
+        kept, parameters = kept + parameters, 0
+    # Stage 3 partitions one parameter after the other. Below, the whole model is flattened: a copy, which DeepSpeed
+    # makes on the host if the accelerator has no room for it.
+    piece, flattened = (compute * workload.model.largest_piece, 0) if stage == 3 else (0, 2 * compute * num)
+    start = max(_built(workload) + piece, flattened) if workload.built_in_place else parameters + piece
     return Estimate(
         strategy=DEEPSPEED,
         zero_stage=stage,
@@ -316,8 +261,19 @@ def _zero(
         activations=_activations(workload),
         buffers=bucket + live + computed,
         update=0 if offload_optimizer else 2 * _FP32 * trained,
-        host=host,
+        start=start,
+        host=_host(workload, kept, flattened),
     )
+
+
+def _built(workload: Workload) -> int:
+    """What the model takes of the accelerator's memory before it is spread."""
+    return workload.model.built if workload.built_in_place else 0
+
+
+def _host(workload: Workload, *others: int) -> int:
+    """The most of the host's memory at any time: `others`, or the model as it is built there."""
+    return max(0 if workload.built_in_place else workload.model.built, 0, *others)
 
 
 def _shards(workload: Workload, number: int) -> tuple[int, int]:

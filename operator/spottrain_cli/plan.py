@@ -16,17 +16,13 @@ from rich.text import Text
 from spottrain_api.contract import KIND
 from spottrain_api.memory_estimate import (
     RUNTIME_BYTES,
-    Choice,
     Estimate,
-    Memory,
     ModelFacts,
     Workload,
-    choose_strategy,
     estimates,
-    fits,
     in_gib,
-    usable_bytes,
 )
+from spottrain_api.strategy_choice import Choice, Memory, choose_strategy, fits, usable_bytes
 from spottrain_api.v1alpha1 import Sharding, Strategy, TrainingJobSpec
 
 from .job_view import UserError
@@ -179,7 +175,7 @@ def _verdict(plan: Plan) -> Text:
     says = [
         f"Weights to working, and what the CPU holds, are of each of {plan.smallest.world_size} ranks. ✓: fits "
         f"{in_gib(room)}, which is planned with of {in_gib(whole)}.",
-        f"auto: {plan.choice.reason}",
+        f"auto: {plan.choice.reason} {plan.choice.remedy}".strip(),
     ]
     if plan.smallest.sequence_length is None:
         says.append("Give --sequence-length to have activations estimated.")

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.memory_estimate import (
-    GIB,
-    Choice,
-    Estimate,
-    Memory,
-    ModelFacts,
-    Workload,
-    choose_strategy,
-    estimates,
-    in_gib,
-)
+from spottrain_api.memory_estimate import GIB, Estimate, ModelFacts, Workload, estimates, in_gib
+from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
 
 A100 = Memory(accelerator_bytes=80 * GIB)
 SMALL = Memory(accelerator_bytes=24 * GIB)
@@ -116,9 +107,9 @@ def test_where_nothing_fits_it_says_what_to_change() -> None:
     choice = choose_strategy(workload(70.0, world_size=2), Memory(accelerator_bytes=24 * GIB, offloads=False))
     assert not choice.fits
     assert choice.reason.startswith("Nothing fits: 70 billion parameters on 2 ranks need at least ")
-    assert choice.reason.endswith("Raise nodes.min, or use accelerators with more memory.")
+    assert choice.remedy == "Raise nodes.min, or use accelerators with more memory."
     many_tokens = choose_strategy(workload(1.0, micro_batch=256), SMALL)
-    assert "Most of it are activations: lower batch.micro, set activationCheckpointing" in many_tokens.reason
+    assert "Most of it are activations: lower batch.micro, set activationCheckpointing" in many_tokens.remedy
 
 
 def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
@@ -126,11 +117,45 @@ def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
     assert choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=200 * GIB)).fits
     small_host = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB))
     assert not small_host.fits
-    assert "each on the CPU, with fsdp" in small_host.reason
-    assert small_host.reason.endswith("memory is 50.0 GiB. Raise nodes.min, or use nodes with more memory.")
+    assert "leave 104.3 GiB each on the CPU, with deepspeed ZeRO 2, optimizer on the CPU" in small_host.reason
+    assert small_host.reason.endswith("memory is 50.0 GiB.")
+    assert small_host.remedy == "Raise nodes.min, or use nodes with more memory."
     on_the_cpu = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, offloads=False))
     assert not on_the_cpu.estimate.offload_optimizer
     assert "a rank's share of the node's 80.0 GiB" in on_the_cpu.reason
+
+
+def test_what_a_rank_builds_has_to_fit_the_host() -> None:
+    given = workload(70.0, world_size=64, micro_batch=1, activation_checkpointing=True)
+    roomy = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=300 * GIB))
+    assert (roomy.fits, roomy.estimate.name, roomy.estimate.host) == (True, "fsdp", 280e9)
+    assert roomy.reason.endswith("Each rank builds the whole model on the CPU first: 260.8 GiB.")
+    small = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=250 * GIB))
+    assert (small.fits, small.estimate.name) == (False, "fsdp")
+    assert small.reason == (
+        "Nothing fits: before it is spread, each rank builds the whole model on the CPU, 70 billion parameters in "
+        "260.8 GiB, and a rank's share of the node's memory is 250.0 GiB."
+    )
+    assert small.remedy == "Lower processesPerNode, or use nodes with more memory."
+
+
+def test_the_peak_may_be_at_the_start() -> None:
+    """64 ranks that compute on the CPU keep 16 bytes for each of 1/64 of the parameters, and build all of them."""
+    given = workload(7.0, world_size=64, micro_batch=1, sequence_length=16, built_in_place=True)
+    fsdp = by_name(given)["fsdp"]
+    assert fsdp.start > 4 * 7e9 > 4 * fsdp.step
+    assert (fsdp.total - 1.5 * GIB, fsdp.host) == (fsdp.start, 0)
+    for share, does_fit in ((24, False), (40, True)):
+        choice = choose_strategy(given, Memory(accelerator_bytes=share * GIB, host_bytes=share * GIB, offloads=False))
+        assert choice.fits is does_fit
+        assert " GiB each while the model is spread" in choice.reason
+
+
+def test_sharding_needs_the_largest_piece_as_a_whole_at_the_start() -> None:
+    model = ModelFacts(num_parameters=10**9, hidden=1000, layers=50, vocabulary=100_000)
+    fsdp = estimates(Workload(model=model, micro_batch=1, world_size=1000, sequence_length=1))[1]
+    assert fsdp.start == 4 * 10**6 + 4 * 2 * 1000 * 100_000
+    assert fsdp.total == fsdp.start + 1.5 * GIB
 
 
 def test_without_a_sequence_length_room_is_left_for_activations() -> None:

@@ -17,7 +17,8 @@ from spottrain.engines.deepspeed_config import named_size, named_stage
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
-from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, Memory, ModelFacts, Workload, choose_strategy
+from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
+from spottrain_api.strategy_choice import Memory, choose_strategy
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -74,6 +75,7 @@ def choose_automatically(
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
+        built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),
         zero_bucket=named_size(config, "reduce_bucket_size"),
         zero_live=named_size(config, "stage3_max_live_parameters"),
     )
@@ -99,7 +101,7 @@ def choose_automatically(
         offload_optimizer=chosen.offload_optimizer,
         offload_parameters=chosen.offload_parameters,
         name=chosen.name,
-        reason=choice.reason,
+        reason=f"{choice.reason} {choice.remedy}".strip(),
         memory=MemoryEstimate(
             total=chosen.total,
             available=memory.accelerator_bytes,
@@ -140,6 +142,7 @@ def facts_of(model: nn.Module) -> ModelFacts:
         hidden=largest.embedding_dim if largest is not None else None,
         layers=len(find_blocks(model)) or None,
         vocabulary=largest.num_embeddings if largest is not None else 0,
+        built_bytes=sum(parameter.nbytes for parameter in parameters if not parameter.is_meta),
     )
 
 

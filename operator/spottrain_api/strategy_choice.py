@@ -1,0 +1,145 @@
+"""Which strategy fits into the memory of a machine, and in words why. Sizes are in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .memory_estimate import DDP, Estimate, Workload, estimates, in_gib
+
+# Part of an accelerator's memory that is planned with; the allocator's fragments take the rest.
+USABLE = 0.92
+# Part of the memory that is left to activations where the sequence length isn't known.
+UNKNOWN_ACTIVATIONS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a machine has for each rank. `host_bytes` None: enough. `offloads` False: there is no other memory to
+    offload to, as where the ranks compute on the CPU."""
+
+    accelerator_bytes: int
+    host_bytes: int | None = None
+    offloads: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The strategy to use, whether it fits, why it is this one, and if it doesn't fit, what would help."""
+
+    estimate: Estimate
+    fits: bool
+    reason: str
+    remedy: str = ""
+
+
+def usable_bytes(workload: Workload, memory: Memory) -> int:
+    """How much of an accelerator an estimate may take."""
+    unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
+    return int(memory.accelerator_bytes * USABLE * (1 - unknown))
+
+
+def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
+    """Whether there is room for it, on the accelerator and on the host."""
+    if estimate.offload_optimizer and not memory.offloads:
+        return False
+    return estimate.total <= usable_bytes(workload, memory) and _fits_host(estimate, memory)
+
+
+def _fits_host(estimate: Estimate, memory: Memory) -> bool:
+    return memory.host_bytes is None or estimate.host <= memory.host_bytes
+
+
+def choose_strategy(
+    workload: Workload, memory: Memory, *, allowed: Callable[[Estimate], bool] = lambda estimate: True
+) -> Choice:
+    """The first strategy that is allowed and fits. If none does, the one that lacks least: where only the host is too
+    small, of those that fit the accelerator the one that needs least of the host."""
+    candidates = [e for e in estimates(workload) if allowed(e) and (memory.offloads or not e.offload_optimizer)]
+    fitting = next((e for e in candidates if fits(e, workload, memory)), None)
+    if fitting is not None:
+        return Choice(estimate=fitting, fits=True, reason=_reason(workload, fitting, candidates, memory))
+    room = usable_bytes(workload, memory)
+    on_accelerator = [e for e in candidates if e.total <= room]
+    if on_accelerator:
+        least = min(on_accelerator, key=lambda e: e.host)
+        return Choice(
+            estimate=least,
+            fits=False,
+            reason=_lacks_host(workload, least, memory),
+            remedy=_host_remedy(workload, least),
+        )
+    least = min(candidates, key=lambda e: e.total)
+    reason = (
+        f"Nothing fits: {_model_in_words(workload)} need at least {_need(least)}, with {least.name}, and there are "
+        f"{_limit(workload, memory)}."
+    )
+    return Choice(estimate=least, fits=False, reason=reason, remedy=_remedy(workload, least))
+
+
+def _reason(workload: Workload, chosen: Estimate, candidates: Iterable[Estimate], memory: Memory) -> str:
+    room = usable_bytes(workload, memory)
+    before = next((e for e in candidates if e.total > room), None)
+    others = f"; {before.name} would need {in_gib(before.total)}" if before and chosen.strategy != DDP else ""
+    return (
+        f"{_model_in_words(workload)} need about {_need(chosen)} with {chosen.name}, of {_limit(workload, memory)}"
+        f"{others}.{_host_in_words(workload, chosen)}"
+    )
+
+
+def _host_in_words(workload: Workload, estimate: Estimate) -> str:
+    if not estimate.host:
+        return ""
+    is_built = estimate.host == workload.model.built
+    what = "builds the whole model on the CPU first" if is_built else "takes memory on the CPU, too"
+    return f" Each rank {what}: {in_gib(estimate.host)}."
+
+
+def _model_in_words(workload: Workload) -> str:
+    ranks = f"{workload.world_size} ranks" if workload.world_size > 1 else "1 rank"
+    return f"{_in_words(workload.model.num_parameters)} parameters on {ranks}"
+
+
+def _need(estimate: Estimate) -> str:
+    start = " while the model is spread" if estimate.start > estimate.step else ""
+    return f"{in_gib(estimate.total)} each{start}"
+
+
+def _limit(workload: Workload, memory: Memory) -> str:
+    place = "an accelerator's" if memory.offloads else "a rank's share of the node's"
+    limit = f"{in_gib(usable_bytes(workload, memory))} of {place} {in_gib(memory.accelerator_bytes)}"
+    if workload.sequence_length is None:
+        limit += " (the rest is left to activations, as the number of tokens in a sample is not known)"
+    return limit
+
+
+def _lacks_host(workload: Workload, estimate: Estimate, memory: Memory) -> str:
+    share = in_gib(memory.host_bytes or 0)
+    if estimate.host == workload.model.built:
+        return (
+            f"Nothing fits: before it is spread, each rank builds the whole model on the CPU, "
+            f"{_in_words(workload.model.num_parameters)} parameters in {in_gib(estimate.host)}, and a rank's share "
+            f"of the node's memory is {share}."
+        )
+    return (
+        f"Nothing fits: {_model_in_words(workload)} leave {in_gib(estimate.host)} each on the CPU, with "
+        f"{estimate.name}, and a rank's share of the node's memory is {share}."
+    )
+
+
+def _host_remedy(workload: Workload, estimate: Estimate) -> str:
+    if estimate.host > workload.model.built:
+        return "Raise nodes.min, or use nodes with more memory."
+    return "Lower processesPerNode, or use nodes with more memory."
+
+
+def _remedy(workload: Workload, estimate: Estimate) -> str:
+    if estimate.activations < estimate.total / 2:
+        return "Raise nodes.min, or use accelerators with more memory."
+    checkpointing = "" if workload.activation_checkpointing else ", set activationCheckpointing"
+    return f"Most of it are activations: lower batch.micro{checkpointing}, or use accelerators with more memory."
+
+
+def _in_words(num: int) -> str:
+    units = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"))
+    return next((f"{num / unit:.3g} {word}" for unit, word in units if num >= unit), str(num))
