@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.memory.cases import Case
-from benchmarks.memory.rank import estimated_bytes, measured_bytes
+from benchmarks.memory.rank import Peaks, estimated, measured
 
 from spottrain.batch import BatchPlan
 from spottrain.checkpoint import open_storage
@@ -47,10 +47,63 @@ def _join(device: str, port: int, found: Queue[Any], work: Callable[..., Any], a
     dist.destroy_process_group()
 
 
-def peaks_and_estimates(device: str, cases: list[Case]) -> list[tuple[int, int]]:
-    """Bytes, of each case."""
+def peaks_and_estimates(device: str, cases: list[Case]) -> list[tuple[Peaks, Peaks]]:
+    """Measured and estimated, of each case."""
     own = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
-    return [(measured_bytes(case, own), estimated_bytes(case, 1)) for case in cases]
+    return [(measured(case, own), estimated(case, 1, device)) for case in cases]
+
+
+def start_of_zero_3() -> tuple[int, int]:
+    """The most of the GPU's memory while a model is spread whose parts are kept on the CPU, and its bytes in bf16."""
+    device = torch.device("cuda", 0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(32)))
+    model_bytes = 2 * sum(parameter.numel() for parameter in model.parameters())
+    config = EngineConfig(
+        device=device,
+        plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1),
+        precision=torch.bfloat16,
+        deepspeed=DeepSpeedConfig(
+            zero_stage=3,
+            offload_optimizer=True,
+            offload_parameters=True,
+            # Its bucket is made at the start, too.
+            config={"zero_optimization": {"reduce_bucket_size": 1_000_000}},
+        ),
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    choose_engine("deepspeed", config).wrap(model, lambda m: torch.optim.AdamW(m.parameters()))
+    return torch.cuda.max_memory_allocated(device), model_bytes
+
+
+class Moved(torch.nn.Linear):
+    """Notes how many parameters it has as a whole whenever it is moved, on the CPU as on a GPU."""
+
+    most = 0
+
+    def _apply(self, *args: Any, **settings: Any) -> Any:
+        self.most = max(self.most, sum(parameter.numel() for parameter in self.parameters()))
+        return super()._apply(*args, **settings)
+
+
+def moved_as_a_whole(stage: int) -> int:
+    """Parameters that are moved at once while DeepSpeed spreads a model in bf16, of 272."""
+    model = Moved(16, 16)
+    config = EngineConfig(
+        device=torch.device("cpu"),
+        plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1),
+        precision=torch.bfloat16,
+        deepspeed=DeepSpeedConfig(zero_stage=stage),
+    )
+    shapes: list[int] = []
+
+    def optimizer(m: torch.nn.Module) -> torch.optim.Optimizer:
+        shapes.extend(parameter.dim() for parameter in m.parameters())
+        return torch.optim.AdamW(m.parameters())
+
+    choose_engine("deepspeed", config).wrap(model, optimizer)
+    assert shapes == [2, 1], "the optimizer sees parameters as the script has made them"
+    assert all(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
+    return model.most
 
 
 def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.memory.cases import Case, Shape
+from benchmarks.memory.rank import Peaks
 
-from integration.gpu_ranks import in_a_world_of_one, peaks_and_estimates, train_in_fp16
+from integration.gpu_ranks import in_a_world_of_one, peaks_and_estimates, start_of_zero_3, train_in_fp16
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -30,10 +31,10 @@ CASE_BYTES = 40 << 30
 
 
 @pytest.fixture(scope="module")
-def peaks() -> dict[Case, tuple[int, int]]:
-    """Measured and estimated bytes of each case, several at once where the GPU has the memory."""
+def peaks() -> dict[Case, tuple[Peaks, Peaks]]:
+    """Measured and estimated, of each case, several at once where the GPU has the memory."""
 
-    def measure(case: Case) -> tuple[int, int]:
+    def measure(case: Case) -> tuple[Peaks, Peaks]:
         ((measured, estimated),) = in_a_world_of_one("cuda", peaks_and_estimates, "cuda", [case])
         return measured, estimated
 
@@ -43,9 +44,17 @@ def peaks() -> dict[Case, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.strategy}-{case.precision}-{case.checkpointed}")
-def test_the_estimate_is_near_the_allocators_peak(case: Case, peaks: dict[Case, tuple[int, int]]) -> None:
+def test_the_estimate_is_near_the_allocators_peak(case: Case, peaks: dict[Case, tuple[Peaks, Peaks]]) -> None:
     measured, estimated = peaks[case]
-    assert 0.75 < estimated / measured < 1.5, (estimated, measured)
+    assert 0.75 < estimated.step / measured.step < 1.5, (estimated, measured)
+    # At stages 1 and 2 DeepSpeed flattens the model on the GPU where that has room, which the estimate doesn't need.
+    assert measured.start < 1.1 * max(estimated.start, estimated.step), (estimated, measured)
+
+
+def test_zero_3_partitions_a_model_that_the_gpu_has_no_room_for() -> None:
+    """As a whole it takes 4 bytes a parameter, or in bf16 2; its parts are on the CPU."""
+    most, model_bytes = in_a_world_of_one("cuda", start_of_zero_3)
+    assert most < 0.5 * model_bytes
 
 
 def test_fp16_trains_and_its_loss_scaler_is_resumed(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from benchmarks.memory.cases import Case, Shape
 
-from integration.gpu_ranks import in_a_world_of_one, peaks_and_estimates
+from integration.gpu_ranks import in_a_world_of_one, moved_as_a_whole, peaks_and_estimates
 
 SHAPE = Shape(layers=6, width=256, context=128, micro_batch=2, vocabulary=5000)
 # Next to no activations.
@@ -25,3 +26,8 @@ def test_both_buckets_of_zero_3_are_counted() -> None:
     ((measured, estimated),) = in_a_world_of_one("cpu", peaks_and_estimates, "cpu", [case])
     assert 0.9 < estimated.step / measured.step < 1.35, (estimated, measured)
     assert measured.start < 1.05 * estimated.total, (estimated, measured)
+
+
+@pytest.mark.parametrize(("stage", "num_parameters"), [(2, 272), (3, 0)])
+def test_zero_3_moves_no_model_as_a_whole(stage: int, num_parameters: int) -> None:
+    assert in_a_world_of_one("cpu", moved_as_a_whole, stage) == num_parameters

@@ -31,6 +31,8 @@ LOSS_SCALER = "loss_scaler"
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 # Elements. DeepSpeed makes its bucket as large as this, its default, whatever the model.
 _LARGEST_BUCKET = 500_000_000
+# Types that DeepSpeed casts to the precision that is computed in.
+_CAST = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class DeepSpeedEngine:
@@ -57,7 +59,8 @@ class DeepSpeedEngine:
         refusal = unfit_for_zero(model, stage, config.precision)
         if refusal is not None:
             raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
-        model.to(config.device)
+        if stage == 0:
+            model.to(config.device)  # at other stages DeepSpeed casts first, so that less is moved
         if config.precision is not torch.float32:
             if stage == 0:
                 weights_in_fp32(model)
@@ -74,6 +77,8 @@ class DeepSpeedEngine:
         base = optimizer(model)
         _import_muon()
         with _with_scalars(model), contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
+            if stage == 3:
+                self._partition(model)
             self._engine, *_ = self._library.initialize(
                 model=model, optimizer=base, config=self._settings, dist_init_required=False
             )
@@ -89,6 +94,19 @@ class DeepSpeedEngine:
         self._state = state_of(self._engine, self._base, names)
         wrapped: nn.Module = self._engine
         return wrapped, self._base
+
+    def _partition(self, model: nn.Module) -> None:
+        """Give each rank its part of the parameters, one parameter after the other: `initialize` would first move the
+        whole model to the device. Of a partitioned model it casts no parameters and moves no buffers."""
+        if self._config.precision is not torch.float32:
+            for parameter in model.parameters():
+                if parameter.dtype in _CAST:
+                    parameter.data = parameter.data.to(self._config.precision)
+        backend = self._library.get_accelerator().communication_backend_name()
+        self._library.init_distributed(backend, dist_init_required=False)
+        self._library.zero.Init(module=model, config_dict_or_path=self._settings)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._config.device)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
