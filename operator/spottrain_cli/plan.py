@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,35 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.contract import KIND
-from spottrain_api.memory_estimate import (
-    RUNTIME_BYTES,
-    Estimate,
-    ModelFacts,
-    Workload,
-    estimates,
-    in_gib,
-)
-from spottrain_api.strategy_choice import Choice, Memory, choose_strategy, fits, usable_bytes
-from spottrain_api.v1alpha1 import Sharding, Strategy, TrainingJobSpec
+from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
+from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
+from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 
 from .job_view import UserError
 from .model_facts import count, read_config, size
+from .what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The estimates of a job at its smallest and its largest number of nodes, in the same order."""
-
-    name: str
-    spec: TrainingJobSpec
-    smallest: Workload
-    largest: Workload
-    memory: Memory
-    choice: Choice
-
-    @property
-    def rows(self) -> list[tuple[Estimate, Estimate]]:
-        return list(zip(estimates(self.smallest), estimates(self.largest), strict=True))
+# Columns of a terminal that the whole table takes; in a narrower one the parts of a step are left out.
+WIDTH = 80
 
 
 @click.command("plan")
@@ -54,7 +35,7 @@ class Plan:
 @click.option("--vocabulary", type=click.IntRange(min=1), help="Size of the vocabulary, whose logits take memory.")
 @click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a sample.")
 @click.option("--accelerator-memory", metavar="SIZE", required=True, help="Of one accelerator, such as 80GiB.")
-@click.option("--host-memory", metavar="SIZE", help="Of one node, which bounds what is kept on the CPU.")
+@click.option("--host-memory", metavar="SIZE", help="Of one node, in which each rank builds the model.")
 def plan(
     file: IO[str],
     parameters: str | None,
@@ -73,9 +54,12 @@ def plan(
     """
     name, spec = read_job(file)
     facts = _facts(parameters, config, {"hidden": hidden, "layers": layers, "vocabulary": vocabulary})
-    host = size(host_memory) // spec.processes_per_node if host_memory else None
-    memory = Memory(accelerator_bytes=size(accelerator_memory), host_bytes=host)
-    Console().print(plan_view(make_plan(name, spec, facts, memory, sequence_length=sequence_length)))
+    hardware = Hardware(
+        accelerator_bytes=size(accelerator_memory), node_bytes=size(host_memory) if host_memory else None
+    )
+    training = Training(spec=spec, model=facts, hardware=hardware, sequence_length=sequence_length)
+    console = Console()
+    console.print(plan_view(name, training, console.width))
 
 
 def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
@@ -108,77 +92,100 @@ def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, in
     return ModelFacts(**given)
 
 
-def make_plan(
-    name: str, spec: TrainingJobSpec, facts: ModelFacts, memory: Memory, *, sequence_length: int | None
-) -> Plan:
-    """The strategy has to fit the smallest number of nodes: that is what auto reckons with."""
-    smallest = Workload(
-        model=facts,
-        micro_batch=spec.batch.micro,
-        world_size=spec.nodes.min * spec.processes_per_node,
-        precision=spec.precision.value,
-        sequence_length=sequence_length,
-        activation_checkpointing=spec.activation_checkpointing,
-        fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
-    )
-    largest = replace(smallest, world_size=spec.nodes.max * spec.processes_per_node)
-    wanted = spec.deepspeed.zero_stage
-    choice = choose_strategy(smallest, memory, allowed=lambda e: wanted is None or e.zero_stage in (None, wanted))
-    return Plan(name=name, spec=spec, smallest=smallest, largest=largest, memory=memory, choice=choice)
-
-
-def plan_view(plan: Plan) -> RenderableType:
-    """The table, and in words what auto picks and what the job says."""
-    smallest, largest = plan.smallest, plan.largest
-    facts = smallest.model
-    hidden, layers = facts.proportions()
+def plan_view(name: str, training: Training, width: int = WIDTH) -> RenderableType:
+    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit."""
+    smallest, spec = training.workload(), training.spec
+    hidden, layers = training.model.proportions()
     tokens = f"{smallest.sequence_length:,} tokens each" if smallest.sequence_length else "of unknown length"
+    most = spec.nodes.max * spec.processes_per_node
     head = Text.assemble(
-        (plan.name, "bold"),
-        f": {facts.num_parameters:,} parameters ({layers} layers of {hidden}), {smallest.precision}, "
-        f"{smallest.micro_batch} samples at once {tokens}, {smallest.world_size} to {largest.world_size} ranks\n",
+        (name, "bold"),
+        f": {training.model.num_parameters:,} parameters ({layers} layers of {hidden}), {smallest.precision}, "
+        f"{smallest.micro_batch} samples at once {tokens}, {smallest.world_size} to {most} ranks\n",
     )
-    return Group(head, _table(plan), Text(), _verdict(plan))
+    choice = training.choice()
+    return Group(head, _table(training, choice, is_whole=width >= WIDTH), Text(), _verdict(training, choice))
 
 
-def _table(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("Strategy")
-    for column in ("Weights", "Gradients", "Optimizer", "Activations", "Working"):
-        table.add_column(column, justify="right")
-    for workload in (plan.smallest, plan.largest):
-        table.add_column(f"At {workload.world_size}", justify="right")
-    table.add_column("On the CPU", justify="right")
-    table.add_column("")
-    for least, most in plan.rows:
-        chosen = least == plan.choice.estimate
-        parts = (least.parameters, least.gradients, least.optimizer, least.activations, least.working + RUNTIME_BYTES)
+def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:
+    """A row for each strategy. The parts of a step are those of the smallest number of ranks."""
+    workloads = [training.workload(number) for number in sorted({training.spec.nodes.min, training.spec.nodes.max})]
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", collapse_padding=True)
+    table.add_column("GiB a rank", no_wrap=True)
+    parts = ("Weights", "Grads", "Optim", "Activ", "Work") if is_whole else ()
+    peaks = [f"At {workload.world_size}" for workload in workloads]
+    for column in (*parts, "Start", *peaks, "Host"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in zip(*map(estimates, workloads), strict=True):
+        least, chosen = row[0], row[0] == choice.estimate
+        working = least.working + RUNTIME_BYTES
+        kept = (least.parameters, least.gradients, least.optimizer, least.activations, working)
         table.add_row(
-            least.name,
-            *map(in_gib, parts),
-            _judged(least, plan.smallest, plan.memory),
-            _judged(most, plan.largest, plan.memory),
-            in_gib(least.host) if least.host else "",
+            _short_name(least),
+            *(_gib(part) for part in kept[: len(parts)]),
+            _gib(least.start + RUNTIME_BYTES),
+            *(_judged(training, number) for number in zip(row, workloads, strict=True)),
+            _gib(least.host),
             "← auto" if chosen else "",
             style="bold" if chosen else "",
         )
     return table
 
 
-def _judged(estimate: Estimate, workload: Workload, memory: Memory) -> Text:
-    does_fit = fits(estimate, workload, memory)
-    return Text(f"{in_gib(estimate.total)} {'✓' if does_fit else '✗'}", "green" if does_fit else "red")
+def _short_name(estimate: Estimate) -> str:
+    name = f"ZeRO {estimate.zero_stage}" if estimate.strategy == DEEPSPEED else estimate.strategy
+    kept = "all" if estimate.offload_parameters else "opt" if estimate.offload_optimizer else ""
+    return f"{name}, {kept} CPU" if kept else name
 
 
-def _verdict(plan: Plan) -> Text:
-    room, whole = usable_bytes(plan.smallest, plan.memory), plan.memory.accelerator_bytes
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f}" if num_bytes < 99.95 * GIB else f"{num_bytes / GIB:.0f}"
+
+
+def _judged(training: Training, at: tuple[Estimate, Any]) -> Text:
+    estimate, workload = at
+    does_fit = fits(estimate, workload, training.memory())
+    return Text(f"{_gib(estimate.total)} {'✓' if does_fit else '✗'}", "green" if does_fit else "red")
+
+
+def _verdict(training: Training, choice: Choice) -> Text:
+    spec, smallest, memory = training.spec, training.workload(), training.memory()
+    processes, num_ranks = spec.processes_per_node, smallest.world_size
+    share = "" if memory.host_bytes is None else f", of which a rank has {in_gib(memory.host_bytes)}"
     says = [
-        f"Weights to working, and what the CPU holds, are of each of {plan.smallest.world_size} ranks. ✓: fits "
-        f"{in_gib(room)}, which is planned with of {in_gib(whole)}.",
-        f"auto: {plan.choice.reason} {plan.choice.remedy}".strip(),
+        f"Of each of {num_ranks} ranks; At {num_ranks} is the peak. ✓: fits "
+        f"{in_gib(usable_bytes(smallest, memory))}, which is planned with of {in_gib(memory.accelerator_bytes)}. "
+        f"{in_gib(RUNTIME_BYTES)} for CUDA and NCCL are in the peak, and in Work and Start.",
+        f"Start: while the model is spread. Host: the most of the node's memory{share}. Each rank builds the whole "
+        f"model there first: {in_gib(processes * smallest.model.built)} on a node of {processes}.",
+        "opt CPU: optimizer state is kept in the node's memory; all CPU: gradients and weights, too.",
+        f"auto: {choice.reason}",
     ]
-    if plan.smallest.sequence_length is None:
+    if smallest.sequence_length is None:
         says.append("Give --sequence-length to have activations estimated.")
-    if plan.spec.strategy is not Strategy.AUTO:
-        says.append(f"The job names the strategy {plan.spec.strategy.value}, which is used whatever fits.")
+    named = training.named()
+    if spec.strategy is not Strategy.AUTO:
+        judged = "" if named.fits else f" {named.reason.replace('Nothing fits', 'It does not fit', 1)}"
+        says.append(f"The job names the strategy {spec.strategy.value}, which is used whatever fits.{judged}")
+    if not named.fits:
+        says.append(_advice(training, named))
     return Text("\n".join(says))
+
+
+def _advice(training: Training, lacking: Choice) -> str:
+    """The smallest change with which the job fits."""
+    changed, processes = smallest_change(training), training.spec.processes_per_node
+    if changed is None:
+        least = lacking.estimate
+        return (
+            "It fits with none of these: a smaller batch.micro, activationCheckpointing, precision bf16, "
+            f"{max(MOST_NODES, training.spec.nodes.max)} nodes, fewer processesPerNode. As it is, it needs "
+            f"accelerators of {in_gib(int(least.total / USABLE))} and nodes of {in_gib(least.host * processes)}."
+        )
+    fields = " and ".join(differences(training.spec, changed.spec))
+    fitting, num_ranks = changed.named().estimate, changed.workload().world_size
+    return (
+        f"The smallest change that fits: {fields}. On {num_ranks} ranks {fitting.name} then needs "
+        f"{in_gib(fitting.total)} of {in_gib(changed.memory().accelerator_bytes)}."
+    )

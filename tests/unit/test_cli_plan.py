@@ -22,7 +22,7 @@ LLAMA2_7B = {
 MISTRAL_7B = {**LLAMA2_7B, "model_type": "mistral", "num_key_value_heads": 8, "intermediate_size": 14336}
 
 
-def run(folder: Path, *arguments: str, **spec: Any) -> Result:
+def run(folder: Path, *arguments: str, columns: int = 80, **spec: Any) -> Result:
     job = {
         "kind": "TrainingJob",
         "metadata": {"name": "llm"},
@@ -39,7 +39,17 @@ def run(folder: Path, *arguments: str, **spec: Any) -> Result:
     }
     (folder / "job.yaml").write_text(yaml.safe_dump_all([{"kind": "ConfigMap"}, job]))
     (folder / "config.json").write_text(json.dumps(LLAMA2_7B))
-    return CliRunner(env={"COLUMNS": "160"}).invoke(main, ["plan", str(folder / "job.yaml"), *arguments])
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(main, ["plan", str(folder / "job.yaml"), *arguments])
+
+
+def rows_of(output: str) -> dict[str, str]:
+    """The rows of the table by the name of the strategy."""
+    rows = [line.rstrip() for line in output.splitlines() if "✓" in line or "✗" in line]
+    return {row[:15].strip(): row for row in rows if not row.startswith("Of each")}
+
+
+def in_one_line(output: str) -> str:
+    return " ".join(output.split())
 
 
 def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> None:
@@ -48,25 +58,108 @@ def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "llm: 6,738,411,520 parameters (32 layers of 4096), bf16, 1 samples at once" in result.output
     assert "8 to 32 ranks" in result.output
-    rows = {line.split("  ")[0].strip(): line for line in result.output.splitlines() if " GiB" in line}
+    rows = rows_of(result.output)
     assert "✗" in rows["ddp"]
-    assert rows["fsdp"].rstrip().endswith("← auto")
+    assert rows["fsdp"].endswith("← auto")
     assert rows["fsdp"].count("✓") == 2
     assert "auto: 6.74 billion parameters on 8 ranks need about" in result.output
+    assert "Each rank builds the whole model there first: 100.4 GiB on a node of 4." in in_one_line(result.output)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("parameters", ["350M", "7B", "400B"])
+def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_path: Path) -> None:
+    """No cell is cut or goes on in the next line; in a narrow one the parts of a step are left out."""
+    arguments = ("--parameters", parameters, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
+    result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250})
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= columns
+    assert "…" not in result.output
+    (head,) = (line.split() for line in result.output.splitlines() if line.startswith("GiB a rank"))
+    parts = ["Weights", "Grads", "Optim", "Activ", "Work"] if columns >= 80 else []
+    assert head == ["GiB", "a", "rank", *parts, "Start", "At", "128", "At", "1000", "Host"]
+    rows = rows_of(result.output)
+    assert len(rows) == 9
+    for name, row in rows.items():
+        numbers = row.removeprefix(name).replace("← auto", "").replace("✓", "").replace("✗", "").split()
+        assert len([float(number) for number in numbers]) == len(parts) + 4, row
+
+
+def test_the_parts_of_a_row_are_those_of_the_estimate(tmp_path: Path) -> None:
+    arguments = ("--parameters", "1B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
+    row = rows_of(run(tmp_path, *arguments).output)["ddp"]
+    weights, gradients, optimizer, activations, working, start, peak = map(float, row.replace("✓", "").split()[1:8])
+    assert (weights, gradients, optimizer) == (3.7, 3.7, 7.5)
+    assert start == pytest.approx(weights + gradients + 1.5, abs=0.11)
+    assert peak == pytest.approx(weights + gradients + optimizer + activations + working, abs=0.3)
 
 
 def test_what_is_unknown_is_said(tmp_path: Path) -> None:
     result = run(tmp_path, "--parameters", "350M", "--accelerator-memory", "24Gi", strategy="fsdp")
     assert result.exit_code == 0, result.output
-    assert "Give --sequence-length to have activations estimated." in result.output
-    assert "The job names the strategy fsdp, which is used whatever fits." in result.output
+    output = in_one_line(result.output)
+    assert "Give --sequence-length to have activations estimated." in output
+    assert "The job names the strategy fsdp, which is used whatever fits." in output
 
 
 def test_the_host_bounds_what_is_kept_on_the_cpu(tmp_path: Path) -> None:
     arguments = ("--parameters", "70B", "--accelerator-memory", "40GiB", "--sequence-length", "512")
     roomy = run(tmp_path, *arguments, "--host-memory", "2000GiB")
-    assert "on the CPU, of 36.8 GiB" in roomy.output
-    assert "Nothing fits" in run(tmp_path, *arguments, "--host-memory", "100GiB").output
+    assert "on the CPU, of 36.8 GiB" in in_one_line(roomy.output)
+    small = in_one_line(run(tmp_path, *arguments, "--host-memory", "1000GiB").output)
+    assert "Nothing fits: before it is spread, each rank builds the whole model on the CPU" in small
+    # What offloads fits the accelerators, but four ranks that build the model don't fit the node.
+    assert "The smallest change that fits: processesPerNode: 3 instead of 4." in small
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accelerator", "spec", "sentence"),
+    [
+        ("7B", "80GiB", {"batch": {"global": 64, "micro": 16}}, "batch.micro: 4 instead of 16. On 8 ranks fsdp"),
+        ("7B", "12GiB", {}, "activationCheckpointing: true instead of false. On 8 ranks"),
+        (
+            "70B",
+            "24GiB",
+            {"batch": {"global": 64, "micro": 8}},
+            "batch.micro: 4 instead of 8 and activationCheckpointing: true instead of false. On 8 ranks",
+        ),
+        (
+            "7B",
+            "16GiB",
+            {"strategy": "fsdp", "activationCheckpointing": True},
+            "nodes.min: 3 instead of 2. On 12 ranks fsdp then needs",
+        ),
+        (
+            "7B",
+            "32GiB",
+            {"strategy": "deepspeed", "deepspeed": {"zeroStage": 2, "offloadOptimizer": True}, "precision": "fp32"},
+            "precision: bf16 instead of fp32. On 8 ranks deepspeed ZeRO 2, optimizer on the CPU then needs",
+        ),
+    ],
+)
+def test_if_nothing_fits_the_smallest_change_that_does_is_named(
+    parameters: str, accelerator: str, spec: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    arguments = ("--parameters", parameters, "--accelerator-memory", accelerator, "--sequence-length", "2048")
+    result = run(tmp_path, *arguments, **spec)
+    assert result.exit_code == 0, result.output
+    assert f"The smallest change that fits: {sentence}" in in_one_line(result.output)
+
+
+def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
+    arguments = ("--parameters", "7B", "--accelerator-memory", "2GiB", "--sequence-length", "2048")
+    output = in_one_line(run(tmp_path, *arguments).output)
+    assert "It fits with none of these: a smaller batch.micro, activationCheckpointing, precision bf16, 64" in output
+    assert "As it is, it needs accelerators of" in output
+    assert "The smallest change" not in output
+
+
+def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
+    arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
+    assert "The smallest change" not in run(tmp_path, *arguments, strategy="fsdp").output
+    output = in_one_line(run(tmp_path, *arguments, strategy="ddp").output)
+    assert "The job names the strategy ddp, which is used whatever fits. It does not fit: 7 billion" in output
+    assert "It fits with none of these:" in output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""Whether a job fits the memory of its nodes, and if it doesn't, the smallest change with which it does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spottrain_api.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
+from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
+from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
+
+# Nodes that are tried, unless the job has more.
+MOST_NODES = 64
+_DEFAULT_ZERO_STAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Bytes of one accelerator and of one node. `node_bytes` None: enough."""
+
+    accelerator_bytes: int
+    node_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A job, its model and what it runs on. `sequence_length` (tokens a sample) None: unknown."""
+
+    spec: TrainingJobSpec
+    model: ModelFacts
+    hardware: Hardware
+    sequence_length: int | None = None
+
+    def workload(self, num_nodes: int | None = None) -> Workload:
+        """On that many nodes. By default the smallest number, as the strategy has to fit there."""
+        spec = self.spec
+        return Workload(
+            model=self.model,
+            micro_batch=spec.batch.micro,
+            world_size=(num_nodes or spec.nodes.min) * spec.processes_per_node,
+            precision=spec.precision.value,
+            sequence_length=self.sequence_length,
+            activation_checkpointing=spec.activation_checkpointing,
+            fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
+        )
+
+    def memory(self) -> Memory:
+        """Of one rank."""
+        node = self.hardware.node_bytes
+        return Memory(
+            accelerator_bytes=self.hardware.accelerator_bytes,
+            host_bytes=None if node is None else node // self.spec.processes_per_node,
+        )
+
+    def choice(self) -> Choice:
+        """What `strategy: auto` comes to."""
+        wanted = self.spec.deepspeed.zero_stage
+        return choose_strategy(
+            self.workload(), self.memory(), allowed=lambda e: wanted is None or e.zero_stage in (None, wanted)
+        )
+
+    def named(self) -> Choice:
+        """The strategy that the job names, or what auto comes to."""
+        if self.spec.strategy is Strategy.AUTO:
+            return self.choice()
+        return choose_strategy(self.workload(), self.memory(), allowed=self._is_named)
+
+    def _is_named(self, estimate: Estimate) -> bool:
+        spec = self.spec
+        if spec.strategy is Strategy.FSDP:
+            return (estimate.strategy, estimate.offload_parameters) == (FSDP, spec.fsdp.offload)
+        stage = _DEFAULT_ZERO_STAGE if spec.deepspeed.zero_stage is None else spec.deepspeed.zero_stage
+        if spec.strategy is Strategy.DDP or stage == 0:
+            return estimate.strategy == DDP
+        # What is estimated offloads parameters together with the optimizer, and the optimizer at stages 2 and 3.
+        parameters = spec.deepspeed.offload_parameters
+        optimizer = spec.deepspeed.offload_optimizer or parameters
+        wanted = (DEEPSPEED, max(stage, 2) if optimizer else stage, optimizer, parameters)
+        return wanted == (
+            estimate.strategy,
+            estimate.zero_stage,
+            estimate.offload_optimizer,
+            estimate.offload_parameters,
+        )
+
+    def with_micro(self, size: int) -> Training:
+        return self._with(batch=self.spec.batch.model_copy(update={"micro": size}))
+
+    def with_checkpointing(self) -> Training:
+        return self._with(activation_checkpointing=True)
+
+    def with_nodes(self, least: int) -> Training:
+        most = max(self.spec.nodes.max, least)
+        return self._with(nodes=self.spec.nodes.model_copy(update={"min": least, "max": most}))
+
+    def with_processes(self, number: int) -> Training:
+        return self._with(processes_per_node=number)
+
+    def in_bf16(self) -> Training:
+        return self._with(precision=Precision.BF16)
+
+    def _with(self, **fields: object) -> Training:
+        return Training(
+            spec=self.spec.model_copy(update=fields),
+            model=self.model,
+            hardware=self.hardware,
+            sequence_length=self.sequence_length,
+        )
+
+
+def smallest_change(training: Training) -> Training | None:
+    """The first change that makes the job fit, in the order of how little each alters the run; None if none does."""
+    return next((changed for changed in _changes(training) if changed.named().fits), None)
+
+
+def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
+    """Fields as they are to be written in the job's YAML."""
+    values = {
+        "batch.micro": (before.batch.micro, after.batch.micro),
+        "activationCheckpointing": (before.activation_checkpointing, after.activation_checkpointing),
+        "nodes.min": (before.nodes.min, after.nodes.min),
+        "nodes.max": (before.nodes.max, after.nodes.max),
+        "processesPerNode": (before.processes_per_node, after.processes_per_node),
+        "precision": (before.precision.value, after.precision.value),
+    }
+    return [
+        f"{field}: {str(new).lower()} instead of {str(old).lower()}"
+        for field, (old, new) in values.items()
+        if old != new
+    ]
+
+
+def _changes(training: Training) -> Iterator[Training]:
+    """First what leaves the result as it is; precision, which doesn't, last."""
+    yield from _same_result(training)
+    if training.spec.precision is Precision.FP32:
+        bf16 = training.in_bf16()
+        yield bf16
+        yield from _same_result(bf16)
+
+
+def _same_result(training: Training) -> Iterator[Training]:
+    recomputed = training.with_checkpointing()
+    yield from _smaller_steps(training)
+    for changed in (training, recomputed, recomputed.with_micro(1)):
+        yield from _more_nodes(changed)
+    for changed in _fewer_processes(training):
+        yield changed
+        yield from _smaller_steps(changed)
+
+
+def _smaller_steps(training: Training) -> Iterator[Training]:
+    recomputed = training.with_checkpointing()
+    yield from _smaller_batches(training)
+    yield recomputed
+    yield from _smaller_batches(recomputed)
+
+
+def _smaller_batches(training: Training) -> Iterator[Training]:
+    """Halved, as the global batch is then still a multiple of it."""
+    size = training.spec.batch.micro // 2
+    while size:
+        yield training.with_micro(size)
+        size //= 2
+
+
+def _more_nodes(training: Training) -> Iterator[Training]:
+    """As many as have a sample each for all their ranks."""
+    spec = training.spec
+    with_samples = spec.batch.global_ // spec.processes_per_node
+    most = min(max(MOST_NODES, spec.nodes.max), with_samples)
+    return (training.with_nodes(number) for number in range(spec.nodes.min + 1, most + 1))
+
+
+def _fewer_processes(training: Training) -> Iterator[Training]:
+    """More of a node's memory for each rank."""
+    least = 2 if training.spec.fsdp.sharding is Sharding.HYBRID else 1
+    return (training.with_processes(number) for number in range(training.spec.processes_per_node - 1, least - 1, -1))
