@@ -46,6 +46,6 @@ def test_what_applies_is_not() -> None:
 def test_deepspeed_is_refused_also_where_nothing_is_spread_yet() -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="needs spottrain's own loop"):
-        AdoptedEngine.check("deepspeed", model)
+        AdoptedEngine.check("deepspeed", model, 1)
     for strategy in ("auto", "ddp", "fsdp"):
-        AdoptedEngine.check(strategy, model)
+        AdoptedEngine.check(strategy, model, 1)

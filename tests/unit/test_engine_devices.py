@@ -93,7 +93,7 @@ def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
     parallel = nn.DataParallel(nn.Linear(2, 2))
     parallel.device_ids = [0, 1]
     with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and a rank for each GPU"):
-        AdoptedEngine.check("auto", parallel)
+        AdoptedEngine.check("auto", parallel, 1)
 
 
 def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

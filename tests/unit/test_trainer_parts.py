@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import spottrain
 from cluster_fixtures import wait_for
 from spottrain import random_state
 from spottrain.agreement import Agreement, Ballot, Decision
@@ -315,6 +316,21 @@ def test_strategies_are_chosen_by_name() -> None:
             choose_engine(strategy, replace(CPU, precision=torch.float16))
     with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"):
         choose_engine("zero", CPU)
+
+
+def test_a_second_session_is_refused_as_it_would_resume_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "outcome-0.json"
+    Outcome(generation=1, kind=OutcomeKind.SUCCEEDED, step=7).write(path)
+    monkeypatch.setenv("SPOTTRAIN_RUN_DIR", str(tmp_path))
+    with pytest.raises(SystemExit), spottrain.session():
+        pass
+    outcome = Outcome.read(path)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert outcome.failure.message.startswith("the script opened a second spottrain.session()")
 
 
 class _NoEngine:

@@ -17,6 +17,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain import random_state
+from spottrain.acceptance import (
+    check_adopted_model,
+    check_dataset,
+    check_model,
+    check_optimizer,
+    check_scheduler,
+    checked_optimizer,
+    checked_scheduler,
+)
 from spottrain.agreement import Agreement
 from spottrain.audit import AuditHeader, AuditWriter
 from spottrain.batch import BatchPlan
@@ -47,6 +56,7 @@ from spottrain_api.contract import (
     StabilityConfig,
     StrategyChoice,
     TrainerConfig,
+    outcome_file,
 )
 
 _PRECISIONS: dict[str, torch.dtype] = {
@@ -80,6 +90,7 @@ def session(
     launch = Launch.from_environment()
     reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
     with _reported(reporter, launch.rank):
+        _refuse_second_session(launch)
         config = launch.read_config() or TrainerConfig(
             job="local",
             generation=0,
@@ -161,7 +172,12 @@ class Session:
         `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
         decides is left out there, or agrees with it.
         """
+        self._refuse_second()
         self._reporter.milestone("model_built")
+        data = Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle)
+        order = self._order_of(data)
+        check_model(model)
+        optimizer = checked_optimizer(optimizer)
         with _as_user_errors():
             engine_config = EngineConfig(
                 device=self.device,
@@ -189,9 +205,10 @@ class Session:
         return self._assemble(
             engine,
             spread,
-            Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle),
+            data,
+            order,
             tokens_per_sample=tokens_per_sample,
-            scheduler=scheduler(made_optimizer) if scheduler is not None else None,
+            scheduler=checked_scheduler(scheduler, made_optimizer) if scheduler is not None else None,
             model_config=model_config(model),
             peft=peft_adapters(model) if self.rank == 0 else None,
             engine_name=engine_name,
@@ -222,10 +239,17 @@ class Session:
         """
         from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # with FSDP, which takes its time
 
+        self._refuse_second()
         engine = AdoptedEngine(optimizer)
         model = getattr(model, "_orig_mod", model)  # of torch.compile, around what the framework has spread
+        data = Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle)
+        order = self._order_of(data)
+        check_adopted_model(model, self.world_size)
+        check_optimizer(optimizer)
+        if scheduler is not None:
+            check_scheduler(scheduler)
         with _as_user_errors():
-            engine.check(self.config.strategy, model)
+            engine.check(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
         _check_storable(stateful or {})
         spread, _ = engine.wrap(model, lambda _: optimizer)
@@ -233,13 +257,24 @@ class Session:
         return self._assemble(
             engine,
             spread,
-            Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle),
+            data,
+            order,
             tokens_per_sample=tokens_per_sample,
             scheduler=scheduler,
             model_config=model_config(plain),
             peft=peft_adapters(plain) if self.rank == 0 else None,
             stateful=stateful,
         )
+
+    def _refuse_second(self) -> None:
+        """Raises UserError where the session has a model in training. A call that has failed may be repeated."""
+        if self._training is not None:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "the session was given a second model, and a session trains one: the commits of the second would "
+                "take the place of the first's. Put both into one nn.Module with one optimizer (a group of "
+                "parameters for each), or train the second in a job of its own",
+            )
 
     @property
     def batch_plan(self) -> BatchPlan:
@@ -251,19 +286,24 @@ class Session:
                 world_size=self.world_size,
             )
 
+    def _order_of(self, data: Data) -> DataOrder:
+        """Raises UserError for data that have none."""
+        check_dataset(data.dataset)
+        with _as_user_errors():
+            return DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
+
     def _assemble(
         self,
         engine: Engine,
         spread: nn.Module,
         data: Data,
+        order: DataOrder,
         *,
         tokens_per_sample: int | None,
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
         """`state` are further fields of TrainingState."""
-        with _as_user_errors():
-            order = DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
         plan = self.batch_plan
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
@@ -356,6 +396,16 @@ class Session:
         if not folder:
             return None
         return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
+
+
+def _refuse_second_session(launch: Launch) -> None:
+    """Raises UserError where this rank's session has ended already: a second would resume from its commits."""
+    if launch.run_dir is not None and (launch.run_dir / outcome_file(launch.local_rank)).exists():
+        raise UserError(
+            FailureReason.INVALID_CONFIGURATION,
+            "the script opened a second spottrain.session(), which would resume from the commits of the first; a job "
+            "has one session: do all of its training inside, or make another job",
+        )
 
 
 def _checked(config: TrainerConfig) -> CommitInterval:

@@ -57,9 +57,10 @@ class AdoptedEngine:
         self._optimizer = optimizer
 
     @staticmethod
-    def check(strategy: str, model: nn.Module) -> None:
-        """Raises ValueError where the job wants another strategy than the framework has taken, or can take, or where
-        one process is to drive several GPUs, as the Trainer without torchrun does."""
+    def check(strategy: str, model: nn.Module, world_size: int) -> None:
+        """Raises ValueError if the job wants another strategy than the framework has taken, or can take, if nobody
+        has spread the model over several ranks, or if one process is to drive several GPUs, as the Trainer without
+        torchrun does."""
         if isinstance(model, nn.DataParallel):
             raise ValueError(
                 f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the "
@@ -74,6 +75,11 @@ class AdoptedEngine:
             taken = "fsdp"
         elif isinstance(model, DistributedDataParallel):
             taken = "ddp"
+        elif world_size > 1:
+            raise ValueError(
+                f"the framework has not spread the model over the {world_size} ranks, so that each would train one "
+                "of its own; pass the model as the framework's prepare returns it, and let it use DDP or FSDP2"
+            )
         else:
             return  # one rank alone, which frameworks leave as it is
         if strategy not in ("auto", taken):
