@@ -113,6 +113,9 @@ bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
 bench-throughput: $(STAMP) ## Tokens a second and MFU beside a plain torch loop, without and with checkpoints.
 	$(BIN)/python -W ignore -m benchmarks.bench_throughput
 
+bench-data: $(STAMP) ## A step by the number of data workers, for cheap and dear samples.
+	$(BIN)/python -m benchmarks.bench_data
+
 gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: the tests that need one, checkpoints, tokens a second. 8 minutes.
 	$(or $(GIVEN),$(BIN)/python) -W ignore -m benchmarks.on_gpu
 

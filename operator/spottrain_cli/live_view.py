@@ -27,6 +27,7 @@ PHASE_STYLES = {
     Phase.STARTING: "bold cyan",
 }
 CAPACITY_STYLES = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
+WAITS_LONG = 0.1  # for data, as a share of a step
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
 
@@ -63,6 +64,9 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
         eta = f"   {seconds(progress.eta_seconds)} to go" if progress.eta_seconds is not None else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
+    if progress.data_wait_ratio is not None:
+        advice = "more of the script's num_workers may help" if progress.data_wait_ratio >= WAITS_LONG else ""
+        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is waiting for them"), Text(advice))
     commit = status.commit
     grid.add_row(
         "Commit",

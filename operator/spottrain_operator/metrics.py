@@ -44,6 +44,11 @@ GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_target_steps", "Steps the job will make.", lambda s: s.progress.total_steps),
     ("spottrain_job_loss", "Newest training loss.", lambda s: s.progress.loss),
     ("spottrain_job_tokens_per_second", "Throughput of all ranks.", lambda s: s.progress.tokens_per_second),
+    (
+        "spottrain_job_data_wait_ratio",
+        "Share of a step in which training waits for data.",
+        lambda s: s.progress.data_wait_ratio,
+    ),
     ("spottrain_job_generation", "Newest generation.", lambda s: s.generation.number if s.generation else None),
     ("spottrain_job_world_size", "Ranks that train together, 0 between generations.", world_size),
     ("spottrain_job_committed_step", "Step of the newest commit.", lambda s: s.commit.step if s.commit else None),

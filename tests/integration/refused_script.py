@@ -86,6 +86,8 @@ PREPARED: dict[str, Callable[[], Given]] = {
     "data loader": lambda: {"dataset": DataLoader(SAMPLES)},
     "splits": lambda: {"dataset": {"train": SAMPLES}},
     "empty": lambda: {"dataset": []},
+    "sampler": lambda: {"loader": {"batch_sampler": [[0]]}},
+    "no workers": lambda: {"num_workers": 0, "loader": {"prefetch_factor": 2}},
     "meta": lambda: {"model": on_meta()},
     "zero init": lambda: {"model": under_zero_init()},
     "tensor parallel": lambda: {"model": tensor_parallel()},

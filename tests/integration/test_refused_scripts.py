@@ -18,6 +18,8 @@ PREPARED = {
     "data loader": "dataset is a DataLoader",
     "splits": "dataset is a mapping (dict)",
     "empty": "the dataset has no samples",
+    "sampler": "loader: batch_sampler can't be given: the batch is the job's",
+    "no workers": "prefetch_factor option could only be specified in multiprocessing",
     "meta": "0.weight is on the meta device",
     "zero init": "the parameter 0.weight was made under deepspeed.zero.Init",
     "tensor parallel": "the parameter 0.weight is a DTensor",

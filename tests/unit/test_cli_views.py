@@ -73,7 +73,9 @@ def snapshot() -> JobSnapshot:
             members=(member,),
             started_at=START,
         ),
-        progress=ProgressStatus(step=30, total_steps=100, display="30/100", loss=1.25, tokens_per_second=1000),
+        progress=ProgressStatus(
+            step=30, total_steps=100, display="30/100", loss=1.25, tokens_per_second=1000, data_wait_ratio=0.48
+        ),
         commit=CommitRef(generation=2, step=25, manifest="m", committed_at=START),
         transitions=(
             Transition(
@@ -141,7 +143,16 @@ def shown(width: int = 120) -> str:
 
 def test_the_live_view_says_what_matters() -> None:
     text = shown()
-    for part in ("Running", "30/100", "1.2500", "generation 3", "step 25 of generation 2", "0.50 EUR", "92%"):
+    for part in (
+        "Running",
+        "30/100",
+        "1.2500",
+        "48% of each step",
+        "generation 3",
+        "step 25 of generation 2",
+        "0.50 EUR",
+        "92%",
+    ):
         assert part in text
     assert "node spot-2 goes in 30 s" in text
     assert "7.0 GiB a rank" in text

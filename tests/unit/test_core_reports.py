@@ -155,6 +155,15 @@ def test_steps_that_were_left_out_are_told_once() -> None:
     assert [event.reason for event in scene.all_say(progress=rolled_back).plan().events] == ["RolledBack"]
 
 
+def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
+    scene = training_job().status(accounted_at=None)
+    for sequence, seconds in ((1, 0.1), (2, 0.4)):
+        scene = scene.says(sequence, progress=training(60).model_copy(update={"data_wait_seconds": seconds}))
+    assert scene.plan().status.progress.data_wait_ratio == 0.4
+    older = training_job().status(accounted_at=None).all_say(progress=training(60))
+    assert older.plan().status.progress.data_wait_ratio is None
+
+
 def test_what_went_other_than_planned_is_told_once() -> None:
     message = "Step 60 was not committed before the end of this generation: a checkpoint takes about 5.1 s."
     told = training(60).model_copy(update={"message": message})

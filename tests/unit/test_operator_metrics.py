@@ -46,7 +46,7 @@ GENERATION = GenerationStatus(
 STATUS = TrainingJobStatus(
     phase=Phase.RUNNING,
     generation=GENERATION,
-    progress=ProgressStatus(step=10, total_steps=100, loss=1.5, tokens_per_second=900.0),
+    progress=ProgressStatus(step=10, total_steps=100, loss=1.5, tokens_per_second=900.0, data_wait_ratio=0.2),
     commit=COMMIT,
     members=Counts(on_demand=1, spot=3),
     preemptions=3,

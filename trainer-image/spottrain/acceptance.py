@@ -16,10 +16,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset
 
-from spottrain.failures import UserError
+from spottrain.checkpoint import UnsupportedState, codec
+from spottrain.failures import UserError, as_user_errors
+from spottrain.loader import OPTIONS, Data
+from spottrain.training_state import Stateful
 from spottrain_api.contract import FailureReason
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
+# Arguments of DataLoader for which there is another place, or none.
+_DECIDED = {
+    "dataset": "pass it as dataset",
+    "collate_fn": "pass it as collate",
+    "num_workers": "pass it as num_workers",
+    "shuffle": "pass it as shuffle",
+    **dict.fromkeys(("batch_size", "batch_sampler"), "the batch is the job's (batch.global, batch.micro)"),
+    **dict.fromkeys(("sampler", "generator"), "the order of the samples follows from the job's seed and shuffle"),
+    "in_order": "the order of the samples follows from the job's seed and shuffle",
+    "drop_last": "the batches run on from one epoch into the next, so that none is cut short",
+    "persistent_workers": "the run is one pass of the workers, who stay until its end",
+}
 
 
 def check_dataset(dataset: Any) -> None:
@@ -41,6 +56,19 @@ def check_dataset(dataset: Any) -> None:
             "or resized run takes its samples by number; use a map-style data set (of Hugging Face: "
             "load_dataset without streaming), or write the stream to files that have an index"
         )
+
+
+def check_data(data: Data) -> None:
+    """A data set, and how a script wants it read."""
+    check_dataset(data.dataset)
+    if data.collate is not None and not callable(data.collate):
+        raise _refused(f"collate ({type(data.collate).__name__}) is not a function of a list of items")
+    for name in data.loader:
+        if name not in OPTIONS:
+            why = _DECIDED.get(name, "it is no argument that spottrain knows")
+            raise _refused(f"loader: {name} can't be given: {why}. Use one of {', '.join(sorted(OPTIONS))}")
+    with as_user_errors():
+        data.check()
 
 
 def check_model(model: nn.Module) -> None:
@@ -127,6 +155,15 @@ def check_scheduler(scheduler: Any) -> None:
         )
     if not isinstance(scheduler, LRScheduler):
         raise _refused(f"scheduler makes a {kind}; let it return one torch.optim.lr_scheduler.LRScheduler")
+
+
+def check_stateful(stateful: Mapping[str, Stateful]) -> None:
+    """Parts of a framework whose state the first commit would stumble over."""
+    for name, part in stateful.items():
+        try:
+            codec.encode({name: part.state_dict()})
+        except UnsupportedState as error:
+            raise _refused(str(error)) from error
 
 
 def _check_modules(model: nn.Module) -> None:

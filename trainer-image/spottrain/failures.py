@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -38,6 +41,17 @@ UNUSED_PARAMETERS = (
     "the framework look for them (find_unused_parameters in its settings of DDP), or switch requires_grad off for "
     "those that are never used."
 )
+# What torch's DataLoader says of its worker processes: an error of the data set, and the end of a worker.
+_RAISED_BY_WORKER = re.compile(
+    r"\ACaught \w+ in DataLoader worker process .*"
+    r"^  File \"(?P<file>[^\"]*)\", line (?P<line>\d+).*?\n(?P<error>\S.*)\Z",
+    re.DOTALL | re.MULTILINE,
+)
+_LOST_WORKER = re.compile(r"DataLoader worker .*?(is killed by signal: [^.\n]*|exited unexpectedly)")
+LOST_WORKER = (
+    ". A worker that is killed has most often taken the container over its memory limit: lower num_workers or "
+    "prefetch_factor, raise the limit, or hold less of the data set in memory."
+)
 
 
 class UserError(Exception):
@@ -47,6 +61,15 @@ class UserError(Exception):
         super().__init__(message)
         self.reason = reason
         self.fence = fence
+
+
+@contextmanager
+def as_user_errors() -> Iterator[None]:
+    """A value that a part of this library refuses is a mistake in the configuration."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
 
 
 class Drained(SystemExit):
@@ -106,6 +129,10 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     message = last_line + where
+    if (raised := _RAISED_BY_WORKER.search(str(error))) is not None:
+        message = f"{raised['error'].strip()} ({raised['file']}, line {raised['line']}, in a data worker)"
+    if (lost := _LOST_WORKER.search(str(error))) is not None:
+        message = lost[0] + LOST_WORKER
     if _UNUSED_PARAMETERS in str(error):
         message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch._C._distributed_c10d import HashStore
 
 from spottrain.failures import UserError
-from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig, outcome_file
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,16 @@ class Launch:
         )
 
     def read_config(self) -> TrainerConfig | None:
-        """What the agent wrote for this generation; None where there is no agent. Raises UserError."""
+        """What the agent wrote for this generation; None where there is no agent. Raises UserError, also if this
+        rank has had its session: a second would resume from the commits of the first."""
         if self.run_dir is None:
             return None
+        if (self.run_dir / outcome_file(self.local_rank)).exists():
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "the script opened a second spottrain.session(), which would resume from the commits of the first; a "
+                "job has one session: do all of its training inside, or make another job",
+            )
         path = self.run_dir / FILE_RUN
         try:
             config = TrainerConfig.read(path)

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+import ctypes
+import logging
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from statistics import median
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from spottrain import random_state
 from spottrain.batch import BatchPlan
 from spottrain.data_order import DataOrder
 
+log = logging.getLogger(__name__)
+
 Collate = Callable[[list[Any]], Any]
+Fetch = Callable[..., Iterator[Any]]
+
+# By default a worker fetches data ahead if the first micro-batches, which the rank fetches by itself, take longer. To
+# hand a micro-batch over takes a part of a millisecond.
+NUM_MEASURED = 3
+CHEAP_SECONDS = 0.002
+_OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
+OPTIONS = _OF_WORKERS | {"pin_memory"}
+"""Arguments of torch's DataLoader that a script may give."""
+_PR_SET_PDEATHSIG = 1
 
 
 class MapDataset(Protocol):
@@ -27,33 +45,135 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A data set and how it is read: `collate` makes a batch of a list of items (None: torch's way), and
-    `num_workers` processes fetch items ahead."""
+    """A data set and how it is read.
+
+    `collate` makes a batch of a list of items (None: torch's way). `num_workers` processes fetch items ahead; None:
+    one does if items take their time. `loader` are further arguments of torch's DataLoader, of `OPTIONS`.
+    """
 
     dataset: MapDataset
     collate: Collate | None = None
-    num_workers: int = 0
+    num_workers: int | None = None
     shuffle: bool = True
+    loader: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ValueError, with torch's sentence, for values that don't fit together."""
+        num_workers = 1 if self.num_workers is None else self.num_workers
+        _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
+
+
+class Batches(Iterator[Any]):
+    """Collated micro-batches of a rank on its device, without end, and how long they were waited for."""
+
+    def __init__(self, fetched: Generator[Any], device: torch.device, now: Callable[[], float]) -> None:
+        self._fetched = fetched
+        self._device = device
+        self._now = now
+        self._waited = 0.0
+
+    def __next__(self) -> Any:
+        started = self._now()
+        batch = next(self._fetched)
+        self._waited += self._now() - started
+        return to_device(batch, self._device)
+
+    def take_wait(self) -> float:
+        """Seconds waited since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """End the workers."""
+        self._fetched.close()
 
 
 def load_batches(
-    data: Data, order: DataOrder, plan: BatchPlan, *, rank: int, first_step: int, device: torch.device
-) -> Iterator[Any]:
-    """Collated micro-batches on `device`, from step `first_step` (counted from 0) on, without end.
+    data: Data,
+    order: DataOrder,
+    plan: BatchPlan,
+    *,
+    rank: int,
+    first_step: int,
+    device: torch.device,
+    now: Callable[[], float] = time.monotonic,
+) -> Batches:
+    """The micro-batches from step `first_step` (counted from 0) on.
 
-    With `num_workers` 0 a sample is fetched when it is asked for, in this process. Workers fetch ahead; what
-    they draw at random depends on seed and position alone.
+    What a data set draws at random depends on seed and position alone, not on who fetches the item.
     """
-    loader = DataLoader(
-        _OrderedDataset(data.dataset, order),
-        batch_sampler=_Positions(plan, rank, first_step),
-        collate_fn=data.collate,
-        num_workers=data.num_workers,
-        pin_memory=device.type == "cuda",
+
+    def fetch(num_workers: int, *, after: int = 0) -> Iterator[Any]:
+        loader = _data_loader(
+            data,
+            _MicroBatches(data, order),
+            _Positions(plan, rank, first_step, after),
+            num_workers=num_workers,
+            pins_memory=device.type == "cuda",
+        )
+        return _from_workers(iter(loader)) if num_workers else iter(loader)
+
+    return Batches(_fetched(data.num_workers, fetch, now), device, now)
+
+
+def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[Any]:
+    if num_workers is not None:
+        yield from fetch(num_workers)
+    own, seconds = fetch(0), []
+    for _ in range(NUM_MEASURED):
+        started = now()
+        batch = next(own)
+        seconds.append(now() - started)
+        yield batch
+    if median(seconds) > CHEAP_SECONDS:
+        own = _ahead(fetch, after=NUM_MEASURED)
+    yield from own
+
+
+def _ahead(fetch: Fetch, *, after: int) -> Iterator[Any]:
+    """From a worker; from this process if the data set can't be read from another one, as those with tensors on a
+    GPU and some clients of stores can't."""
+    try:
+        ahead = fetch(1, after=after)
+        return chain([next(ahead)], ahead)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        log.warning(
+            "No worker fetches data ahead, as one could not read them: %s: %s", type(error).__name__, first_line
+        )
+        return fetch(0, after=after)
+
+
+def _from_workers(ahead: Iterator[Any]) -> Iterator[Any]:
+    """With one error for workers that are gone, in the middle of handing over a batch or not."""
+    while True:
+        try:
+            batch = next(ahead)
+        except (OSError, EOFError) as error:
+            if str(error).startswith("Caught "):  # by a worker, from the data set
+                raise
+            raise RuntimeError("DataLoader worker exited unexpectedly") from error
+        yield batch
+
+
+def _data_loader(
+    data: Data, micro_batches: Any, positions: Iterable[list[int]], *, num_workers: int, pins_memory: bool
+) -> DataLoader[Any]:
+    options = dict(data.loader)
+    if data.num_workers is None and not num_workers:  # those of the worker that may follow
+        options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+    if num_workers:
+        options["worker_init_fn"] = _StartWorker(options.get("worker_init_fn"))
+    return DataLoader(
+        micro_batches,
+        sampler=positions,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=num_workers,
         # A generator of its own: the default one is part of the state that is resumed.
         generator=torch.Generator(),
+        **{"pin_memory": pins_memory, **options},
     )
-    return (to_device(batch, device) for batch in loader)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -77,38 +197,60 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-class _OrderedDataset(Dataset[Any]):
-    """Samples by their position in the run."""
+class _MicroBatches(Dataset[Any]):
+    """Collated micro-batches by the positions of their samples in the run."""
 
-    def __init__(self, dataset: MapDataset, order: DataOrder) -> None:
-        self._dataset = dataset
+    def __init__(self, data: Data, order: DataOrder) -> None:
+        self._dataset = data.dataset
+        self._collate = data.collate or default_collate
         self._order = order
 
-    def __getitem__(self, position: int) -> Any:
-        return self.__getitems__([position])[0]
+    def __getitem__(self, positions: Sequence[int]) -> Any:
+        if get_worker_info() is not None:
+            return self._fetch(positions)
+        with random_state.host_untouched():
+            return self._fetch(positions)
 
-    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+    def _fetch(self, positions: Sequence[int]) -> Any:
         samples = self._order.samples(positions).tolist()
-        if get_worker_info() is None:
-            return [self._dataset[sample] for sample in samples]
-        return [self._seeded(position, sample) for position, sample in zip(positions, samples, strict=True)]
+        return self._collate([self._seeded(*each) for each in zip(positions, samples, strict=True)])
 
     def _seeded(self, position: int, sample: int) -> Any:
-        random_state.seed_everything(self._order.seed, step=position)
+        random_state.seed_host(self._order.seed, step=position)
         return self._dataset[sample]
 
 
 class _Positions:
-    """The positions of each micro-batch of a rank, without end."""
+    """The positions of each micro-batch of a rank, without end, but for those before and the first `after`."""
 
-    def __init__(self, plan: BatchPlan, rank: int, first_step: int) -> None:
+    def __init__(self, plan: BatchPlan, rank: int, first_step: int, after: int) -> None:
         self._plan = plan
         self._rank = rank
         self._first_step = first_step
+        self._after = after
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self._first_step
-        while True:
+        return islice(self._every(), self._after, None)
+
+    def _every(self) -> Iterator[list[int]]:
+        for step in count(self._first_step):
             for micro_batch in self._plan.micro_batches(self._rank, step):
                 yield list(micro_batch.positions)
-            step += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _StartWorker:
+    """What a worker does first. It holds the rank's sockets, so that peers would not see the rank's end before its
+    own; and SIGTERM, which asks the rank to drain, is how torch ends a worker that takes too long."""
+
+    init: Callable[[int], Any] | None
+
+    def __call__(self, number: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.init is not None:
+            self.init(number)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -49,17 +49,17 @@ class ProgressReporter:
         self._change(changes)
         self._write().result()
 
-    def step(self, step: int, *, seconds: float, samples: int, tokens: int | None) -> None:
-        """Report a completed step: how long it took, and its samples and tokens over the whole world."""
+    def step(self, step: int, *, seconds: float, data_wait_seconds: float, samples: int, tokens: int | None) -> None:
+        """Report a completed step: how long it took, how much of that this rank waited for data, and its samples and
+        tokens over the whole world."""
         now = datetime.now(UTC)
         before = self.progress
-        smooth = seconds
-        if before.step_seconds is not None:
-            smooth = _SMOOTHING * seconds + (1 - _SMOOTHING) * before.step_seconds
+        smooth = _smoothed(seconds, before.step_seconds)
         changes: dict[str, Any] = {
             "step": step,
             "last_step_at": now,
             "step_seconds": smooth,
+            "data_wait_seconds": _smoothed(data_wait_seconds, before.data_wait_seconds),
             "samples_per_second": samples / smooth,
             "tokens_per_second": tokens / smooth if tokens is not None else None,
         }
@@ -101,3 +101,7 @@ class ProgressReporter:
     def _write_now(self, progress: Progress) -> None:
         if self._run_dir is not None:
             progress.write(self._run_dir / progress_file(self._local_rank))
+
+
+def _smoothed(newest: float, mean: float | None) -> float:
+    return newest if mean is None else _SMOOTHING * newest + (1 - _SMOOTHING) * mean

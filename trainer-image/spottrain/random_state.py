@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,30 @@ import torch
 
 def seed_everything(seed: int, *, step: int = 0, rank: int = 0) -> None:
     """Seed Python, numpy and torch (all devices) with a hash of the three numbers."""
-    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
-    number = int.from_bytes(digest[:8], "little") >> 1
+    number = _number(seed, step, rank)
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
+
+
+def seed_host(seed: int, *, step: int) -> None:
+    """The same without the accelerators' generators, which takes a tenth of the time."""
+    number = _number(seed, step, 0)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+
+
+@contextmanager
+def host_untouched() -> Iterator[None]:
+    """What is drawn inside from the generators of the host is not missing outside."""
+    python, legacy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(of_torch)
 
 
 def capture() -> dict[str, Any]:
@@ -42,6 +63,11 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(state["cuda"]))
+
+
+def _number(seed: int, step: int, rank: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def _bytes(state: torch.Tensor) -> bytes:

@@ -19,24 +19,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from spottrain import random_state
 from spottrain.acceptance import (
     check_adopted_model,
-    check_dataset,
+    check_data,
     check_model,
     check_optimizer,
     check_scheduler,
+    check_stateful,
     checked_optimizer,
     checked_scheduler,
 )
 from spottrain.agreement import Agreement
 from spottrain.audit import AuditHeader, AuditWriter
 from spottrain.batch import BatchPlan
-from spottrain.checkpoint import Replicas, UnsupportedState, codec
+from spottrain.checkpoint import Replicas
 from spottrain.checkpointing import CheckpointSchedule
 from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag, sleep_undrained
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.engines.blocks import find_blocks, prepare_blocks
-from spottrain.failures import Drained, UserError, failure_of
+from spottrain.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.interval import CommitInterval
 from spottrain.launch import Launch, join_world, meet, process_started_at
 from spottrain.loader import Collate, Data, MapDataset
@@ -56,7 +57,6 @@ from spottrain_api.contract import (
     StabilityConfig,
     StrategyChoice,
     TrainerConfig,
-    outcome_file,
 )
 
 _PRECISIONS: dict[str, torch.dtype] = {
@@ -90,7 +90,6 @@ def session(
     launch = Launch.from_environment()
     reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
     with _reported(reporter, launch.rank):
-        _refuse_second_session(launch)
         config = launch.read_config() or TrainerConfig(
             job="local",
             generation=0,
@@ -158,7 +157,8 @@ class Session:
         shuffle: bool = True,
         clip_grad_norm: float | None = None,
         tokens_per_sample: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
+        loader: Mapping[str, Any] | None = None,
         deepspeed_config: Mapping[str, Any] | str | Path | None = None,
     ) -> Training:
         """Spread `model` over the ranks, and put everything together that a step needs.
@@ -168,17 +168,18 @@ class Session:
         again as one (default: found by themselves). `dataset` has a length and items; `collate` makes a batch of a
         list of items (default: torch's). `clip_grad_norm` is the largest norm of the whole gradient.
         `tokens_per_sample` is what `strategy: auto` reckons activations with. `num_workers` processes fetch samples
-        ahead (default: none).
+        ahead (0: this one does; default: one, if samples take their time), and `loader` has further arguments of
+        torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn, multiprocessing_context, timeout.
         `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
         decides is left out there, or agrees with it.
         """
         self._refuse_second()
         self._reporter.milestone("model_built")
-        data = Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle)
+        data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_model(model)
         optimizer = checked_optimizer(optimizer)
-        with _as_user_errors():
+        with as_user_errors():
             engine_config = EngineConfig(
                 device=self.device,
                 plan=self.batch_plan,
@@ -225,7 +226,8 @@ class Session:
         collate: Collate | None = None,
         shuffle: bool = True,
         tokens_per_sample: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
+        loader: Mapping[str, Any] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
@@ -242,16 +244,16 @@ class Session:
         self._refuse_second()
         engine = AdoptedEngine(optimizer)
         model = getattr(model, "_orig_mod", model)  # of torch.compile, around what the framework has spread
-        data = Data(dataset, collate=collate, num_workers=num_workers, shuffle=shuffle)
+        data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_adopted_model(model, self.world_size)
         check_optimizer(optimizer)
         if scheduler is not None:
             check_scheduler(scheduler)
-        with _as_user_errors():
+        with as_user_errors():
             engine.check(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
-        _check_storable(stateful or {})
+        check_stateful(stateful or {})
         spread, _ = engine.wrap(model, lambda _: optimizer)
         plain = getattr(model, "module", model)
         return self._assemble(
@@ -279,7 +281,7 @@ class Session:
     @property
     def batch_plan(self) -> BatchPlan:
         """How the global batch is shared out over the ranks of this generation. Raises UserError."""
-        with _as_user_errors():
+        with as_user_errors():
             return BatchPlan(
                 global_batch=self.config.global_batch,
                 micro_batch=self.config.micro_batch,
@@ -287,9 +289,9 @@ class Session:
             )
 
     def _order_of(self, data: Data) -> DataOrder:
-        """Raises UserError for data that have none."""
-        check_dataset(data.dataset)
-        with _as_user_errors():
+        """Raises UserError for data that have none, or can't be read so."""
+        check_data(data)
+        with as_user_errors():
             return DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
 
     def _assemble(
@@ -398,42 +400,14 @@ class Session:
         return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
 
 
-def _refuse_second_session(launch: Launch) -> None:
-    """Raises UserError where this rank's session has ended already: a second would resume from its commits."""
-    if launch.run_dir is not None and (launch.run_dir / outcome_file(launch.local_rank)).exists():
-        raise UserError(
-            FailureReason.INVALID_CONFIGURATION,
-            "the script opened a second spottrain.session(), which would resume from the commits of the first; a job "
-            "has one session: do all of its training inside, or make another job",
-        )
-
-
 def _checked(config: TrainerConfig) -> CommitInterval:
-    with _as_user_errors():
+    with as_user_errors():
         if config.precision not in _PRECISIONS:
             raise ValueError(f"precision {config.precision!r} is unknown; use one of {', '.join(_PRECISIONS)}")
         if config.checkpoint.on_notice not in tuple(OnNotice):
             known = " or ".join(OnNotice)
             raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; use {known}")
         return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
-
-
-def _check_storable(stateful: Mapping[str, Stateful]) -> None:
-    """Raises UserError at once for a state that the first commit would stumble over."""
-    for name, part in stateful.items():
-        try:
-            codec.encode({name: part.state_dict()})
-        except UnsupportedState as error:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
-
-
-@contextmanager
-def _as_user_errors() -> Iterator[None]:
-    """A value that a part of this library refuses is a mistake in the configuration."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
 
 
 @contextmanager

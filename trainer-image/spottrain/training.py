@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from spottrain.data_order import DataOrder
 from spottrain.drain import DrainFlag, sleep_undrained
 from spottrain.engines import Engine
 from spottrain.failures import Drained, start_error
-from spottrain.loader import Data, load_batches
+from spottrain.loader import Batches, Data, load_batches
 from spottrain.patience import may_pass
 from spottrain.progress import ProgressReporter
 from spottrain.stability import STABILITY, StabilityGuard, Verdict
@@ -81,6 +82,7 @@ class Training:
         self._audit = audit
         self._guard = guard
         self._meter = LossMeter()
+        self._batches: Batches | None = None
         self._under_way: tuple[Step, float] | None = None  # with when it began
         self.before_finish: Callable[[], None] = lambda: None
         """Of a framework's loop, which may have been left after an update."""
@@ -101,21 +103,22 @@ class Training:
         have agreed to drain it commits and ends the script (as sys.exit does), so that what comes after the
         loop runs only when all steps are done.
         """
-        batches = self._resume(total)
-        decision = self._agreement.settle(self._ballot())
-        self._checkpoints.agreed_seconds = decision.save_seconds
-        if decision.drain:
-            self._drain()
-        while self.step < total:
-            step = self._new_step(batches)
-            self._under_way = step, time.monotonic()
-            yield step
-            self._complete()
-            decision = self._agreement.read()
-            if self.step < total:
-                self._follow(decision)
-            self._agreement.start(self._ballot())
-        self.finish()
+        self._batches = self._resume(total)
+        with closing(self._batches):
+            decision = self._agreement.settle(self._ballot())
+            self._checkpoints.agreed_seconds = decision.save_seconds
+            if decision.drain:
+                self._drain()
+            while self.step < total:
+                step = self._new_step(self._batches)
+                self._under_way = step, time.monotonic()
+                yield step
+                self._complete()
+                decision = self._agreement.read()
+                if self.step < total:
+                    self._follow(decision)
+                self._agreement.start(self._ballot())
+            self.finish()
 
     def finish(self) -> None:
         """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
@@ -151,7 +154,7 @@ class Training:
         """Drop the checkpoints that are no longer kept."""
         self._checkpoints.clean_up()
 
-    def _resume(self, total: int) -> Iterator[Any]:
+    def _resume(self, total: int) -> Batches:
         random_state.seed_everything(self._order.seed, rank=self._rank)
         try:
             self.step = self._checkpoints.resume(
@@ -210,7 +213,13 @@ class Training:
         self.step = step.number
         if self._audit is not None:
             self._write_audit(self._audit)
-        self._reporter.step(self.step, seconds=seconds, samples=self.plan.global_batch, tokens=self._tokens_per_step)
+        self._reporter.step(
+            self.step,
+            seconds=seconds,
+            data_wait_seconds=self._batches.take_wait() if self._batches is not None else 0.0,
+            samples=self.plan.global_batch,
+            tokens=self._tokens_per_step,
+        )
         self._checkpoints.poll()
 
     def _write_audit(self, audit: AuditWriter) -> None:

@@ -137,7 +137,8 @@ class Progress(Message):
 
     `step` counts the optimizer steps completed since the job's start (not since this generation's).
     `first_step_at` is the time at which this generation completed its first step. `tokens_per_second` is the sum
-    over all ranks.
+    over all ranks. Of `step_seconds` this rank waits `data_wait_seconds` for data; both are
+    running means.
     """
 
     generation: int
@@ -149,6 +150,7 @@ class Progress(Message):
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     step_seconds: float | None = None
+    data_wait_seconds: float | None = None
     first_step_at: datetime | None = None
     last_step_at: datetime | None = None
     updated_at: datetime

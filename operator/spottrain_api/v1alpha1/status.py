@@ -132,6 +132,9 @@ class ProgressStatus(StatusResource):
         Field(description="Mean loss over the global batch of the newest step, or of one or two steps before."),
     ] = None
     tokens_per_second: Annotated[float | None, Field(description="Tokens per second, all ranks together.")] = None
+    data_wait_ratio: Annotated[
+        float | None, Field(description="Share of a step's time that the slowest rank waits for data, from 0 to 1.")
+    ] = None
     eta_seconds: Annotated[
         float | None, Field(description="Seconds until the last step, at the current time per step.")
     ] = None

@@ -49,7 +49,10 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
     if newest.strategy is not None and draft.status.strategy is None:
         draft = draft.update(strategy=newest.strategy).tell("StrategyChosen", newest.strategy.reason)
-    return _tell_surprises(draft, newest).update(progress=_as_status(newest), productive_seconds=productive)
+    progress = _as_status(newest).model_copy(
+        update={"data_wait_ratio": _data_wait_ratio(reported(situation, generation))}
+    )
+    return _tell_surprises(draft, newest).update(progress=progress, productive_seconds=productive)
 
 
 def is_due(status: TrainingJobStatus, now: datetime) -> bool:
@@ -120,6 +123,14 @@ def _as_status(progress: Progress) -> ProgressStatus:
         rollbacks=progress.rollbacks,
         message=progress.message,
     )
+
+
+def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
+    """Of the rank that waits longest: the others wait for it."""
+    ratios = [
+        p.data_wait_seconds / p.step_seconds for p in reports if p.data_wait_seconds is not None and p.step_seconds
+    ]
+    return round(min(1.0, max(ratios)), 3) if ratios else None
 
 
 def _tell_surprises(draft: Draft, newest: Progress) -> Draft:

@@ -16,7 +16,7 @@ The batch and the checkpoints are the job's: the accumulation is set here, for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accelerate import Accelerator
@@ -54,11 +54,13 @@ class AcceleratedLoop(ForeignLoop):
         total: int,
         scheduler: AcceleratedScheduler | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
+        shuffle: bool = True,
+        num_workers: int | None = None,
+        loader: Mapping[str, Any] | None = None,
     ) -> None:
         """`model`, `optimizer` and `scheduler` as `accelerator.prepare` returned them; the scheduler steps once an
-        optimizer step. `collate` makes a batch of a list of items (default: torch's), `num_workers` processes fetch
-        items ahead; `total` are the steps of the run. Raises UserError, also where the accelerator has more in
+        optimizer step. `collate`, `shuffle`, `num_workers` and `loader` are as for `session.prepare`; `total` are the
+        steps of the run. Raises UserError, also where the accelerator has more in
         training than what is passed here: the commits would be without it. What was given to
         `register_for_checkpointing` is in them."""
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
@@ -84,7 +86,9 @@ class AcceleratedLoop(ForeignLoop):
             scheduler=scheduler.scheduler if scheduler is not None else None,
             dataset=dataset,
             collate=collate,
+            shuffle=shuffle,
             num_workers=num_workers,
+            loader=loader,
             stateful={"objects": objects} | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
         )

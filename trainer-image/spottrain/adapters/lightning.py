@@ -14,7 +14,7 @@ optimizer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -151,17 +151,23 @@ class SpottrainStrategy(DDPStrategy):
         dataset: MapDataset,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
+        shuffle: bool = True,
+        num_workers: int | None = None,
+        loader: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
-        """`collate` makes a batch of a list of items (default: torch's), `num_workers` processes fetch items ahead;
-        `ddp` are arguments of DDPStrategy."""
+        """`collate`, `shuffle`, `num_workers` and `loader` as for `session.prepare`; `ddp` are arguments of
+        DDPStrategy."""
         self._environment = SessionEnvironment(session)
         super().__init__(cluster_environment=self._environment, **ddp)
         self.session = session
-        self._dataset = dataset
-        self._collate = collate
-        self._num_workers = num_workers
+        self._data: dict[str, Any] = {
+            "dataset": dataset,
+            "collate": collate,
+            "shuffle": shuffle,
+            "num_workers": num_workers,
+            "loader": loader,
+        }
         self.batches = Batches(self)
 
     @property
@@ -198,9 +204,7 @@ class SpottrainStrategy(DDPStrategy):
             self.model,
             self.optimizers[0],
             scheduler=schedules[0].scheduler if schedules else None,
-            dataset=self._dataset,
-            collate=self._collate,
-            num_workers=self._num_workers,
+            **self._data,
             stateful={"lightning": Records(trainer)},
             instead=_ARGUMENTS,
         )
