@@ -130,7 +130,7 @@ def train_alone(session: spottrain.Session) -> nn.Module:
 def train_with_transformers(
     session: spottrain.Session, model: nn.Module, *, computes_loss: bool = False
 ) -> nn.Module:
-    from transformers import EarlyStoppingCallback, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
     from spottrain.adapters.transformers import SpottrainTrainer
 
@@ -153,8 +153,22 @@ def train_with_transformers(
         eval_steps=1,
         metric_for_best_model="eval_loss",
         greater_is_better=True,  # so that each evaluation is taken for a worse one
-        **{"order": {"train_sampling_strategy": "group_by_length"}}.get(str(MISUSE), {}),
+        dataloader_num_workers=int(ALL_ON),
+        dataloader_prefetch_factor=1 if ALL_ON else None,
+        **{
+            "order": {"train_sampling_strategy": "group_by_length"},
+            "drop last": {"dataloader_drop_last": True, "data_seed": 3},
+        }.get(str(MISUSE), {}),
     )
+
+    class Repeating:
+        """As GRPO's trainer has it."""
+
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return [0, 0, 1, 1]
+
+    class RepeatingTrainer(SpottrainTrainer, Repeating, Trainer):
+        pass
 
     class TrainerWithALoss(SpottrainTrainer):
         def compute_loss(
@@ -163,11 +177,12 @@ def train_with_transformers(
             outputs = model(**inputs)
             return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
-    trainer = (TrainerWithALoss if computes_loss else SpottrainTrainer)(
+    misused = {"sampler": RepeatingTrainer}
+    trainer = misused.get(str(MISUSE), TrainerWithALoss if computes_loss else SpottrainTrainer)(
         session=session,
         model=model,
         args=args,
-        train_dataset=dataset,
+        train_dataset=torch.utils.data.DataLoader(dataset) if MISUSE == "loader" else dataset,
         eval_dataset=dataset[:5],
         callbacks=[EarlyStoppingCallback(LAST_STEP - 1)] if EVALUATES else [],
         optimizers=(optimizer, make_scheduler(optimizer)),

@@ -155,6 +155,9 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
     ("loop", "misuse", "sentence"),
     [
         ("transformers", "order", "for train_sampling_strategy one of random, sequential"),
+        ("transformers", "sampler", "Repeating brings an order of samples of its own (_get_train_sampler)"),
+        ("transformers", "drop last", "dataloader_drop_last, data_seed of TrainingArguments can't be followed"),
+        ("transformers", "loader", "dataset is a DataLoader"),
         ("lightning", "manual", "automatic optimization with one optimizer"),
         ("lightning", "data", "a loss was computed for data that are not the job's"),
         ("lightning", "averages", "puts other weights in the place of those in training"),

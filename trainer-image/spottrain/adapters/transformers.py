@@ -26,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from spottrain import random_state
+from spottrain.acceptance import check_dataset
 from spottrain.failures import UserError
 from spottrain.foreign_loop import ForeignLoop
 from spottrain.session import Session
@@ -35,6 +36,8 @@ from spottrain_api.contract import FailureReason
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
 # The orders of samples that the job has, and whether they are shuffled.
 _SHUFFLES = {"random": True, "sequential": False}
+# Hooks for an order of samples of a subclass's own, which would be another at every world size.
+_ORDERS = ("_get_train_sampler", "get_train_dataloader", "_get_dataloader")
 # Arguments for what the job must leave to the Trainer.
 _ARGUMENTS = {
     "precision": "bf16 or fp16 in TrainingArguments",
@@ -91,10 +94,10 @@ class SpottrainTrainer(Trainer):
         self._session = session
         plan = session.batch_plan
         args = self.args
-        if args.load_best_model_at_end or not hasattr(self.train_dataset, "__len__"):
+        if args.load_best_model_at_end:
             raise _refused(
-                "SpottrainTrainer needs a train_dataset with a length, and load_best_model_at_end False, as the "
-                "checkpoints are the job's; `spottrain checkpoints export` makes a model of one"
+                "SpottrainTrainer needs load_best_model_at_end False, as the checkpoints are the job's; `spottrain "
+                "checkpoints export` makes a model of one"
             )
         if args.auto_find_batch_size or args.train_sampling_strategy not in _SHUFFLES:
             raise _refused(
@@ -102,6 +105,8 @@ class SpottrainTrainer(Trainer):
                 f"{', '.join(_SHUFFLES)}, as batches and the order of the samples are the job's at every world size; "
                 "set batch.micro in the job"
             )
+        check_dataset(self.train_dataset)
+        self._refuse_other_order()
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches
         args.average_tokens_across_devices = False  # done here, by the weights of the micro-batches
@@ -113,6 +118,43 @@ class SpottrainTrainer(Trainer):
         self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
         self.compute_loss = self._weighed(self.compute_loss)  # around whatever subclasses make of it
         self.add_callback(SpottrainCallback(self))
+
+    def _refuse_other_order(self) -> None:
+        """Raises UserError where a subclass or an argument asks for other samples than the job's order has."""
+        own = (SpottrainTrainer, Trainer)
+        for kind in type(self).__mro__:
+            brought = [name for name in _ORDERS if name in vars(kind) and kind not in own]
+            if brought:
+                raise _refused(
+                    f"{kind.__name__} brings an order of samples of its own ({brought[0]}), and SpottrainTrainer "
+                    "needs one that is the same at every world size and after a resume. Put the order into "
+                    "train_dataset, an item for each use of a sample, and set train_sampling_strategy to sequential"
+                )
+        args = self.args
+        accelerator = args.accelerator_config
+        unapplied = {
+            "dataloader_drop_last": args.dataloader_drop_last,
+            "data_seed": args.data_seed is not None,
+            "dataloader_in_order=False": not args.dataloader_in_order,
+            "accelerator_config.split_batches": accelerator.split_batches,
+            "accelerator_config.dispatch_batches": accelerator.dispatch_batches,
+        }
+        asked = [name for name, is_set in unapplied.items() if is_set]
+        if asked:
+            raise _refused(
+                f"{', '.join(asked)} of TrainingArguments can't be followed: batches and the order of the samples "
+                "are the job's (batch, seed), and run on from one epoch into the next; leave it out"
+            )
+
+    def _loader(self) -> dict[str, Any]:
+        """The arguments for DataLoader; what is None is torch's to decide."""
+        args = self.args
+        given = {
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "pin_memory": None if args.dataloader_pin_memory else False,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def begin(self, state: TrainerState) -> None:
         """Resume; called when model, optimizer and schedule are there."""
@@ -130,6 +172,7 @@ class SpottrainTrainer(Trainer):
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
             shuffle=_SHUFFLES[self.args.train_sampling_strategy],
             num_workers=self.args.dataloader_num_workers,
+            loader=self._loader(),
             stateful={"trainer": self} | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
         )
