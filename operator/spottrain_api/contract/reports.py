@@ -137,8 +137,7 @@ class Progress(Message):
 
     `step` counts the optimizer steps completed since the job's start (not since this generation's).
     `first_step_at` is the time at which this generation completed its first step. `tokens_per_second` is the sum
-    over all ranks. Of `step_seconds` this rank waits `data_wait_seconds` for data; both are
-    running means.
+    over all ranks. Of `step_seconds` this rank waits `data_wait_seconds` for data; both are running means.
     """
 
     generation: int
