@@ -75,12 +75,27 @@ def table(store: str, report: Report) -> Table:
     ways, size = report["ways"], report["bytes"]
     copy, plain = ways[COPY]["stall"], ways[PLAIN]
     title = f"{store}: {size / 2**20:.0f} MiB from {report['world_size']} ranks on {report['device']}"
-    columns = ("", "stall s", "× copy", "durable s", "MiB/s", "of plain", "written", "load s", "of plain", "resume s")
+    columns = (
+        "",
+        "first stall s",
+        "first durable s",
+        "stall s",
+        "× copy",
+        "durable s",
+        "MiB/s",
+        "of plain",
+        "written",
+        "load s",
+        "of plain",
+        "resume s",
+    )
     found = Table(*columns, title=title)
     for way, numbers in ways.items():
         written = numbers["written"] / size
         found.add_row(
             way,
+            f"{numbers['first_stall']:.3f}",
+            f"{numbers['first_durable']:.2f}",
             f"{numbers['stall']:.3f}",
             f"{numbers['stall'] / copy:.1f}",
             f"{numbers['durable']:.2f}",
@@ -131,7 +146,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     reports = run(arguments)
     for store, report in reports.items():
-        Console(width=130).print(table(store, report))
+        Console(width=160).print(table(store, report))
     plot(reports, arguments.out / "checkpoint.svg")
     (arguments.out / "checkpoint.json").write_text(json.dumps(reports, indent=1))
     print(f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}. Written to {arguments.out}.")

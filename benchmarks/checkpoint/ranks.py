@@ -19,7 +19,7 @@ import torch.distributed as dist
 from spottrain.checkpoint import WriterProcess
 
 from .state import local_bytes, sharded_state
-from .ways import State, Way, ways_for
+from .ways import Spottrain, State, Way, ways_for
 
 Numbers = dict[str, dict[str, float]]
 
@@ -46,7 +46,7 @@ def bytes_below(uri: str) -> int:
 
 
 def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
-    """All ways in turn, round after round; the first round, in which they plan and allocate, doesn't count."""
+    """All ways in turn, round after round; the first round, in which they plan and allocate, counts apart."""
     seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(1, rounds + 2):
         for way in ways:
@@ -64,6 +64,7 @@ def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
                     seen[way.name][name].append(value)
             elif dist.get_rank() == 0:
                 seen[way.name]["first_stall"].append(stall)
+                seen[way.name]["first_durable"].append(durable)
     return {way: {name: statistics.median(values) for name, values in of.items()} for way, of in seen.items()}
 
 
@@ -91,6 +92,9 @@ def main() -> None:
     saves = phase == "save"
     ways = ways_for(uri, 1 if saves else 2, writer, mib=int(mib), device=device, saves=saves)
     if saves:
+        for way in ways:
+            if isinstance(way, Spottrain):
+                way.prepare(state)
         numbers = save_all(ways, state, uri, int(rounds))
         for way, found in load_all(ways, state, 2, int(rounds)).items():
             numbers[way] |= found

@@ -168,6 +168,10 @@ class Spottrain:
         self._checkpointer.latest()
         self.newest: Commit | None = None
 
+    def prepare(self, state: State) -> None:
+        """As the loop does after its first step or a resume; some steps pass until the first save."""
+        self._checkpointer.prepare(dict(state))
+
     def save(self, state: State, number: int) -> None:
         self._checkpointer.save(dict(state), step=number)
 

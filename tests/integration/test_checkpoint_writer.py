@@ -51,6 +51,14 @@ def test_the_writer_stores_what_the_rank_has_staged(run: Any, job_store: JobStor
     assert torch.equal(into["model"]["w"], torch.arange(9_000_000, dtype=torch.float32))
 
 
+def test_the_writer_is_ready_before_the_first_save(run: Any, job_store: JobStore) -> None:
+    found, _ = run("prepare", job_store.uri, endpoint_url=job_store.endpoint_url, environment=job_store.environment)
+
+    assert found["mapped"] >= 12_000_000
+    if job_store.kind != "file":
+        assert found["connected"]
+
+
 def test_a_rank_whose_writer_is_killed_writes_itself(run: Any, tmp_path: Path) -> None:
     found, log = run("lose", f"file://{tmp_path}/store")
 

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,30 @@ def save() -> dict[str, Any]:
     held = sorted(path for number, path in open_files(writer.pid).items() if int(number) > 2)
     grown = len(open_files(os.getpid())) - before
     return {"held": held, "grown": grown}
+
+
+def prepare() -> dict[str, Any]:
+    """What the writer has mapped of the rank's memory, and whether it is connected to the store, before it writes."""
+    saver = checkpointer()
+    before = len(sockets(writer.pid))
+    saver.prepare(state(1))
+    mapped, give_up_at = 0, time.monotonic() + 30
+    while not (mapped and (URI.startswith("file:") or len(sockets(writer.pid)) > before)):
+        assert time.monotonic() < give_up_at, open_files(writer.pid)
+        mapped = mapped_staging(writer.pid)
+        time.sleep(0.01)
+    return {"mapped": mapped, "connected": len(sockets(writer.pid)) > before}
+
+
+def sockets(pid: int) -> list[str]:
+    return [path for path in open_files(pid).values() if path.startswith("socket:")]
+
+
+def mapped_staging(pid: int) -> int:
+    """Bytes of staging memory that a process has mapped."""
+    lines = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "spottrain-staging" in line]
+    bounds = [line.split()[0].split("-") for line in lines]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in bounds)
 
 
 def lose() -> dict[str, Any]:
@@ -170,7 +195,7 @@ def die() -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    scenario.__name__: scenario for scenario in (save, lose, fail, interrupt, starve, change, die)
+    scenario.__name__: scenario for scenario in (save, prepare, lose, fail, interrupt, starve, change, die)
 }
 logging.basicConfig(filename=SETTINGS["log"])
 Path(SETTINGS["found"]).write_text(json.dumps(SCENARIOS[SETTINGS["scenario"]]()))

@@ -48,7 +48,7 @@ SLOW_AT_FIRST_SECONDS = 300.0
 class CheckpointSchedule:
     """Commits of one generation. `checkpointer` None: nothing is saved.
 
-    `resume`, `save` and `commit` are collectives.
+    `resume`, `prepare`, `save` and `commit` are collectives.
     """
 
     checkpointer: Checkpointer | None
@@ -67,6 +67,7 @@ class CheckpointSchedule:
     _handle: SaveHandle | None = None
     _forecast: float | None = None  # of the newest save, made before it began
     _is_slow: bool = False  # the newest save; it was told
+    _is_prepared: bool = False  # for the first save
 
     def resume(
         self, state: TrainingState, *, seed: int, rank: int, sleep: Callable[[float], None] = time.sleep
@@ -133,6 +134,13 @@ class CheckpointSchedule:
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self._cost = CheckpointCost(**cost)
         self.reporter.update(checkpoint_interval=self._explain())
+
+    def prepare(self, state: TrainingState, step: int) -> None:
+        """Get ready for the first save, which may be the drain's, once a step or a resume has made the optimizer's
+        state. A collective the first time; raises UnsupportedState, as the save would."""
+        if self.checkpointer is not None and step > 0 and not self._is_prepared:
+            self._is_prepared = True
+            self.checkpointer.prepare(state.tensors())
 
     def is_replica_due(self, step: int) -> bool:
         """Whether to replicate into peers' memory after this step, as this rank sees it."""

@@ -163,6 +163,7 @@ class Training:
                 rank=self._rank,
                 sleep=partial(sleep_undrained, flag=self._drain_flag, agreement=self._agreement),
             )
+            self._checkpoints.prepare(self._state, self.step)
         except CheckpointError as error:
             self._checkpoints.failed(error)
             raise start_error(error, resumes=True) from error
@@ -245,6 +246,7 @@ class Training:
             self._checkpoints.hear_of_failures()
         if decision.commit or self._checkpoints.interval.due_at_step(self.step):
             self._checkpoints.save(self._state, self.step)
+        self._checkpoints.prepare(self._state, self.step)
         if decision.replicate:
             self._checkpoints.replicate(self._state, self.step)
 

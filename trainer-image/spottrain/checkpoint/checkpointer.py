@@ -25,7 +25,7 @@ from spottrain.checkpoint.manifest import DataFile, Manifest, Receipt, read_mani
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import CleanUp, Retention, clean_up
-from spottrain.checkpoint.staging import Staged, StagingBuffer
+from spottrain.checkpoint.staging import SharedMemory, Staged, StagingBuffer
 from spottrain.checkpoint.storage import CheckpointStorage
 from spottrain.checkpoint.writer import WriterLost, WriterProcess, write
 from spottrain_api.contract import MemoryCheckpoint
@@ -156,10 +156,13 @@ class Checkpointer:
         return self._load(state, lambda: found)
 
     def prepare(self, state: dict[str, Any]) -> None:
-        """Plan, allocate and connect ahead for states of this structure, so that the first save is not slow."""
+        """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
+        store goes on in the background."""
         tensors, _ = self._agreement.together(lambda: codec.split(state))
-        self._staging.prepare(self._planned(tensors, changed=True))
-        self._agreement.together(lambda: read_head(self._storage))
+        (changed,), _ = self._agreement.any_and_token(self._is_new(tensors))
+        self._staging.prepare(self._planned(tensors, changed))
+        memory = self._staging.memory
+        self._background.submit(lambda: self._connect(memory))
 
     def save(
         self,
@@ -307,13 +310,27 @@ class Checkpointer:
 
     def _write(self, staged: Staged, key: str) -> DataFile:
         """Store what was staged: by the writer process, for as long as it lives."""
-        if self._writer is not None and len(staged.data):
+        if (writer := self._writer) is not None and len(staged.data):
             try:
-                return self._writer.write(key, staged.memory.descriptor, len(staged.data))
+                return writer.write(key, staged.memory.descriptor, len(staged.data))
             except WriterLost as error:
-                log.warning("%s Rank %d writes its checkpoints itself from now on.", error, self._rank)
-                self._writer = None
+                self._lose_writer(error)
         return write(self._storage, staged.data, key)
+
+    def _connect(self, memory: SharedMemory) -> None:
+        """Have rank and writer process reach the store, and the writer map what it will write."""
+        try:
+            if (writer := self._writer) is not None:
+                writer.prepare(memory.descriptor)
+            read_head(self._storage)
+        except WriterLost as error:
+            self._lose_writer(error)
+        except CheckpointError as error:
+            log.info("The first save will find the store as it is: %s", error)
+
+    def _lose_writer(self, error: WriterLost) -> None:
+        log.warning("%s Rank %d writes its checkpoints itself from now on.", error, self._rank)
+        self._writer = None
 
     def _is_new(self, tensors: codec.Tensors) -> bool:
         return self._plan is None or self._plan[1] != signature(tensors)

@@ -61,6 +61,11 @@ class StagingBuffer:
         self._plan: RankPlan | None = None
         self._targets: list[torch.Tensor] = []
 
+    @property
+    def memory(self) -> SharedMemory:
+        """Where the next save is staged, unless it needs more."""
+        return self._memory
+
     def prepare(self, plan: RankPlan) -> None:
         """Have room for `plan` and touch its pages, so that the next `stage` is only the copy."""
         if plan is self._plan:

@@ -24,6 +24,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import NoReturn, Self
 
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
+from spottrain.checkpoint.head import read_head
 from spottrain.checkpoint.manifest import DataFile, block_checksums
 from spottrain.checkpoint.storage import CheckpointStorage
 from spottrain.checkpoint.stores import open_storage
@@ -58,10 +59,10 @@ class _Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What to write where; the descriptor of the memory follows it."""
+    """What to write where; the descriptor of the memory follows it. Without a key, only to get ready for that."""
 
     store: _Store
-    key: str
+    key: str | None
     size: int
 
 
@@ -87,7 +88,7 @@ class WriterProcess:
 
     def connect(self, uri: str, endpoint_url: str | None = None) -> None:
         """Say which store to write to, as `open_storage` is told, and at the same time: what its client finds in the
-        environment now is what the writer goes by. It opens the store with the first write."""
+        environment now is what the writer goes by. It opens the store with the first `prepare` or `write`."""
         folder = None
         with contextlib.suppress(OSError):
             folder = os.getcwd()
@@ -100,6 +101,13 @@ class WriterProcess:
 
         Raises CheckpointError, or WriterLost where the process has ended, so that nobody knows what it has done.
         """
+        return self._ask(key, descriptor, size)
+
+    def prepare(self, descriptor: int) -> None:
+        """Have the store opened and the shared memory mapped ahead of the first `write`. Raises as that does."""
+        self._ask(None, descriptor, 0)
+
+    def _ask(self, key: str | None, descriptor: int, size: int) -> DataFile:
         if self._store is None:
             raise ValueError("connect the writer to a store first")
         with self._lock:
@@ -195,12 +203,17 @@ class _Server:
             data = self._mapped(descriptor)[: request.size]
             if len(data) != request.size:
                 raise ValueError(f"{request.size} bytes were to be written, and {len(data)} are there")
-            return write(self._open(request.store), data, request.key)
+            storage = self._open(request.store)
+            if request.key is None:
+                read_head(storage)  # for the connection
+                return DataFile(size=0, crc32=())
+            return write(storage, data, request.key)
         except CheckpointError as error:
             return error
         except Exception as error:
-            log.exception("%s could not be written", request.key)
-            return SaveFailed(f"{request.key} of the checkpoint could not be written: {error!r}.")
+            what = request.key or "The first object"
+            log.exception("%s could not be written", what)
+            return SaveFailed(f"{what} of the checkpoint could not be written: {error!r}.")
         finally:
             os.close(descriptor)
 
@@ -208,7 +221,8 @@ class _Server:
         """The rank's staging memory, which is mostly the same as the last time: its pages are mapped once."""
         inode = os.fstat(descriptor).st_ino
         if inode != self._inode:
-            self._memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._memory = memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ))
             self._inode = inode
         return self._memory
 
