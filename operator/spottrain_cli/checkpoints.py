@@ -38,10 +38,11 @@ def checkpoints() -> None:
 @uri_argument
 @endpoint_option
 def ls(uri: str, endpoint_url: str | None) -> None:
-    """List the commits at URI, newest first."""
+    """List the commits at URI, newest first. Shared is what a commit refers to of older ones: weights that aren't
+    trained, which are stored once."""
     with _sentences():
         storage, head = _open(uri, endpoint_url)
-        table = Table("Step", "Generation", "Committed", "World", "Size", "", box=None)
+        table = Table("Step", "Generation", "Committed", "World", "Size", "Shared", "", box=None)
         for commit in head.commits:
             table.add_row(*_row(storage, commit), "newest" if commit is head.newest else "")
         Console().print(table)
@@ -66,7 +67,10 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
             manifest = read_manifest(storage, commit)
         extra = codec.join(manifest.extra, {})
     click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
-    click.echo(f"Written by {manifest.world_size} ranks, {decimal(manifest.size)}, under {commit.attempt}")
+    own, shared = manifest.size(commit.attempt)
+    click.echo(f"Written by {manifest.world_size} ranks, {decimal(own)}, under {commit.attempt}")
+    if shared:
+        click.echo(f"Refers to {decimal(shared)} of weights that aren't trained, under {', '.join(commit.needs)}")
     for part, tensors in _parts(manifest).items():
         kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
         click.echo(f"{part}: {len(tensors)} tensors, {sum(map(_elements, tensors.values())):,} numbers ({kinds})")
@@ -186,8 +190,9 @@ def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
     try:
         manifest = read_manifest(storage, commit)
     except CorruptCheckpoint:
-        return *known, "?", "damaged"
-    return *known, str(manifest.world_size), decimal(manifest.size)
+        return *known, "?", "damaged", ""
+    own, shared = manifest.size(commit.attempt)
+    return *known, str(manifest.world_size), decimal(own), decimal(shared) if shared else ""
 
 
 def _unfinished(storage: CheckpointStorage, head: Head) -> int:
@@ -195,7 +200,7 @@ def _unfinished(storage: CheckpointStorage, head: Head) -> int:
     from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
 
     attempts = {attempt.prefix for key, _ in storage.list(ATTEMPTS) if (attempt := Attempt.of_key(key))}
-    return len(attempts - {commit.attempt for commit in head.commits})
+    return sum(not head.holds(attempt) for attempt in attempts)
 
 
 def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
@@ -206,8 +211,8 @@ def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
     try:
         manifest = read_manifest(storage, commit)
         parts = PartReader(storage, commit.attempt, manifest)
-        for rank in range(manifest.world_size):
-            parts.verify(rank)
+        for number in range(manifest.num_files):
+            parts.verify(number)
     except CorruptCheckpoint as error:
         return str(error)
     return None

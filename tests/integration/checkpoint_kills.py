@@ -22,10 +22,12 @@ import torch
 from kill_point import SECONDS_INTO, KillPoint
 from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, WriterProcess, open_storage, read_head
 from spottrain.checkpoint.attempt import ATTEMPTS
+from spottrain.checkpoint.manifest import FROZEN_SUFFIX
 from spottrain_agent.processes import become_subreaper
 
 # Large enough for several parts on object stores, and small.
 SIZES = (2_300_000, 1_000)
+FROZEN, FROZEN_SIZE = {"model.frozen"}, 300_000
 SAVES = 3
 ENDPOINT = os.environ.get("TEST_ENDPOINT") or None
 KEEP = Retention(last=2, every=50)
@@ -58,19 +60,23 @@ def checkpointer(storage: CheckpointStorage, generation: int, writer: WriterProc
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((SIZES[step % SAVES != 1],), float(step))}, "step": step}
+    weights = torch.full((SIZES[step % SAVES != 1],), float(step))
+    return {"model": {"w": weights, "frozen": torch.arange(FROZEN_SIZE)}, "step": step}
 
 
 def resume(saver: Checkpointer) -> int:
-    """The step of the newest commit, every value of which is right; 0 without one."""
+    """The step of the newest commit, every value of which is right; 0 without one. What is frozen is loaded as if it
+    were trained: the next save writes it once more, and those after that refer to it."""
     newest = saver.latest()
     if newest is None:
         return 0
     into = state(newest.step)
-    into["model"]["w"].zero_()
+    for tensor in into["model"].values():
+        tensor.zero_()
     saver.load(into, newest)
     assert into["step"] == newest.step
-    assert torch.equal(into["model"]["w"], state(newest.step)["model"]["w"])
+    for name, tensor in state(newest.step)["model"].items():
+        assert torch.equal(into["model"][name], tensor)
     return newest.step
 
 
@@ -79,7 +85,9 @@ def save(storage: CheckpointStorage, generation: int, writer: WriterProcess, ack
     saver = checkpointer(storage, generation, writer)
     step = resume(saver)
     for number in range(1, SAVES + 1):
-        handle = saver.save(state(step + number), step=step + number, asynchronous=number < SAVES, wait=True)
+        handle = saver.save(
+            state(step + number), step=step + number, frozen=FROZEN, asynchronous=number < SAVES, wait=True
+        )
         assert handle is not None
         handle.wait()
         os.write(acknowledged, b"c")
@@ -116,7 +124,12 @@ def left_over(storage: CheckpointStorage) -> int:
     head = read_head(storage)
     assert head is not None
     kept = tuple(commit.attempt for commit in head.commits)
-    stray = [key for key, _ in storage.list(ATTEMPTS) if not key.startswith(kept)]
+    needed = tuple(attempt for commit in head.commits for attempt in commit.needs)
+    stray = [
+        key
+        for key, _ in storage.list(ATTEMPTS)
+        if not key.startswith(kept) and not (key.startswith(needed) and key.endswith(FROZEN_SUFFIX))
+    ]
     return len(stray) + storage.abandon_uploads(ATTEMPTS, lambda key: True)
 
 

@@ -194,6 +194,6 @@ def test_a_damaged_head_gets_a_sentence(data: bytes) -> None:
 
 def test_a_head_of_another_version_gets_a_sentence() -> None:
     storage = MemoryStorage()
-    storage.put(HEAD_KEY, b'{"format_version": 2, "fence": 1}')
-    with pytest.raises(CheckpointMismatch, match="of format version 2; this spottrain reads version 1"):
+    storage.put(HEAD_KEY, b'{"format_version": 3, "fence": 1}')
+    with pytest.raises(CheckpointMismatch, match="of format version 3; this spottrain reads 1 to 2"):
         read_head(storage)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.commits import Commit, Head
-from spottrain.checkpoint.errors import Fenced, StepBehind
+from spottrain.checkpoint.errors import Fenced, SharedWeightsGone, StepBehind
 from spottrain.checkpoint.head import commit, fence, read_head
+from spottrain.checkpoint.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.retention import Retention, clean_up
 from spottrain.checkpoint.storage import Buffer, CheckpointStorage
@@ -60,7 +61,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         try:
             self._work(GatedStorage(self))
-        except (Killed, Fenced, StepBehind):
+        except (Killed, Fenced, StepBehind, SharedWeightsGone):
             pass
         finally:
             self.over = True
@@ -69,7 +70,9 @@ class Writer(threading.Thread):
     def _work(self, storage: CheckpointStorage) -> None:
         newest = fence(storage, self.generation).newest
         base = newest.step if newest is not None else 0
-        for step in (base + 10 * number for number in range(1, SAVES + 1)):
+        frozen = next(iter(newest.needs), newest.attempt) if newest is not None else None
+        # Of different strides, so that one may come between two steps of another.
+        for step in (base + (10 + 3 * int(self.name[-1])) * number for number in range(1, SAVES + 1)):
             attempt = Attempt.new(self.generation, step, self.name)
             new = Commit(
                 generation=self.generation,
@@ -77,11 +80,16 @@ class Writer(threading.Thread):
                 attempt=attempt.prefix,
                 manifest_sha256=self.name,
                 committed_at="",
+                needs=(frozen,) if frozen is not None else (),
             )
+            if frozen is None:
+                storage.upload(f"{attempt.prefix}rank-00000{FROZEN_SUFFIX}", b"frozen")
             storage.upload(f"{attempt.prefix}rank-00000.data", self.name.encode())
             storage.upload(new.manifest, self.name.encode())
             commit(storage, new, resumed_from_step=base)
             self.acknowledged.append(new)
+            # One writer of two refers to what it has written; another writes it each time, as after failed saves.
+            frozen = (frozen or attempt.prefix) if self.name[-1] in "02" else None
             clean_up(storage, self.generation, RETENTION)
 
 
@@ -137,6 +145,8 @@ def check(storage: MemoryStorage, before: Head | None, acknowledged: list[Commit
     for kept in head.commits:
         for name in ("rank-00000.data", "manifest.json"):
             assert storage.get(f"{kept.attempt}{name}")[0] == kept.manifest_sha256.encode()
+        for needed in kept.needs or (kept.attempt,):
+            assert storage.get(f"{needed}rank-00000{FROZEN_SUFFIX}")[0] == b"frozen"
     steps = [kept.step for kept in head.commits]
     assert steps == sorted(set(steps), reverse=True)
     assert all(order(said) <= order(head.newest) for said in acknowledged)
@@ -167,7 +177,7 @@ def test_in_any_order_no_commit_is_lost_or_torn(generations: list[int], data: st
     assert head is not None
     assert head.newest == newest
     if newest is not None:
-        kept = {kept.attempt for kept in head.commits}
+        kept = {attempt for kept in head.commits for attempt in (kept.attempt, *kept.needs)}
         assert {key.rpartition("/")[0] + "/" for key, _ in storage.list(ATTEMPTS)} == kept
         stretches = [c.step // 20 for c in head.commits[1:]]
         assert 0 not in stretches

@@ -53,7 +53,7 @@ def test_ls(uri: str) -> None:
     result = run("ls", uri)
     assert result.exit_code == 0
     header, newest, before, unfinished = result.output.splitlines()
-    assert header.split() == ["Step", "Generation", "Committed", "World", "Size"]
+    assert header.split() == ["Step", "Generation", "Committed", "World", "Size", "Shared"]
     assert newest.split()[0] == "20"
     assert newest.split()[-1] == "newest"
     assert before.split()[0] == "10"

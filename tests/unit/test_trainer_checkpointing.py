@@ -20,7 +20,7 @@ from spottrain.interval import CommitInterval
 from spottrain.progress import ProgressReporter
 from spottrain_api.contract import FailureReason, Interruptions
 
-STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, extra=dict))
+STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))
 
 
 class HangingStorage(MemoryStorage):

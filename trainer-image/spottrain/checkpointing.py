@@ -109,7 +109,7 @@ class CheckpointSchedule:
             return None
         tensors = state.tensors()
         try:
-            loaded = self.checkpointer.load_replica(tensors, self.replicas, found)
+            loaded = self.checkpointer.load_replica(tensors, self.replicas, found, frozen=state.frozen())
         except CheckpointError as error:
             if newest is None:  # some tensors may be filled already, and nothing else is there to fill them
                 raise StorageUnavailable(
@@ -128,7 +128,7 @@ class CheckpointSchedule:
         self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
     ) -> None:
         state.check(loaded.extra, loaded.step)
-        if (change := state.change(loaded.extra, loaded.step)) is not None:
+        for change in state.changes(loaded):
             self._say(change)
         state.restore(tensors, loaded, seed=seed, rank=rank)
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
@@ -140,7 +140,7 @@ class CheckpointSchedule:
         state. A collective the first time; raises UnsupportedState, as the save would."""
         if self.checkpointer is not None and step > 0 and not self._is_prepared:
             self._is_prepared = True
-            self.checkpointer.prepare(state.tensors())
+            self.checkpointer.prepare(state.tensors(), frozen=state.frozen())
 
     def is_replica_due(self, step: int) -> bool:
         """Whether to replicate into peers' memory after this step, as this rank sees it."""
@@ -187,7 +187,11 @@ class CheckpointSchedule:
             return
         self._forecast = self._cost.total_seconds if self._cost is not None else None
         handle = self.checkpointer.save(
-            state.tensors(), step=step, extra=self._extra(state), rank_state=random_state.capture()
+            state.tensors(),
+            step=step,
+            frozen=state.frozen(),
+            extra=self._extra(state),
+            rank_state=random_state.capture(),
         )
         if handle is not None:
             self._handle = handle
@@ -237,6 +241,7 @@ class CheckpointSchedule:
         handle = self.checkpointer.save(
             state.tensors(),
             step=step,
+            frozen=state.frozen(),
             extra=self._extra(state),
             rank_state=random_state.capture(),
             asynchronous=False,
@@ -312,13 +317,13 @@ class CheckpointSchedule:
     ) -> tuple[dict[str, Any], Loaded]:
         tensors = state.tensors()
         try:
-            return tensors, checkpointer.load(tensors, newest)
+            return tensors, checkpointer.load(tensors, newest, frozen=state.frozen())
         except CorruptCheckpoint as error:
             log.warning("%s Looking for an older commit that is whole.", error)
             self.newest = checkpointer.latest(verify=True)
             if self.newest is None:
                 raise
-            loaded = checkpointer.load(tensors, self.newest)
+            loaded = checkpointer.load(tensors, self.newest, frozen=state.frozen())
             self._say(
                 f"The checkpoint at step {newest.step} is damaged, and training went on from the one before it, "
                 f"step {loaded.step}. {error}"
@@ -365,7 +370,8 @@ class CheckpointSchedule:
             forecast_seconds=self._forecast,
         )
         newest = CheckpointCost(stall_seconds=handle.staging_seconds, total_seconds=timings.total_seconds)
-        self._cost = newest if self._cost is None else self._cost.updated(newest)
+        if not handle.writes_frozen_weights:  # the next saves don't
+            self._cost = newest if self._cost is None else self._cost.updated(newest)
         interval = self._explain()
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,6 +49,10 @@ class TrainingState:
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer as DCP wants them, sharded as they are."""
         return self.engine.state()
+
+    def frozen(self) -> set[str]:
+        """Names of the tensors that aren't trained, as the checkpointer has them."""
+        return {f"model.{name}" for name in self.engine.frozen()}
 
     def extra(self) -> dict[str, Any]:
         scheduler = _with_numbers(self.scheduler.state_dict()) if self.scheduler is not None else None
@@ -100,15 +104,21 @@ class TrainingState:
                     "set it back, or use another checkpoint.uri to start afresh."
                 )
 
-    def change(self, extra: dict[str, Any], step: int) -> str | None:
-        """What is other than in the run that saved, though this one may go on from there; as a sentence."""
-        before, now = extra.get("engine"), self.engine_name
-        if None in (before, now) or before == now:
-            return None
-        return (
-            f"The checkpoint at step {step} was made with the strategy {before}, and training went on from it with "
-            f"{now}: the weights and the order of the samples are the same, the rounding is not."
-        )
+    def changes(self, loaded: Loaded) -> Iterator[str]:
+        """What is other than in the run that saved, though this one may go on from there; as sentences."""
+        before, now = loaded.extra.get("engine"), self.engine_name
+        if None not in (before, now) and before != now:
+            yield (
+                f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training went on "
+                f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
+            )
+        if loaded.replaced:
+            first, *more = (name.removeprefix("model.") for name in loaded.replaced)
+            which = f"{first} and {len(more)} more" if more else first
+            yield (
+                f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
+                f"which replace them: {which}. To train with the script's own, use another checkpoint.uri."
+            )
 
 
 def _with_numbers(state: Any) -> Any:

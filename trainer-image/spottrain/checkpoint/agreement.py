@@ -63,6 +63,14 @@ class Agreement:
         *any_of, token = values.tolist()
         return [bool(flag) for flag in any_of], token
 
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any rank gives."""
+        if self._group is None:
+            return names
+        gathered: list[set[str]] = [set()] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, names, group=self._group)
+        return set().union(*gathered)
+
     def _first(self, outcome: object) -> CheckpointError | None:
         """Of the ranks' outcomes, once it is known that not all are good."""
         error = outcome if isinstance(outcome, CheckpointError) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, SaveFailed
-from spottrain.checkpoint.manifest import Receipt, data_key, receipt_key
+from spottrain.checkpoint.manifest import DataFile, Receipt, data_key, frozen_key, receipt_key
 from spottrain.checkpoint.storage import CheckpointStorage
 
 ATTEMPTS = "attempts/"
@@ -76,7 +76,9 @@ def collect_receipts(
         pause(wait)
         wait = min(1.5 * wait, 0.5)
     for rank, receipt in receipts.items():
-        _check_size(receipt, sizes.get(data_key(attempt.prefix, rank), 0), attempt)
+        _check_size(receipt, receipt.file, sizes.get(data_key(attempt.prefix, rank), 0), attempt)
+        if receipt.frozen is not None:
+            _check_size(receipt, receipt.frozen, sizes.get(frozen_key(attempt.prefix, rank), 0), attempt)
     return [receipts[rank] for rank in range(world_size)]
 
 
@@ -98,9 +100,9 @@ def _read_receipt(storage: CheckpointStorage, attempt: Attempt, rank: int, world
     return receipt
 
 
-def _check_size(receipt: Receipt, stored: int, attempt: Attempt) -> None:
-    if stored != receipt.file.size:
+def _check_size(receipt: Receipt, file: DataFile, stored: int, attempt: Attempt) -> None:
+    if stored != file.size:
         raise CorruptCheckpoint(
-            f"Rank {receipt.rank} wrote {receipt.file.size} bytes at step {attempt.step}, but the store holds "
+            f"Rank {receipt.rank} wrote {file.size} bytes at step {attempt.step}, but the store holds "
             f"{stored}; the checkpoint was given up and the newest commit stands."
         )

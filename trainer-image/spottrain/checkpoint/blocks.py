@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
-from spottrain.checkpoint.manifest import DataFile, Manifest, data_key
+from spottrain.checkpoint.manifest import DataFile, Manifest
 from spottrain.checkpoint.storage import ObjectReader
 
 Span = tuple[int, int, int]
-"""Rank, and begin and end in bytes of that rank's data file."""
+"""The number of a file in the manifest, and begin and end in bytes of it."""
 
 Deliver = Callable[[int, int, memoryview], None]
 """Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
@@ -26,7 +26,7 @@ READ_BYTES = 8 << 20
 class _Run:
     """Whole blocks that are read at once, and the parts of spans that lie in them."""
 
-    rank: int
+    file: int
     members: list[tuple[int, int, int, int]] = field(default_factory=list)
     """(index of the span, offset in it, begin and end in the file)"""
 
@@ -60,40 +60,40 @@ class PartReader:
             for _ in pool.map(lambda run: self._read_run(run, deliver, scratch), runs):
                 pass  # the first error ends it
 
-    def verify(self, rank: int) -> None:
-        """Read all of one rank's file and drop it. Raises CorruptCheckpoint."""
-        self.read([(rank, 0, self._manifest.files[rank].size)], lambda *_: None)
+    def verify(self, number: int) -> None:
+        """Read all of a file, by its number in the manifest, and drop it. Raises CorruptCheckpoint."""
+        self.read([(number, 0, self._manifest.file(number).size)], lambda *_: None)
 
     def _runs(self, spans: Sequence[Span]) -> list[_Run]:
         """Cut the spans at fixed places of the files, so that what lies between two of them is one read."""
         runs: dict[tuple[int, int], _Run] = {}
-        for index, (rank, begin, end) in enumerate(spans):
-            block = self._manifest.files[rank].block_bytes
+        for index, (file, begin, end) in enumerate(spans):
+            block = self._manifest.file(file).block_bytes
             width = max(self._read_bytes // block, 1) * block
             for number in range(begin // width, -(-end // width) if begin < end else 0):
                 low, high = max(begin, number * width), min(end, (number + 1) * width)
-                run = runs.setdefault((rank, number), _Run(rank))
+                run = runs.setdefault((file, number), _Run(file))
                 run.members.append((index, low - begin, low, high))
         return [runs[place] for place in sorted(runs)]
 
     def _read_run(self, run: _Run, deliver: Deliver, scratch: threading.local) -> None:
-        first, last = run.bounds(self._manifest.files[run.rank])
+        first, last = run.bounds(self._manifest.file(run.file))
         if len(getattr(scratch, "memory", ())) < last - first:
             scratch.memory = memoryview(bytearray(last - first))
         data = scratch.memory[: last - first]
-        self._fetch(run.rank, first, data)
+        self._fetch(run.file, first, data)
         for index, offset, begin, end in run.members:
             deliver(index, offset, data[begin - first : end - first])
 
-    def _fetch(self, rank: int, begin: int, data: memoryview) -> None:
-        key = data_key(self._attempt, rank)
+    def _fetch(self, number: int, begin: int, data: memoryview) -> None:
+        key = self._manifest.key(self._attempt, number)
         try:
             length = self._storage.read_into(key, begin, data)
         except ObjectNotFound as error:
             raise CorruptCheckpoint(f"{key} of the checkpoint is missing.") from error
         if length != len(data):
             raise CorruptCheckpoint(f"{key} of the checkpoint is cut short at byte {begin + length}.")
-        file = self._manifest.files[rank]
+        file = self._manifest.file(number)
         for offset in range(0, len(data), file.block_bytes):
             block = data[offset : offset + file.block_bytes]
             if zlib_ng.crc32(block) != file.crc32[(begin + offset) // file.block_bytes]:

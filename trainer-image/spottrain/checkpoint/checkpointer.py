@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,22 +18,22 @@ from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.blocks import PartReader
 from spottrain.checkpoint.commits import Commit
-from spottrain.checkpoint.dcp import RankPlan, load_tensors, plan_save, signature
-from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, CorruptCheckpoint, SaveFailed
+from spottrain.checkpoint.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, SaveFailed
+from spottrain.checkpoint.fill import fill
+from spottrain.checkpoint.frozen import FrozenWeights
 from spottrain.checkpoint.head import fence, read_head
-from spottrain.checkpoint.manifest import DataFile, Manifest, Receipt, read_manifest
+from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
 from spottrain.checkpoint.persist import Persist, SaveHandle
 from spottrain.checkpoint.replicas import Replicas
 from spottrain.checkpoint.retention import CleanUp, Retention, clean_up
-from spottrain.checkpoint.staging import SharedMemory, Staged, StagingBuffer
+from spottrain.checkpoint.staging import StagingBuffer
 from spottrain.checkpoint.storage import CheckpointStorage
-from spottrain.checkpoint.writer import WriterLost, WriterProcess, write
+from spottrain.checkpoint.upload import Upload
+from spottrain.checkpoint.writer import WriterProcess
 from spottrain_api.contract import MemoryCheckpoint
 
 log = logging.getLogger(__name__)
-
-# How names of an optimizer's state begin; then comes the parameter's, and what of it.
-OPTIMIZER_STATE = "optimizer.state."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class Loaded:
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
     """What this rank saved; None at another world size, where no rank is the same."""
+    replaced: tuple[str, ...] = ()
+    """Frozen weights that the script brought with other values than the checkpoint has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,8 @@ class Checkpointer:
         self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
-        self._writer = writer
+        self._frozen = FrozenWeights(self._agreement, rank=rank, world_size=world_size, group=self._group)
+        self._upload = Upload(storage, writer, rank=rank)
         self._background = Background("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
@@ -134,8 +137,9 @@ class Checkpointer:
         none."""
         return self._agreement.from_rank_0(self._newest_extra)
 
-    def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
+    def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
+        """Fill the tensors of `state` in place, and replace its other values by the stored ones. `frozen` are the
+        names of tensors that aren't trained, as `codec.split` gives them.
 
         What is read is verified before it reaches a tensor. When any rank fails, all raise: CorruptCheckpoint
         (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
@@ -146,36 +150,48 @@ class Checkpointer:
             manifest = read_manifest(self._storage, commit)
             return manifest, PartReader(self._storage, commit.attempt, manifest)
 
-        loaded = self._load(state, read)
+        loaded = self._load(state, frozen, read)
         self._resumed_from_step = commit.step
         return loaded
 
-    def load_replica(self, state: dict[str, Any], replicas: Replicas, checkpoint: MemoryCheckpoint) -> Loaded:
+    def load_replica(
+        self,
+        state: dict[str, Any],
+        replicas: Replicas,
+        checkpoint: MemoryCheckpoint,
+        *,
+        frozen: Collection[str] = (),
+    ) -> Loaded:
         """As `load`, from members' memory. HEAD doesn't know this step yet: save it first of all."""
         found = replicas.read(checkpoint)
-        return self._load(state, lambda: found)
+        return self._load(state, frozen, lambda: found)
 
-    def prepare(self, state: dict[str, Any]) -> None:
+    def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
         """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
         store goes on in the background."""
         tensors, _ = self._agreement.together(lambda: codec.split(state))
-        (changed,), _ = self._agreement.any_and_token(self._is_new(tensors))
-        self._staging.prepare(self._planned(tensors, changed))
+        own, once = self._frozen.split(tensors, frozen)
+        (changed, unwritten), _ = self._agreement.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
+        if unwritten and (new := self._frozen.agree(once)):
+            self._frozen.prepare(new)
+        self._staging.prepare(self._planned(own, changed))
         memory = self._staging.memory
-        self._background.submit(lambda: self._connect(memory))
+        self._background.submit(lambda: self._upload.connect(memory))
 
     def save(
         self,
         state: dict[str, Any],
         *,
         step: int,
+        frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
         rank_state: dict[str, Any] | None = None,
         asynchronous: bool = True,
         wait: bool = False,
         deadline_seconds: float | None = None,
     ) -> SaveHandle | None:
-        """Save `state` after `step` steps.
+        """Save `state` after `step` steps. `frozen` are the names of tensors that aren't trained, as `codec.split`
+        gives them: they are written once, and again only if they have changed.
 
         Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
         finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
@@ -190,12 +206,16 @@ class Checkpointer:
 
         parts = attempt(lambda: _Parts.of(state, extra, rank_state))
         failed = isinstance(parts, CheckpointError)
-        changed = isinstance(parts, CheckpointError) or self._is_new(parts.tensors)
+        own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
         # The ranks finish their parts at different times, so only together they know how it stands. One question is
         # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
         # processors that slows the copy of the others.
-        (failed, busy, unsaved, changed), unique = self._agreement.any_and_token(
-            failed, self._is_busy(), self._is_unsaved(step, asynchronous), changed
+        (failed, busy, unsaved, changed, unwritten), unique = self._agreement.any_and_token(
+            failed,
+            self._is_busy(),
+            self._is_unsaved(step, asynchronous),
+            failed or self._is_new(own),
+            self._frozen.is_unwritten(once),
         )
         parts = self._agreement.settled(parts, failed)
         if busy and not asynchronous:
@@ -206,15 +226,34 @@ class Checkpointer:
             return None
         if not unsaved and self._current is not None:
             return self._committed(self._current)
-        plan = self._planned(parts.tensors, changed)
-        staged = self._staging.stage(plan, parts.tensors)
-        handle = SaveHandle(step, plan.size, time.monotonic() - started)
+        new: codec.Tensors = {}
+        if unwritten:  # rarely, so that the ranks may ask each other once more
+            new, before = self._frozen.agree(once), len(own)
+            own, once = self._frozen.split(parts.tensors, frozen)
+            changed = changed or len(own) != before
+        plan = self._planned(own, changed)
+        frozen_part = self._frozen.stage(once, new)
+        staged = self._staging.stage(plan, own)
+        handle = SaveHandle(
+            step,
+            plan.size + frozen_part.size,
+            time.monotonic() - started,
+            writes_frozen_weights=bool(new),
+        )
         task = Persist(
             storage=self._storage,
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
             handle=handle,
-            write=partial(self._write, staged),
-            receipt=self._receipt(plan, parts.rank_state),
+            write=partial(self._upload.write, staged),
+            write_frozen=partial(self._upload.write, frozen_part.staged) if frozen_part.staged is not None else None,
+            receipt=Receipt(
+                rank=self._rank,
+                world_size=self._world_size,
+                entries=plan.entries,
+                frozen_entries=frozen_part.entries,
+                rank_state=parts.rank_state,
+            ),
+            shared=frozen_part.kept,
             tree=parts.tree,
             extra=parts.extra,
             resumed_from_step=self._resumed_from_step,
@@ -223,6 +262,7 @@ class Checkpointer:
             make_room=self._clean_up.begin if self._clean_up is not None else None,
         )
         self._current = handle
+        self._frozen.saving(handle)
         if not asynchronous and self._group is None:
             task.run()  # there is nobody to be heard meanwhile
         else:
@@ -305,33 +345,6 @@ class Checkpointer:
         handle.commit, handle.error = self._agreement.from_rank_0(handle.wait), None
         return handle
 
-    def _receipt(self, plan: RankPlan, rank_state: codec.Json) -> Receipt:
-        return Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=rank_state)
-
-    def _write(self, staged: Staged, key: str) -> DataFile:
-        """Store what was staged: by the writer process, for as long as it lives."""
-        if (writer := self._writer) is not None and len(staged.data):
-            try:
-                return writer.write(key, staged.memory.descriptor, len(staged.data))
-            except WriterLost as error:
-                self._lose_writer(error)
-        return write(self._storage, staged.data, key)
-
-    def _connect(self, memory: SharedMemory) -> None:
-        """Have rank and writer process reach the store, and the writer map what it will write."""
-        try:
-            if (writer := self._writer) is not None:
-                writer.prepare(memory.descriptor)
-            read_head(self._storage)
-        except WriterLost as error:
-            self._lose_writer(error)
-        except CheckpointError as error:
-            log.info("The first save will find the store as it is: %s", error)
-
-    def _lose_writer(self, error: WriterLost) -> None:
-        log.warning("%s Rank %d writes its checkpoints itself from now on.", error, self._rank)
-        self._writer = None
-
     def _is_new(self, tensors: codec.Tensors) -> bool:
         return self._plan is None or self._plan[1] != signature(tensors)
 
@@ -340,13 +353,26 @@ class Checkpointer:
             self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         return self._plan[0]
 
-    def _load(self, state: dict[str, Any], read: Callable[[], tuple[Manifest, PartReader]]) -> Loaded:
-        manifest = self._agreement.together(lambda: _fill(state, *read()))
+    def _load(
+        self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
+    ) -> Loaded:
+        tensors: codec.Tensors = {}
+
+        def work() -> Manifest:
+            manifest, parts = read()
+            tensors.update(codec.split(state)[0])
+            self._frozen.before_load(tensors, frozen, manifest)
+            fill(state, tensors, manifest, parts)
+            return manifest
+
+        manifest = self._agreement.together(work)
+        replaced = self._agreement.union(self._frozen.loaded(tensors, frozen, manifest))
         same_world = manifest.world_size == self._world_size
         return Loaded(
             step=manifest.step,
             extra=codec.join(manifest.extra, {}),
             rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
+            replaced=tuple(sorted(replaced)),
         )
 
     def _newest_extra(self) -> dict[str, Any]:
@@ -364,35 +390,5 @@ class Checkpointer:
         """This rank's share of reading all the files of a commit."""
         manifest = read_manifest(self._storage, commit)
         parts = PartReader(self._storage, commit.attempt, manifest)
-        for rank in range(self._rank, manifest.world_size, self._world_size):
-            parts.verify(rank)
-
-
-def _fill(state: dict[str, Any], manifest: Manifest, parts: PartReader) -> Manifest:
-    tensors, _ = codec.split(state)
-    unknown = [key for key in state if key not in manifest.tree]
-    if unknown:
-        raise CheckpointMismatch(
-            f"The checkpoint at step {manifest.step} has no {unknown[0]!r}; it was made with another strategy "
-            "or an older script. Use that one, or another checkpoint.uri."
-        )
-    for name in _of_unused_parameters(tensors, manifest):
-        del tensors[name]
-    load_tensors(tensors, manifest, parts)
-    state.update(codec.join(manifest.tree, tensors))
-    return manifest
-
-
-def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
-    """Optimizer state that a fresh optimizer has of parameters which no step had used when the checkpoint was made:
-    the saved one knew them, and had no state of them yet, as optimizers make it at a parameter's first update."""
-    saved = [name.rpartition(".") for name in manifest.tensors if name.startswith(OPTIMIZER_STATE)]
-    used, kinds = {parameter for parameter, _, _ in saved}, {kind for _, _, kind in saved}
-    groups = {name.rpartition(".")[0] for name in manifest.tree.get("optimizer", ())}
-
-    def is_unused(name: str) -> bool:
-        parameter, _, kind = name.rpartition(".")
-        group = f"param_groups.{parameter.removeprefix(OPTIMIZER_STATE)}"
-        return name.startswith(OPTIMIZER_STATE) and parameter not in used and kind in kinds and group in groups
-
-    return [name for name in tensors if is_unused(name)]
+        for number in range(self._rank, manifest.num_files, self._world_size):
+            parts.verify(number)

@@ -10,7 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
 from spottrain.checkpoint.seal import seal, unseal
 
+# What refers to objects of other commits is of a version of its own: older readers would take it for damaged.
 FORMAT_VERSION = 1
+SHARING_VERSION = 2
+FORMAT_VERSIONS = (FORMAT_VERSION, SHARING_VERSION)
 
 
 def manifest_key(attempt: str) -> str:
@@ -29,6 +32,8 @@ class Commit(BaseModel):
     manifest_sha256: str
     committed_at: str
     """UTC, ISO 8601; for people: nothing is decided by it."""
+    needs: tuple[str, ...] = ()
+    """Attempts of other commits whose frozen weights this one refers to (shared.py); they stay as long as it does."""
 
     @property
     def manifest(self) -> str:
@@ -51,8 +56,16 @@ class Head(BaseModel):
     def newest(self) -> Commit | None:
         return self.commits[0] if self.commits else None
 
+    def holds(self, attempt: str) -> bool:
+        """Whether a commit is, or refers to the frozen weights of, this attempt."""
+        return any(attempt == commit.attempt or attempt in commit.needs for commit in self.commits)
+
     def serialise(self) -> bytes:
-        return seal(self, indent=1)
+        """As older readers know it, unless a commit refers to another's objects."""
+        plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
+        shares = len(plain) < len(self.commits)
+        head = self.model_copy(update={"format_version": SHARING_VERSION if shares else FORMAT_VERSION})
+        return seal(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -60,10 +73,10 @@ class Head(BaseModel):
         try:
             body = unseal(data)
             version = json.loads(body)["format_version"]
-            if version != FORMAT_VERSION:
+            if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
-                    f"The checkpoints are of format version {version}; this spottrain reads version "
-                    f"{FORMAT_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
+                    f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
+                    f"{SHARING_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
                 )
             return cls.model_validate_json(body)
         except (ValueError, KeyError, TypeError) as error:

@@ -80,5 +80,9 @@ class SaveFailed(CheckpointError):
     """This save did not become a commit; the newest commit stands."""
 
 
+class SharedWeightsGone(SaveFailed):
+    """Frozen weights that this save refers to are not there any more; the next one writes them anew."""
+
+
 class ExportFailed(CheckpointError):
     """A model could not be written to where it was to go."""

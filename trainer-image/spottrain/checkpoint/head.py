@@ -16,6 +16,7 @@ from spottrain.checkpoint.errors import (
     Fenced,
     ObjectNotFound,
     PreconditionFailed,
+    SharedWeightsGone,
     StepBehind,
     StorageUnavailable,
 )
@@ -48,17 +49,20 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
 
     Steps only go up, but for one case: a newer generation that resumed from an older kept commit, because
     those after it turned out to be damaged, drops these. A commit that HEAD names already is
-    left as it is, so that asking again after an unclear outcome is safe. Raises Fenced or StepBehind.
+    left as it is, so that asking again after an unclear outcome is safe. Frozen weights that `new` refers to must be
+    held by a commit that HEAD names, as clean-up deletes others. Raises Fenced, StepBehind or SharedWeightsGone.
     """
 
     def add(head: Head | None) -> Head:
         if head is None:
+            _refuse_unheld(Head(fence=new.generation), new)
             return Head(fence=new.generation, commits=(new,))
         is_known = any(kept.attempt == new.attempt for kept in head.commits)
         if head.rebuilt or not is_known:  # a HEAD made anew may name what was fenced before it was committed
             _refuse_fenced(head, new.generation)
         if is_known:
             return head
+        _refuse_unheld(head, new)
         kept = _kept_before(head, new, resumed_from_step)
         return head.model_copy(update={"fence": new.generation, "commits": (new, *kept)})
 
@@ -102,6 +106,14 @@ def _refuse_fenced(head: Head, generation: int) -> None:
         raise Fenced(
             f"Generation {generation} may not commit any more: generation {head.fence} has taken over this job.",
             head.fence,
+        )
+
+
+def _refuse_unheld(head: Head, new: Commit) -> None:
+    if not all(head.holds(attempt) for attempt in new.needs):
+        raise SharedWeightsGone(
+            f"Step {new.step} was not committed: no commit holds the frozen weights that it refers to any more. The "
+            "next save writes them anew."
         )
 
 

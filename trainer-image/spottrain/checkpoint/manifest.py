@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from zlib_ng import zlib_ng
 
-from spottrain.checkpoint.commits import FORMAT_VERSION, Commit
+from spottrain.checkpoint.commits import FORMAT_VERSION, FORMAT_VERSIONS, SHARING_VERSION, Commit
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.seal import seal, unseal
 from spottrain.checkpoint.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
 ALIGNMENT_BYTES = 64
+FROZEN_SUFFIX = ".frozen.data"
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -53,10 +54,23 @@ class DataFile(_Model):
         return self
 
 
+class SharedFile(_Model):
+    """A rank's file of frozen weights. It lies in the attempt that wrote it, and commits of others refer to it."""
+
+    attempt: str
+    rank: NonNegativeInt
+    file: DataFile
+
+    @property
+    def key(self) -> str:
+        return frozen_key(self.attempt, self.rank)
+
+
 class Chunk(_Model):
-    """A box of a tensor: where it lies in the tensor (in elements) and in the rank's file (in bytes)."""
+    """A box of a tensor: where it lies in the tensor (in elements) and in its file (in bytes)."""
 
     rank: NonNegativeInt
+    """Whose file; in a manifest the number of the file, as shared ones follow those of the ranks."""
     begin: NonNegativeInt
     end: NonNegativeInt
     offsets: tuple[NonNegativeInt, ...]
@@ -80,6 +94,9 @@ class Receipt(_Model):
     error: str | None = None
     file: DataFile = DataFile(size=0, crc32=())
     entries: tuple[Entry, ...] = ()
+    frozen: DataFile | None = None
+    """Of the frozen weights, where this save writes some and this rank has a part in that."""
+    frozen_entries: tuple[Entry, ...] = ()
     rank_state: Any = None
 
     @classmethod
@@ -123,6 +140,8 @@ class Manifest(_Model):
     step: int
     world_size: int
     files: tuple[DataFile, ...]
+    shared: tuple[SharedFile, ...] = ()
+    """Files of frozen weights, of this attempt or of older ones."""
     tensors: dict[str, Tensor]
     tree: Any
     """The state with its tensors replaced by their names, as `codec.split` returns it."""
@@ -137,14 +156,32 @@ class Manifest(_Model):
             raise ValueError("there is not one file and one state for every rank")
         for tensor in self.tensors.values():
             for chunk in tensor.chunks:
-                if chunk.rank >= self.world_size or chunk.end > self.files[chunk.rank].size:
+                if chunk.rank >= self.num_files or chunk.end > self.file(chunk.rank).size:
                     raise ValueError("a chunk reaches beyond its file")
         return self
 
     @property
-    def size(self) -> int:
-        """Bytes of tensors and padding in all files."""
-        return sum(file.size for file in self.files)
+    def num_files(self) -> int:
+        """Those of the ranks, and after these the shared ones."""
+        return len(self.files) + len(self.shared)
+
+    def file(self, number: int) -> DataFile:
+        first = len(self.files)
+        return self.files[number] if number < first else self.shared[number - first].file
+
+    def key(self, attempt: str, number: int) -> str:
+        """Of a file, by its number, of the checkpoint that lies at `attempt`."""
+        first = len(self.files)
+        return data_key(attempt, number) if number < first else self.shared[number - first].key
+
+    def needs(self, attempt: str) -> tuple[str, ...]:
+        """Other attempts whose files the checkpoint at `attempt` refers to."""
+        return tuple(sorted({shared.attempt for shared in self.shared} - {attempt}))
+
+    def size(self, attempt: str) -> tuple[int, int]:
+        """Bytes of tensors and padding that lie at `attempt`, where this checkpoint does, and at others."""
+        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != attempt)
+        return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
     @classmethod
     def parse(cls, data: bytes, key: str) -> Self:
@@ -152,9 +189,10 @@ class Manifest(_Model):
         try:
             body = unseal(data)
             version = json.loads(body).get("format_version")
-            if version != FORMAT_VERSION:
+            if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
-                    f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION}."
+                    f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
+                    f"{SHARING_VERSION}."
                 )
             return cls.model_validate_json(body)
         except ValidationError as error:
@@ -163,8 +201,16 @@ class Manifest(_Model):
             raise CorruptCheckpoint(f"{key} is damaged: {error}.") from error
 
 
+# Fields of manifests and receipts, with None or nothing in them where there are none.
+_OF_FROZEN_WEIGHTS = ("shared", "frozen", "frozen_entries")
+
+
 def data_key(attempt: str, rank: int) -> str:
     return f"{attempt}rank-{rank:05d}.data"
+
+
+def frozen_key(attempt: str, rank: int) -> str:
+    return f"{attempt}rank-{rank:05d}{FROZEN_SUFFIX}"
 
 
 def receipt_key(attempt: str, rank: int) -> str:
@@ -196,15 +242,26 @@ def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
 
 
 def build_manifest(
-    receipts: Sequence[Receipt], *, generation: int, step: int, tree: Any, extra: Any, saved_at: str = ""
+    receipts: Sequence[Receipt],
+    *,
+    generation: int,
+    step: int,
+    tree: Any,
+    extra: Any,
+    saved_at: str = "",
+    shared: Sequence[SharedFile] = (),
+    frozen: Mapping[str, Tensor] | None = None,
 ) -> Manifest:
-    """The manifest of an attempt whose receipts (in order of rank) are all there."""
+    """The manifest of an attempt whose receipts (in order of rank) are all there, with the tensors in files of frozen
+    weights, if there are any."""
     return Manifest(
+        format_version=SHARING_VERSION if shared else FORMAT_VERSION,
         generation=generation,
         step=step,
         world_size=len(receipts),
         files=tuple(receipt.file for receipt in receipts),
-        tensors=index_tensors(entry for receipt in receipts for entry in receipt.entries),
+        shared=tuple(shared),
+        tensors=index_tensors(entry for receipt in receipts for entry in receipt.entries) | dict(frozen or {}),
         tree=tree,
         rank_states=tuple(receipt.rank_state for receipt in receipts),
         extra=extra,
@@ -213,8 +270,9 @@ def build_manifest(
 
 
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
-    """A manifest or receipt as it is stored, and the SHA-256 of that."""
-    data = seal(model)
+    """A manifest or receipt as it is stored, and the SHA-256 of that. Without frozen weights as older readers know
+    it."""
+    data = seal(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
     return data, hashlib.sha256(data).hexdigest()
 
 

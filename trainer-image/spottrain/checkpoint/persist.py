@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +19,11 @@ from spottrain.checkpoint.manifest import (
     Receipt,
     build_manifest,
     data_key,
+    frozen_key,
     receipt_key,
     serialise,
 )
+from spottrain.checkpoint.shared import Shared
 from spottrain.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
@@ -30,10 +32,12 @@ log = logging.getLogger(__name__)
 class SaveHandle:
     """A save under way, and what it cost."""
 
-    def __init__(self, step: int, size: int, staging_seconds: float) -> None:
+    def __init__(self, step: int, size: int, staging_seconds: float, *, writes_frozen_weights: bool = False) -> None:
         self.step = step
         self.bytes = size
         """Bytes that this rank writes."""
+        self.writes_frozen_weights = writes_frozen_weights
+        """Whether the ranks write more than they will with the next saves."""
         self.staging_seconds = staging_seconds
         """How long the training loop stood still for it, agreement and planning included."""
         self.upload_seconds: float | None = None
@@ -42,6 +46,8 @@ class SaveHandle:
         """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
         self.commit: Commit | None = None
         """Known on rank 0 and, after a synchronous save, on every rank."""
+        self.shared: Shared | None = None
+        """On rank 0: the frozen weights that `begun` refers to."""
         self.begun: Commit | None = None
         """On rank 0: what HEAD may name, whatever else is known of this save."""
         self.error: CheckpointError | None = None
@@ -92,6 +98,10 @@ class Persist:
     handle: SaveHandle
     write: Callable[[str], DataFile]
     """Stores what was staged under a key."""
+    write_frozen: Callable[[str], DataFile] | None = None
+    """The same for frozen weights, where this rank writes any."""
+    shared: Shared = field(default_factory=Shared)
+    """On rank 0: frozen weights in older attempts, which this one refers to."""
     receipt: Receipt
     tree: Any
     extra: Any
@@ -138,16 +148,21 @@ class Persist:
 
     def _upload(self) -> None:
         rank, prefix = self.receipt.rank, self.attempt.prefix
+        frozen = self.write_frozen(frozen_key(prefix, rank)) if self.write_frozen is not None else None
         file = self.write(data_key(prefix, rank))
-        receipt, _ = serialise(self.receipt.model_copy(update={"file": file}))
+        receipt, _ = serialise(self.receipt.model_copy(update={"file": file, "frozen": frozen}))
         self.storage.put(receipt_key(prefix, rank), receipt)
 
     def _commit(self, deadline: float) -> Commit:
         receipts = collect_receipts(
             self.storage, self.attempt, self.receipt.world_size, deadline=deadline, pause=self.handle.pause
         )
+        self.shared.check(self.storage)
+        shared = self.shared.joined(Shared.written(self.attempt.prefix, receipts))
         manifest = build_manifest(
             receipts,
+            shared=shared.files,
+            frozen=shared.beyond(len(receipts)),
             generation=self.attempt.generation,
             step=self.attempt.step,
             tree=self.tree,
@@ -161,9 +176,10 @@ class Persist:
             attempt=self.attempt.prefix,
             manifest_sha256=sha256,
             committed_at=manifest.saved_at,
+            needs=manifest.needs(self.attempt.prefix),
         )
         self.storage.upload(new.manifest, data)
-        self.handle.begun = new
+        self.handle.begun, self.handle.shared = new, shared
         commit(self.storage, new, resumed_from_step=self.resumed_from_step)
         return new
 

@@ -12,7 +12,7 @@ import logging
 from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.commits import Commit, Head, manifest_key
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
-from spottrain.checkpoint.manifest import Manifest, data_key
+from spottrain.checkpoint.manifest import Manifest
 from spottrain.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,10 @@ def rebuild(storage: CheckpointStorage) -> Head | None:
 
     Raises CheckpointMismatch where they are of another version of the format.
     """
-    attempts: dict[Attempt, dict[str, int]] = {}
-    for key, size in storage.list(ATTEMPTS):
-        if (attempt := Attempt.of_key(key)) is not None:
-            attempts.setdefault(attempt, {})[key] = size
+    sizes = dict(storage.list(ATTEMPTS))
+    attempts = {attempt for key in sizes if (attempt := Attempt.of_key(key)) is not None}
     newest_first = sorted(attempts, key=lambda attempt: (attempt.generation, attempt.step), reverse=True)
-    whole = (_whole(storage, attempt, attempts[attempt]) for attempt in newest_first)
+    whole = (_whole(storage, attempt, sizes) for attempt in newest_first)
     commits = tuple(commit for commit in whole if commit is not None)
     if not commits:
         return None
@@ -53,7 +51,8 @@ def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) 
         return None
     if (manifest.generation, manifest.step) != (attempt.generation, attempt.step):
         return None
-    if any(sizes.get(data_key(attempt.prefix, rank), 0) != file.size for rank, file in enumerate(manifest.files)):
+    files = {manifest.key(attempt.prefix, n): manifest.file(n).size for n in range(manifest.num_files)}
+    if any(sizes.get(key, 0) != size for key, size in files.items()):
         return None
     return Commit(
         generation=manifest.generation,
@@ -61,4 +60,5 @@ def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) 
         attempt=attempt.prefix,
         manifest_sha256=hashlib.sha256(data).hexdigest(),
         committed_at=manifest.saved_at,
+        needs=manifest.needs(attempt.prefix),
     )

@@ -1,7 +1,7 @@
 """Which commits are kept, and clean-up that can't delete what may still be needed.
 
 An attempt is deleted only for what is known about it (HEAD dropped it, or nobody who could still commit it
-is left), never because something is missing.
+is left), never because something is missing. Its frozen weights stay for as long as a commit refers to them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import CheckpointError
 from spottrain.checkpoint.head import prune
+from spottrain.checkpoint.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,14 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
 
     def is_over(key: str) -> bool:
         attempt = Attempt.of_key(key)
-        return attempt is not None and _is_over(attempt, head)
+        if attempt is None or not _is_over(attempt, head):
+            return False
+        return not (key.endswith(FROZEN_SUFFIX) and head.holds(attempt.prefix))
 
     def is_settled(key: str) -> bool:
         # Nobody uploads to a commit any more: what is unfinished there is of a writer that was lost, and replaced.
-        return is_over(key) or any(key.startswith(commit.attempt) for commit in head.commits)
+        attempt = Attempt.of_key(key)
+        return is_over(key) or (attempt is not None and head.holds(attempt.prefix))
 
     over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
     storage.delete(over)

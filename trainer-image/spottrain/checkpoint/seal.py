@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -14,9 +15,10 @@ class BrokenSeal(ValueError):
     """The bytes are not those that were sealed."""
 
 
-def seal(model: BaseModel, *, indent: int | None = None) -> bytes:
-    """The JSON object of a model, with the SHA-256 of all before it as its last field."""
-    body = model.model_dump_json(indent=indent).encode().removesuffix(b"}")
+def seal(model: BaseModel, *, indent: int | None = None, exclude: Any = None) -> bytes:
+    """The JSON object of a model, without what pydantic is to `exclude`, with the SHA-256 of all before it as its
+    last field."""
+    body = model.model_dump_json(indent=indent, exclude=exclude).encode().removesuffix(b"}")
     return body + _MARK + _digest(body) + _END
 
 

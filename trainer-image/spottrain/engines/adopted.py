@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.native import load_named_state, named_state
+from spottrain.engines.native import frozen_names, load_named_state, named_state
 from spottrain_api.contract import TrainerConfig
 
 
@@ -117,6 +117,9 @@ class AdoptedEngine:
 
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
+
+    def frozen(self) -> set[str]:
+        return frozen_names(self._model)
 
     def load_state(self, state: dict[str, Any]) -> None:
         load_named_state(self._model, self._optimizer, state)

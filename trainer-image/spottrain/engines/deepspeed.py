@@ -19,7 +19,7 @@ from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
-from spottrain.engines.native import zeros_for_unused
+from spottrain.engines.native import frozen_names, zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.trained import TrainedParameters
@@ -159,6 +159,9 @@ class DeepSpeedEngine:
             scaler = self._engine.optimizer.loss_scaler
             state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
         return state
+
+    def frozen(self) -> set[str]:
+        return frozen_names(self._engine.module)
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._state.load(state)

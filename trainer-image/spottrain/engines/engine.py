@@ -77,6 +77,10 @@ class Engine(Protocol):
         they were spread; so it fits any world size."""
         ...
 
+    def frozen(self) -> set[str]:
+        """Names, as `state()` has them under "model", of the parameters that aren't trained."""
+        ...
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what was loaded into a `state()` of this engine. A collective."""
         ...

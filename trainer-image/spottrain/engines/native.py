@@ -26,6 +26,8 @@ from spottrain.engines.trained import TrainedParameters
 
 # Names of optimizer state by parameter, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+# What torch.compile and the wrappers of recomputed modules add to names; state dicts leave it out.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -39,6 +41,15 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
+    }
+
+
+def frozen_names(model: nn.Module) -> set[str]:
+    """Names in `named_state` of the parameters that aren't trained: all names of a parameter that has several."""
+    return {
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+        for name, parameter in _without_wrapper(model).named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
     }
 
 
@@ -128,6 +139,9 @@ class NativeEngine(ABC):
 
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
+
+    def frozen(self) -> set[str]:
+        return frozen_names(self._model)
 
     def load_state(self, state: dict[str, Any]) -> None:
         load_named_state(self._model, self._optimizer, state)

@@ -1,0 +1,45 @@
+"""Filling a state from a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spottrain.checkpoint import codec
+from spottrain.checkpoint.blocks import PartReader
+from spottrain.checkpoint.dcp import load_tensors
+from spottrain.checkpoint.errors import CheckpointMismatch
+from spottrain.checkpoint.manifest import Manifest
+
+# How names of an optimizer's state begin; then comes the parameter's, and what of it.
+OPTIMIZER_STATE = "optimizer.state."
+
+
+def fill(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
+    """Fill the `tensors` of `state` in place, and replace its other values. Raises CheckpointMismatch before anything
+    is read, and CorruptCheckpoint."""
+    tensors = dict(tensors)
+    unknown = [key for key in state if key not in manifest.tree]
+    if unknown:
+        raise CheckpointMismatch(
+            f"The checkpoint at step {manifest.step} has no {unknown[0]!r}; it was made with another strategy "
+            "or an older script. Use that one, or another checkpoint.uri."
+        )
+    for name in _of_unused_parameters(tensors, manifest):
+        del tensors[name]
+    load_tensors(tensors, manifest, parts)
+    state.update(codec.join(manifest.tree, tensors))
+
+
+def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
+    """Optimizer state that a fresh optimizer has of parameters which no step had used when the checkpoint was made:
+    the saved one knew them, and had no state of them yet, as optimizers make it at a parameter's first update."""
+    saved = [name.rpartition(".") for name in manifest.tensors if name.startswith(OPTIMIZER_STATE)]
+    used, kinds = {parameter for parameter, _, _ in saved}, {kind for _, _, kind in saved}
+    groups = {name.rpartition(".")[0] for name in manifest.tree.get("optimizer", ())}
+
+    def is_unused(name: str) -> bool:
+        parameter, _, kind = name.rpartition(".")
+        group = f"param_groups.{parameter.removeprefix(OPTIMIZER_STATE)}"
+        return name.startswith(OPTIMIZER_STATE) and parameter not in used and kind in kinds and group in groups
+
+    return [name for name in tensors if is_unused(name)]
