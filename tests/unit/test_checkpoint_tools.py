@@ -62,6 +62,31 @@ def test_ls(uri: str) -> None:
     assert "damaged" in run("ls", uri).output
 
 
+def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+    for step in (10, 20, 30):
+        state = {"model": {"base": torch.arange(500_000.0), "adapter": torch.full((50,), float(step))}}
+        saver.save(state, step=step, frozen={"model.base"}, asynchronous=False)
+    saver.cleanup(keep_last=2)
+
+    _, *rows = run("ls", uri).output.splitlines()
+    assert [row.split()[4:] for row in rows] == [
+        ["256", "bytes", "2.0", "MB", "newest"],
+        ["256", "bytes", "2.0", "MB"],
+    ]
+    shown = run("show", uri).output
+    assert "Written by 1 ranks, 256 bytes, under attempts/g000001-s000000030" in shown
+    assert "Refers to 2.0 MB of weights that aren't trained, under attempts/g000001-s000000010" in shown
+    assert run("verify", uri).output == "step 30: whole\nstep 20: whole\n"
+    assert run("export", uri, str(tmp_path / "model.safetensors")).exit_code == 0
+    exported = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(exported["base"], torch.arange(500_000.0))
+    assert torch.equal(exported["adapter"], torch.full((50,), 30.0))
+    damage(uri, 10, "rank-00000.frozen.data")
+    assert "2 of 2 commits are damaged" in run("verify", uri).output
+
+
 def test_show(uri: str) -> None:
     output = run("show", uri, "--step", "10").output
     assert "Step 10 of generation 1" in output

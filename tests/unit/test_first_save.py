@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from torch import nn
 
 import spottrain
 from spottrain.checkpoint import open_storage, read_head
+from staging_memory import staging_memory
 
 WIDTH = 64
 STATE_BYTES = 3 * (WIDTH * WIDTH + WIDTH) * 4  # weights and AdamW's two moments
@@ -26,19 +25,10 @@ def _world_of_its_own() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def staging_bytes() -> int:
-    """The largest staging memory of this process."""
-    found = [0]
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the listing itself
-            if "spottrain-staging" in os.readlink(descriptor):
-                found.append(descriptor.stat().st_size)
-    return max(found)
-
-
 def staging_at_steps(uri: str, total: int) -> dict[int, int]:
     """Train up to step `total`; how much staging memory there was in each step. Nothing is saved but the last."""
     found = {}
+    before = staging_memory()
     with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
         training = session.prepare(
             nn.Linear(WIDTH, WIDTH),
@@ -46,7 +36,7 @@ def staging_at_steps(uri: str, total: int) -> dict[int, int]:
             dataset=[torch.full((WIDTH,), float(index)) for index in range(8)],
         )
         for step in training.steps(total=total):
-            found[step.number] = staging_bytes()
+            found[step.number] = max(size for inode, size in staging_memory().items() if inode not in before)
             for batch in step.micro_batches():
                 step.backward(training.model(batch).square().mean())
             step.update()

@@ -15,6 +15,7 @@ from spottrain.checkpoint.manifest import FROZEN_SUFFIX, read_manifest
 from spottrain.checkpoint.memory_storage import MemoryStorage
 from spottrain.checkpoint.retention import clean_up
 from spottrain.checkpoint.storage import Buffer
+from staging_memory import staging_memory
 
 FROZEN = {"model.base", "model.table"}
 BASE_BYTES = 400_000
@@ -184,6 +185,33 @@ def test_what_a_save_that_failed_has_written_is_referred_to_by_none(ending: str)
     clean_up(storage, 1, Retention(last=2))
     assert len(frozen_files(storage)) == 1
     assert_whole(storage, 30, 20)
+
+
+class CuttingStorage(MemoryStorage):
+    """Stores frozen weights without their last byte."""
+
+    def upload(self, key: str, data: Buffer) -> None:
+        super().upload(key, data[:-1] if key.endswith(FROZEN_SUFFIX) else data)
+
+
+def test_frozen_weights_that_are_not_stored_as_they_were_written_are_not_committed() -> None:
+    storage = CuttingStorage()
+    with pytest.raises(CorruptCheckpoint, match=r"Rank 0 wrote \d+ bytes at step 10, but the store holds \d+"):
+        save(checkpointer(storage), 10)
+    assert head_of(storage).commits == ()
+
+
+def test_memory_for_frozen_weights_is_held_until_they_are_written() -> None:
+    before = staging_memory()  # of other tests
+
+    def largest() -> int:
+        return max(size for inode, size in staging_memory().items() if inode not in before)
+
+    saver = checkpointer(MemoryStorage())
+    saver.prepare(state(0), frozen=FROZEN)
+    assert largest() >= BASE_BYTES
+    save(saver, 10, 20)
+    assert ADAPTER_BYTES <= largest() < BASE_BYTES
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
