@@ -27,11 +27,13 @@ myst_heading_anchors = 3
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!spottrain\.).*")]
 default_role = "code"
+autoclass_content = "both"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "spottrain"

@@ -1,13 +1,7 @@
 """Training that survives preemptions: `import spottrain` in the script that every rank runs.
 
-with spottrain.session() as session:
-    training = session.prepare(
-        model, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4), dataset=dataset
-    )
-    for step in training.steps(total=400):
-        for inputs, targets in step.micro_batches():
-            step.backward(loss_of(training.model(inputs), targets))  # the mean over the micro-batch
-        step.update()
+`spottrain.session()` surrounds the script, `Session.prepare` takes the model and the data, and `Training.steps` is
+the loop. `Session.prepare` has an example.
 """
 
 from spottrain.session import Session, session

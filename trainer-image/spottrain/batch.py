@@ -17,18 +17,35 @@ class MicroBatch:
 
     A rank that has no samples left computes one that another rank computes too, with weight zero: it has to
     take part in the collectives of forward and backward.
+
+    Attributes:
+        positions: Places of its samples in the order of the whole run.
+        num_samples: Samples that count; 0 if the weight is zero.
+        loss_weight: Factor of the mean loss over the micro-batch, for engines that average gradients over the ranks.
+        is_last: Whether it is the step's last on this rank.
     """
 
     positions: range
-    num_samples: int  # 0 where the weight is zero
+    num_samples: int
     loss_weight: float
-    """Factor of the mean loss over the micro-batch, where engines average gradients over the ranks."""
     is_last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """Shares of the global batch. Step s (from 0) uses the positions s * G up to (s + 1) * G."""
+    """How the global batch is shared out. Step s (from 0) uses the positions s * G up to (s + 1) * G.
+
+    Attributes:
+        global_batch: Samples of one optimizer step (G).
+        micro_batch: Samples of one forward pass, at most.
+        world_size: Number of ranks.
+
+    Example:
+        >>> from spottrain.batch import BatchPlan
+        >>> plan = BatchPlan(global_batch=10, micro_batch=2, world_size=3)
+        >>> [len(plan.share(rank)) for rank in range(3)], plan.num_micro_batches
+        ([3, 3, 4], 2)
+    """
 
     global_batch: int
     micro_batch: int

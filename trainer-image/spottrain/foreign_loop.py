@@ -20,13 +20,39 @@ from spottrain_api.contract import FailureReason
 
 
 class ForeignLoop:
-    """Drives a `Training` up to `total` steps; making one is a collective that resumes from the newest commit.
+    """Drives the steps of a `Training` from a loop that another framework owns.
 
     Take the data from `micro_batches`, put the loss of each micro-batch through `weigh`, and call `before_update`. A
-    step is complete when `complete_step` says so, or when the data of the next is asked for.
+    step is complete when `complete_step` is called, or when the data of the next step is asked for. Making one is a
+    collective that resumes from the newest commit.
+
+    Example:
+        >>> import spottrain, torch
+        >>> from spottrain.foreign_loop import ForeignLoop
+        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+        >>> with spottrain.session(global_batch=4, micro_batch=2) as session:
+        ...     model = torch.nn.Linear(3, 1)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     loop = ForeignLoop(session.adopt(model, optimizer, dataset=data), total=3)
+        ...     number = session.batch_plan.num_micro_batches  # what a framework calls accumulation
+        ...     for count, (_, (inputs, targets)) in enumerate(loop.micro_batches(), start=1):
+        ...         loss = loop.weigh(torch.nn.functional.mse_loss(model(inputs), targets))
+        ...         (loss / number).backward()
+        ...         if count % number == 0:
+        ...             loop.before_update()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        >>> loop.step
+        3
     """
 
     def __init__(self, training: Training, total: int) -> None:
+        """Resumes.
+
+        Args:
+            training: Of `Session.adopt`.
+            total: Steps of the whole run.
+        """
         self.training = training
         self.total = total
         self._fetched: deque[MicroBatch] = deque()
@@ -39,7 +65,7 @@ class ForeignLoop:
 
     @property
     def step(self) -> int:
-        """Steps completed since the run began."""
+        """Steps completed since the start of the run."""
         return self.training.step
 
     @property
@@ -48,9 +74,12 @@ class ForeignLoop:
         return tuple(self._fetched)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
-        """This rank's micro-batches of the step under way and of all that follow, with their parts of the step.
+        """This rank's micro-batches of the step under way and of all that follow.
 
         Those of a step may be taken at once; those of the next only after the framework's optimizer step.
+
+        Yields:
+            The micro-batch's part of the step, and its data as `collate` made them, on the rank's device.
         """
         self.complete_step()  # where the data were left between two steps
         while (step := self._under_way) is not None:
@@ -62,33 +91,56 @@ class ForeignLoop:
                 self.complete_step()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
-        """The mean loss of the oldest micro-batch not yet weighed, so that a framework that divides it by the number
-        of micro-batches and averages gradients over the ranks gets the gradient of the global batch's mean."""
+        """Weigh the loss of the oldest micro-batch not yet weighed.
+
+        A framework that divides the result by the number of micro-batches, and averages gradients over the ranks,
+        then gets the gradient of the global batch's mean.
+
+        Args:
+            loss: The mean over the samples of the micro-batch, a scalar.
+
+        Returns:
+            The weighted loss, for backward.
+
+        Raises:
+            UserError: No micro-batch is left to weigh: the data are not the job's.
+        """
         plan = self.training.plan
         weighted = loss * self._oldest().loss_weight * plan.num_micro_batches
         self._observe(weighted / plan.num_micro_batches)
         return weighted
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Instead of `weigh`, where the loss of the oldest micro-batch not yet weighed is its part of the global
-        batch's mean already, times the number of ranks."""
+        """Note a loss that is weighted already, instead of calling `weigh`.
+
+        Args:
+            loss: The micro-batch's part of the global batch's mean, times the number of ranks.
+        """
         self._oldest()
         self._observe(loss)
 
     def before_update(self, *_: Any) -> None:
-        """All gradients of the step are there, and not used yet: where the job wants steps judged (`stability`), a
-        bad one loses its gradients here, so that the framework's update changes nothing. Also a hook for
-        `optimizer.register_step_pre_hook`, if the framework steps the optimizer without a closure. Raises UserError
-        where micro-batches of the step are missing: what is updated then would depend on the number of ranks."""
+        """Call this when all gradients of the step are there, and not used yet.
+
+        If the job judges steps (`stability`), a bad one loses its gradients here, so that the framework's update
+        changes nothing. It is also a hook for `optimizer.register_step_pre_hook`, if the framework steps the
+        optimizer without a closure.
+
+        Raises:
+            UserError: Micro-batches of the step are missing. The update would depend on the number of ranks.
+        """
         if self._has_begun:
             self._check_weighed("the optimizer was stepped")
             self._is_updated = True
         self.training.may_update()
 
     def complete_step(self) -> None:
-        """The framework has done its optimizer step. Commits where that is due; raises Drained (which ends the
-        script, as sys.exit does) where the ranks have agreed to stop here, with the step committed. Does nothing
-        where that was said already. Raises UserError where micro-batches of the step are missing."""
+        """Call this after the framework's optimizer step. Commits if a commit is due; a second call does nothing.
+
+        Raises:
+            Drained: The ranks have agreed to stop here, and the step is committed. Let it pass: it ends the script.
+            UserError: Micro-batches of the step are missing.
+        """
         if self._under_way is not None and self._has_begun:
             self._check_weighed("the next step began")
             self.training.updated_elsewhere()

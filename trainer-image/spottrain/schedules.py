@@ -16,8 +16,29 @@ Schedule = Callable[[Optimizer], LambdaLR]
 
 
 def warmup_cosine(*, total: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Linear over `warmup` steps up to the optimizer's rate, then half a cosine down to `floor` of it at step `total`
-    (Loshchilov and Hutter, "SGDR", 2017, without restarts)."""
+    """Warm up linearly, then follow half a cosine down.
+
+    Source: Loshchilov and Hutter, "SGDR", 2017, without restarts.
+
+    Args:
+        total: Steps of the run, after which the rate is at its floor.
+        warmup: Steps up to the optimizer's rate.
+        floor: Last rate, as a share of the optimizer's: 0 to 1.
+
+    Returns:
+        The schedule, for `Session.prepare(scheduler=...)`.
+
+    Raises:
+        ValueError: `warmup` is longer than `total`, or `floor` is not a share.
+
+    Example:
+        >>> import torch
+        >>> from spottrain.schedules import warmup_cosine
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> schedule = warmup_cosine(total=100, warmup=10)(optimizer)
+        >>> f"{schedule.get_last_lr()[0]:.2f}"  # a tenth of the rate at the first step
+        '0.01'
+    """
     _check(total, warmup, floor)
 
     def factor(step: int) -> float:
@@ -30,8 +51,30 @@ def warmup_cosine(*, total: int, warmup: int = 0, floor: float = 0.0) -> Schedul
 
 
 def warmup_stable_decay(*, total: int, decay: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Linear over `warmup` steps up to the optimizer's rate, constant, then linear over the last `decay` steps down
-    to `floor` of it at step `total` (Hu et al., "MiniCPM", 2024)."""
+    """Warm up linearly, stay, then decay linearly.
+
+    Source: Hu et al., "MiniCPM", 2024.
+
+    Args:
+        total: Steps of the run, after which the rate is at its floor.
+        decay: Last steps, in which the rate falls.
+        warmup: Steps up to the optimizer's rate.
+        floor: Last rate, as a share of the optimizer's: 0 to 1.
+
+    Returns:
+        The schedule, for `Session.prepare(scheduler=...)`.
+
+    Raises:
+        ValueError: `warmup` and `decay` are longer than `total`, or `floor` is not a share.
+
+    Example:
+        >>> import torch
+        >>> from spottrain.schedules import warmup_stable_decay
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> schedule = warmup_stable_decay(total=100, warmup=4, decay=20)(optimizer)
+        >>> f"{schedule.get_last_lr()[0]:.3f}"  # a quarter of the rate at the first step
+        '0.025'
+    """
     _check(total, warmup + decay, floor)
 
     def factor(step: int) -> float:

@@ -82,10 +82,36 @@ def session(
 ) -> Iterator[Session]:
     """Join the world, open the checkpoints, and report how the script ends.
 
-    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`); in a
-    TrainingJob its spec decides instead. Without a `checkpoint_uri` nothing is saved. Sets the seed, the
-    same on all ranks, so that every rank builds the same model. `stability` says what to do about steps that would
-    spoil the model; None: they are not judged.
+    A context manager that every rank enters once, around the whole training. It sets the seed, the same on all
+    ranks, so that every rank builds the same model.
+
+    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`). In a TrainingJob, its
+    spec decides instead.
+
+    Args:
+        global_batch: Samples of one optimizer step, whatever the number of ranks.
+        micro_batch: Samples of one forward pass on one rank, at most.
+        seed: Seed of the random numbers and of the order of the samples.
+        strategy: "auto", "ddp", "fsdp" or "deepspeed".
+        precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
+        activation_checkpointing: Compute the activations of the model's blocks again in backward, to save memory.
+        compile: Run the model's blocks through torch.compile.
+        checkpoint_uri: Folder of the commits: file://, s3:// or gs://. None: nothing is saved.
+        checkpoint_interval: "auto", or a number with its unit: "50steps", "30s", "5m".
+        stability: What to do about steps that would spoil the model. None: steps are not judged.
+
+    Yields:
+        The session of this rank.
+
+    Raises:
+        UserError: The configuration is invalid, or the checkpoint store cannot be used. It is shown as a sentence,
+            and the script ends with exit code 1.
+
+    Example:
+        >>> import spottrain
+        >>> with spottrain.session(global_batch=4, micro_batch=2) as session:
+        ...     print(f"rank {session.rank} of {session.world_size}")
+        rank 0 of 1
     """
     launch = Launch.from_environment()
     reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
@@ -115,10 +141,18 @@ def session(
 
 
 class Session:
-    """One rank of one generation; made by `session()`."""
+    """One rank of one generation; made by `session()`.
+
+    Attributes:
+        rank: Number of this rank in the world, from 0.
+        local_rank: Number of this rank on its node, from 0.
+        world_size: Number of ranks.
+        local_world_size: Number of ranks on this node.
+        device: Device on which this rank trains.
+    """
 
     def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
-        """Joins the world. Raises UserError where the configuration or the checkpoint store is no good."""
+        """Joins the world. Raises UserError if the configuration or the checkpoint store is unusable."""
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
@@ -161,17 +195,49 @@ class Session:
         loader: Mapping[str, Any] | None = None,
         deepspeed_config: Mapping[str, Any] | str | Path | None = None,
     ) -> Training:
-        """Spread `model` over the ranks, and put everything together that a step needs.
+        """Spread `model` over the ranks, and put together what a step needs.
 
-        `optimizer` is called with the spread model, `scheduler` with the optimizer; the scheduler steps once
-        an optimizer step. `wrap` names the classes of the model's blocks, which are gathered, compiled and computed
-        again as one (default: found by themselves). `dataset` has a length and items; `collate` makes a batch of a
-        list of items (default: torch's). `clip_grad_norm` is the largest norm of the whole gradient.
-        `tokens_per_sample` is what `strategy: auto` reckons activations with. `num_workers` processes fetch samples
-        ahead (0: this one does; default: one, if samples take their time), and `loader` has further arguments of
-        torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn, multiprocessing_context, timeout.
-        `deepspeed_config` is a DeepSpeed JSON (its content or its path) for the strategy deepspeed; what the job
-        decides is left out there, or agrees with it.
+        Every rank calls it once, with the same model. A collective.
+
+        Args:
+            model: The whole model, on the CPU or on the session's device.
+            optimizer: Called with the spread model; returns its optimizer.
+            dataset: The training data: anything with a length and items by index.
+            scheduler: Called with the optimizer; returns a schedule that steps once an optimizer step.
+            wrap: Classes of the model's blocks, which are gathered, compiled and recomputed as one. None: blocks are
+                found by themselves. Empty: the model as a whole.
+            collate: Makes a batch of a list of items. None: as torch's DataLoader.
+            shuffle: Read the samples in a random order, another in each epoch.
+            clip_grad_norm: Largest norm of the whole gradient. None: gradients are not clipped.
+            tokens_per_sample: For throughput, and for the memory of activations under `strategy: auto`.
+            num_workers: Processes that fetch samples ahead. 0: the training process fetches them. None: one process,
+                if samples take their time.
+            loader: More arguments of torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn,
+                multiprocessing_context, timeout.
+            deepspeed_config: A DeepSpeed JSON, its content or its path, for the strategy deepspeed. Settings that the
+                job decides are left out there, or agree with it.
+
+        Returns:
+            The model in training. Its `steps` are the loop.
+
+        Raises:
+            UserError: The model, the data and the job do not go together.
+
+        Example:
+            >>> import spottrain, torch
+            >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+            >>> with spottrain.session(global_batch=4, strategy="ddp") as session:
+            ...     training = session.prepare(
+            ...         torch.nn.Linear(3, 1),
+            ...         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4),
+            ...         dataset=data,
+            ...     )
+            ...     for step in training.steps(total=3):
+            ...         for inputs, targets in step.micro_batches():  # (micro, 3) and (micro, 1)
+            ...             step.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+            ...         step.update()
+            >>> training.step
+            3
         """
         self._refuse_second()
         self._reporter.milestone("model_built")
@@ -231,13 +297,29 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
-        """Take in a model that another framework has spread (as DDP or FSDP2, or not at all) and trains in a loop
-        of its own: drive its steps by a `ForeignLoop`, as the adapters do.
+        """Take in a model that another framework has spread and trains in a loop of its own.
 
-        Precision, activation checkpointing, compiling and the settings of FSDP are the framework's business then:
-        raises UserError where the job asks for them, with what `instead` says, by the field, of where the framework
-        has them. `stateful` are parts of the framework that are saved and resumed together with the model; their
-        states are plain values and small tensors, the same on all ranks.
+        Drive its steps with a `ForeignLoop`, as the adapters do. Precision, activation checkpointing, compiling and
+        the settings of FSDP are the framework's business then. A collective.
+
+        Args:
+            model: The model as the framework has spread it: DDP, FSDP2, or not at all.
+            optimizer: The model's optimizer.
+            dataset: The training data: anything with a length and items by index.
+            scheduler: The optimizer's schedule, which the framework steps.
+            collate: Makes a batch of a list of items. None: as torch's DataLoader.
+            shuffle: Read the samples in a random order, another in each epoch.
+            tokens_per_sample: For throughput.
+            num_workers: Processes that fetch samples ahead. 0: the training process does.
+            stateful: Parts of the framework that are saved and resumed with the model. Their states are plain values
+                and small tensors, the same on all ranks.
+            instead: Where the framework has a setting, by the field of the job; for messages.
+
+        Returns:
+            The model in training.
+
+        Raises:
+            UserError: The job asks for a setting that only the framework can apply, or a state cannot be saved.
         """
         from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # with FSDP, which takes its time
 
@@ -280,7 +362,11 @@ class Session:
 
     @property
     def batch_plan(self) -> BatchPlan:
-        """How the global batch is shared out over the ranks of this generation. Raises UserError."""
+        """How the global batch is shared out over the ranks of this generation.
+
+        Raises:
+            UserError: The batch and the number of ranks do not go together.
+        """
         with as_user_errors():
             return BatchPlan(
                 global_batch=self.config.global_batch,

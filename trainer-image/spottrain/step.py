@@ -53,7 +53,10 @@ class Updater(Protocol):
 
 
 class Step:
-    """The step under way: run every micro-batch forward and `backward`, then `update`, once."""
+    """One optimizer step: run every micro-batch forward and `backward`, then `update` once.
+
+    `Training.steps` yields it; see `Session.prepare` for an example.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,14 @@ class Step:
         self.updated = False
 
     def micro_batches(self) -> Iterator[Any]:
-        """This rank's micro-batches of the step, collated, on its device."""
+        """This rank's micro-batches of the step.
+
+        Yields:
+            What `collate` made, on the rank's device: tensors of shape `(micro, ...)`. The last may be smaller.
+
+        Raises:
+            RuntimeError: `backward` was not called for the micro-batch before.
+        """
         for micro_batch in self._micro_batches:
             self._engine.begin_micro_batch(is_last=micro_batch.is_last)
             batch = next(self._batches)
@@ -97,8 +107,16 @@ class Step:
         self._meter.add(share)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss`, the mean over the samples of the micro-batch, weighted so that the step's
-        gradient is the mean over all samples of the global batch."""
+        """Add the gradient of a micro-batch's loss.
+
+        It is weighted so that the step's gradient is the mean over all samples of the global batch.
+
+        Args:
+            loss: The mean over the samples of the micro-batch, a scalar.
+
+        Raises:
+            RuntimeError: Called outside the loop over `micro_batches`, or twice for one of them.
+        """
         if self._current is None:
             raise RuntimeError(
                 "step.backward(loss) belongs inside `for batch in step.micro_batches()`, once for each"
@@ -110,7 +128,11 @@ class Step:
         self._num_done += 1
 
     def update(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and clear the gradients."""
+        """Clip the gradients, step the optimizer and the schedule, and clear the gradients.
+
+        Raises:
+            RuntimeError: Called before all micro-batches are done, or twice.
+        """
         if self.updated:
             raise RuntimeError("step.update() was called twice for one step")
         if self._num_done < len(self._micro_batches):

@@ -40,8 +40,10 @@ DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 class Training:
     """A model in training; made by `Session.prepare`.
 
-    `model` is what to call in forward, `step` the number of steps completed since the run began, and `plan` how
-    each step's batch is shared out.
+    Attributes:
+        model: The spread model: what to call in forward.
+        step: Steps completed since the start of the run.
+        plan: How each step's batch is shared out over the ranks.
     """
 
     def __init__(
@@ -89,19 +91,29 @@ class Training:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the newest global batch that all ranks have told of: a step or two back.
+        """Mean loss over the newest global batch that all ranks have reported, one or two steps back.
 
-        NaN until then: at the first step of a generation.
+        NaN at the first step of a generation.
         """
         loss = self._reporter.progress.loss
         return math.nan if loss is None else loss
 
     def steps(self, total: int) -> Iterator[Step]:
-        """The steps that are left up to `total` (of the whole run, not of this generation).
+        """The steps that are left.
 
-        Resumes from the newest commit, commits as the job asks, and commits the last step. When the ranks
-        have agreed to drain it commits and ends the script (as sys.exit does), so that what comes after the
-        loop runs only when all steps are done.
+        Resumes from the newest commit, commits as the job asks, and commits the last step. When the ranks have agreed
+        to drain, it commits and ends the script as sys.exit does. So what comes after the loop runs only when all
+        steps are done.
+
+        Args:
+            total: Steps of the whole run, not of this generation.
+
+        Yields:
+            One step after the other: run its micro-batches, then update.
+
+        Raises:
+            Drained: The ranks have agreed to stop. Let it pass: it ends the script with exit code 0.
+            UserError: The newest commit does not fit the model or the data, or training is unstable.
         """
         self._batches = self._resume(total)
         with closing(self._batches):
@@ -121,7 +133,7 @@ class Training:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the newest step, if that wasn't done; for scripts that leave the loop early. A collective."""
+        """Commit the newest step, if it isn't committed yet; for scripts that leave the loop early. A collective."""
         self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()

@@ -72,7 +72,13 @@ class DeepSpeedConfig(Message):
 
 
 class LossSpikeConfig(Message):
-    """A step whose loss is more than `factor` times the median of the `window` good steps before it."""
+    """What counts as a loss that jumps, and what to do about it.
+
+    Attributes:
+        factor: A loss jumps if it is more than this many times the median before it.
+        window: Good steps of which the median is taken.
+        action: What to do about the step.
+    """
 
     factor: float
     window: int = 50
@@ -80,8 +86,19 @@ class LossSpikeConfig(Message):
 
 
 class StabilityConfig(Message):
-    """What to do if a loss or gradient is not finite, and if the loss spikes (None: nothing). The run fails if it
-    has to roll back to the same commit more than `max_rollbacks` times."""
+    """What to do about steps that would spoil the model.
+
+    Attributes:
+        non_finite: What to do if a loss or gradient is not finite.
+        loss_spike: What to do if the loss jumps. None: nothing.
+        max_rollbacks: A run that has to be rolled back to one commit more often fails.
+
+    Example:
+        >>> from spottrain import LossSpikeConfig, StabilityAction, StabilityConfig
+        >>> stability = StabilityConfig(non_finite=StabilityAction.SKIP, loss_spike=LossSpikeConfig(factor=3.0))
+        >>> stability.loss_spike.action
+        <StabilityAction.ROLLBACK: 'rollback'>
+    """
 
     non_finite: StabilityAction = StabilityAction.FAIL
     loss_spike: LossSpikeConfig | None = None

@@ -58,11 +58,24 @@ class AcceleratedLoop(ForeignLoop):
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model`, `optimizer` and `scheduler` as `accelerator.prepare` returned them; the scheduler steps once an
-        optimizer step. `collate`, `shuffle`, `num_workers` and `loader` are as for `session.prepare`; `total` are the
-        steps of the run. Raises UserError, also where the accelerator has more in
-        training than what is passed here: the commits would be without it. What was given to
-        `register_for_checkpointing` is in them."""
+        """Resumes. What was given to `register_for_checkpointing` is in the commits.
+
+        Args:
+            session: Of `spottrain.session()`.
+            accelerator: The script's.
+            model: As `accelerator.prepare` returned it.
+            optimizer: As `accelerator.prepare` returned it.
+            dataset: The training data: anything with a length and items by index.
+            total: Steps of the whole run.
+            scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.
+            collate: Makes a batch of a list of items. None: as torch's DataLoader.
+            shuffle: Read the samples in a random order, another in each epoch.
+            num_workers: As for `Session.prepare`.
+            loader: As for `Session.prepare`.
+
+        Raises:
+            UserError: The accelerator has more in training than what is passed here, which no commit would hold.
+        """
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,

@@ -156,8 +156,17 @@ class SpottrainStrategy(DDPStrategy):
         loader: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
-        """`collate`, `shuffle`, `num_workers` and `loader` as for `session.prepare`; `ddp` are arguments of
-        DDPStrategy."""
+        """Give `batches` to `trainer.fit`, and `placement` to the Trainer.
+
+        Args:
+            session: Of `spottrain.session()`.
+            dataset: The training data: anything with a length and items by index.
+            collate: Makes a batch of a list of items. None: as torch's DataLoader.
+            shuffle: Read the samples in a random order, another in each epoch.
+            num_workers: As for `Session.prepare`.
+            loader: As for `Session.prepare`.
+            ddp: Arguments of DDPStrategy.
+        """
         self._environment = SessionEnvironment(session)
         super().__init__(cluster_environment=self._environment, **ddp)
         self.session = session

@@ -89,7 +89,16 @@ class SpottrainTrainer(Trainer):
     compute_loss: Callable[..., Any]
 
     def __init__(self, *positional: Any, session: Session, **named: Any) -> None:
-        """`session` is of `spottrain.session()`; all else is the Trainer's. Raises UserError."""
+        """Takes the Trainer's arguments.
+
+        Args:
+            positional: Of the Trainer.
+            session: Of `spottrain.session()`.
+            named: Of the Trainer.
+
+        Raises:
+            UserError: The arguments leave to the Trainer what the job decides, such as the batch.
+        """
         super().__init__(*positional, **named)
         self._session = session
         plan = session.batch_plan

@@ -1,0 +1,66 @@
+"""The examples in the public API's docstrings run, and public functions say what they take, return and raise."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import spottrain
+from spottrain import schedules
+from spottrain.batch import BatchPlan
+from spottrain.foreign_loop import ForeignLoop
+
+WITH_EXAMPLES: dict[str, Any] = {
+    "session": spottrain.session,
+    "Session": spottrain.Session,
+    "StabilityConfig": spottrain.StabilityConfig,
+    "warmup_cosine": schedules.warmup_cosine,
+    "warmup_stable_decay": schedules.warmup_stable_decay,
+    "BatchPlan": BatchPlan,
+    "ForeignLoop": ForeignLoop,
+}
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    spottrain.session,
+    spottrain.Session.prepare,
+    spottrain.Session.adopt,
+    spottrain.Training.steps,
+    spottrain.Step.backward,
+    schedules.warmup_cosine,
+    schedules.warmup_stable_decay,
+    ForeignLoop.__init__,
+    ForeignLoop.weigh,
+    ForeignLoop.observe,
+)
+
+
+def run_examples(name: str) -> bool:
+    """Whether there are examples, and all of them end as they say."""
+    runner = doctest.DocTestRunner()
+    for each in doctest.DocTestFinder().find(WITH_EXAMPLES[name], name, module=False):  # type: ignore[arg-type]
+        runner.run(each)
+    return runner.tries > 0 and runner.failures == 0
+
+
+def test_every_example_runs() -> None:
+    """In a process of its own: a session joins a world, and leaves it."""
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
+def test_every_argument_is_described(function: Callable[..., Any]) -> None:
+    described = re.findall(r"^ +(\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    arguments = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert [name for name in arguments if name not in described] == []
+
+
+if __name__ == "__main__":
+    bad = [name for name in WITH_EXAMPLES if not run_examples(name)]
+    sys.exit(f"without an example that runs: {bad}" if bad else 0)
