@@ -118,14 +118,14 @@ def test_every_member_of_the_enumerations_has_a_meaning() -> None:
 
 def test_every_event_of_the_operator_has_a_meaning() -> None:
     told = {reason for tree in trees(OPERATOR) for reason in events(tree)}
-    assert {"PodsCreated", "NoProgress", "CheckpointURIInUse", "InvalidSpec"} <= told
+    assert {"PodsCreated", "NoProgress", "CheckpointURIInUse", "PodNotCreated"} <= told
     assert told - set(EVENTS) - ENUMS == set()
     assert set(EVENTS) - told - ENUMS == set()
 
 
 def test_every_condition_of_the_operator_has_a_meaning() -> None:
     written = {pair for tree in trees(OPERATOR) for pair in conditions(tree)}
-    assert {("SpotAvailable", "FellBack"), ("Blocked", "Free"), ("Failed", "InvalidSpec")} <= written
+    assert {("SpotAvailable", "FellBack"), ("Blocked", "Free"), ("PodsHealthy", "PodsRefused")} <= written
     assert {kind for kind, _ in written} | {"Failed", "Succeeded"} == set(CONDITIONS)
     assert [(kind, reason) for kind, reason in written if reason and reason not in CONDITIONS[kind].reasons] == []
 
@@ -170,14 +170,16 @@ def function_name(call: ast.Call) -> str:
 
 
 def texts(tree: ast.Module, *values: ast.expr) -> list[str]:
-    """What an expression may be: a literal, a constant of the module, or the first of what a function returns."""
+    """What an expression may be: a literal, a constant of the module, or the first of what a function returns. A
+    variable may be that of any function that returns a reason and a message."""
     found: list[str] = []
     for value in values:
         match value:
             case ast.Constant(value=str(text)):
                 found.append(text)
             case ast.Name(id=name):
-                found += [text for node in tree.body for text in assigned(node, name)]
+                constant = [text for node in tree.body for text in assigned(node, name)]
+                found += constant or [text for each in functions_of_pairs(tree) for text in returned(tree, each)]
             case ast.Starred(value=ast.Call() as call):
                 found += returned(tree, function_name(call))
     return found
@@ -188,6 +190,11 @@ def assigned(node: ast.stmt, name: str) -> list[str]:
         case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=str(text))) if target == name:
             return [text]
     return []
+
+
+def functions_of_pairs(tree: ast.Module) -> list[str]:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None]
+    return [node.name for node in functions if "tuple[str, str]" in ast.unparse(node.returns or ast.Constant(""))]
 
 
 def returned(tree: ast.Module, function: str) -> list[str]:

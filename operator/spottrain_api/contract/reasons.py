@@ -154,10 +154,6 @@ _ENDS: Mapping[str, Reason] = {
         meaning="No container of the pod template ever started, or three ended before they joined a generation.",
         action="Check image, pull secrets, volumes, service account and quota; the message quotes Kubernetes.",
     ),
-    "InvalidSpec": Reason(
-        meaning="The spec is invalid although the API server took it, as with an older CRD.",
-        action="Correct the field in the message, and update the CRD.",
-    ),
     "DeadlineExceeded": CAUSES["DeadlineExceeded"],
     **{reason.value: each for reason, each in FAILURES.items()},
 }
@@ -184,6 +180,17 @@ CONDITIONS: Mapping[str, ConditionType] = {
         when_true="Nodes of the newest generation are being taken, or were, and no new generation has replaced it.",
         when_false="No node of the newest generation is being taken.",
         reasons={"Steady": Reason(meaning="No node of the newest generation is being taken.")},
+    ),
+    "PodsHealthy": ConditionType(
+        when_true="No pod is kept from being created.",
+        when_false="The job lacks a pod that it cannot get. Pods that are there go on.",
+        reasons={
+            "Healthy": Reason(meaning="No pod is kept from being created."),
+            "PodsRefused": Reason(
+                meaning="Kubernetes refuses a pod, as for a quota or an admission rule. It is tried again.",
+                action="The message quotes the refusal: provide what it asks for, or change the job.",
+            ),
+        },
     ),
     "SpotAvailable": ConditionType(
         when_true="No spot pod waits for a node.",
