@@ -17,8 +17,6 @@ extensions = [
     "docs.reference_pages",
 ]
 exclude_patterns = ["reference_pages"]
-# Pages that are still being written.
-suppress_warnings = ["toc.not_readable"]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
