@@ -1,4 +1,4 @@
-"""Labels, annotations and taints that the project writes."""
+"""Labels, annotations and taints that the project writes or reads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: tells pods from before an edit."),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
+    (
+        contract.LABEL_SHUTDOWN_GRACE,
+        "label of nodes",
+        "Seconds that the kubelet gives pods when the node shuts down. Set it on a node pool whose setting differs "
+        "from its cloud's default. Default: 15 on GKE's spot nodes, otherwise unknown.",
+    ),
     (contract.TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
 )
 

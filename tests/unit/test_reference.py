@@ -17,10 +17,11 @@ from docs.reference_pages.trainingjob import anchor
 import spottrain
 from spottrain_api import contract
 from spottrain_api.contract import FailureReason
-from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES
+from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
 from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.metrics import Metrics
 
 CHECKOUT = Path(__file__).parents[2]
@@ -114,10 +115,11 @@ def test_every_member_of_the_enumerations_has_a_meaning() -> None:
     assert set(PHASES) == {each.value for each in Phase}
     assert set(CAUSES) == {each.value for each in Cause}
     assert set(FAILURES) == set(FailureReason)
+    assert set(WAITING) == CANNOT_START
 
 
 def test_every_event_of_the_operator_has_a_meaning() -> None:
-    told = {reason for tree in trees(OPERATOR) for reason in events(tree)}
+    told = {reason for tree in trees(OPERATOR) for reason in events(tree)} | CANNOT_START
     assert {"PodsCreated", "NoProgress", "CheckpointURIInUse", "PodNotCreated"} <= told
     assert told - set(EVENTS) - ENUMS == set()
     assert set(EVENTS) - told - ENUMS == set()

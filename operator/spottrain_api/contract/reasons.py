@@ -171,6 +171,42 @@ _NEWER_VERSION = Reason(
     action="Upgrade the operator, or remove the fields that the message names.",
 )
 
+# What a kubelet says of a container that doesn't start.
+WAITING: Mapping[str, Reason] = {
+    "ErrImagePull": Reason(
+        meaning="The image can't be pulled.", action="Check spec.image, imagePullSecrets, and the registry."
+    ),
+    "ImagePullBackOff": Reason(
+        meaning="The image can't be pulled; the node tries again.",
+        action="Check spec.image, imagePullSecrets, and the registry.",
+    ),
+    "ErrImageNeverPull": Reason(
+        meaning="The image is not on the node, and imagePullPolicy forbids to pull it.",
+        action="Change imagePullPolicy, or load the image onto the nodes.",
+    ),
+    "InvalidImageName": Reason(meaning="The name of the image is malformed.", action="Correct spec.image."),
+    "CreateContainerConfigError": Reason(
+        meaning="Something that the container refers to is missing, such as a Secret or a ConfigMap.",
+        action="Create what the message names, or correct the reference.",
+    ),
+    "CreateContainerError": Reason(
+        meaning="The node can't create the container.", action="The message quotes the container runtime."
+    ),
+    "RunContainerError": Reason(
+        meaning="The node can't run the container.", action="The message quotes the container runtime."
+    ),
+    "CrashLoopBackOff": Reason(
+        meaning="The container ends again and again before the agent is up.", action="Read the pod's log."
+    ),
+    "StartError": Reason(
+        meaning="The container's command can't be started.",
+        action="Use an image with Python and the package spottrain[trainer].",
+    ),
+    "FailedMount": Reason(
+        meaning="A volume can't be mounted.", action="Create the claim, Secret or ConfigMap that the message names."
+    ),
+}
+
 CONDITIONS: Mapping[str, ConditionType] = {
     "Ready": ConditionType(when_true="The ranks train.", when_false="They don't; the reason is the job's phase."),
     "Progressing": ConditionType(
@@ -182,14 +218,19 @@ CONDITIONS: Mapping[str, ConditionType] = {
         reasons={"Steady": Reason(meaning="No node of the newest generation is being taken.")},
     ),
     "PodsHealthy": ConditionType(
-        when_true="No pod is kept from being created.",
-        when_false="The job lacks a pod that it cannot get. Pods that are there go on.",
+        when_true="No pod is kept from starting.",
+        when_false="The job lacks a pod that can't be created, placed or started. Pods that are there go on.",
         reasons={
-            "Healthy": Reason(meaning="No pod is kept from being created."),
+            "Healthy": Reason(meaning="No pod is kept from starting."),
             "PodsRefused": Reason(
                 meaning="Kubernetes refuses a pod, as for a quota or an admission rule. It is tried again.",
                 action="The message quotes the refusal: provide what it asks for, or change the job.",
             ),
+            "Unschedulable": Reason(
+                meaning="No node has room for a pod, or none has the labels that it asks for.",
+                action="Wait for a node, or lower processesPerNode or resources if no node is that large.",
+            ),
+            **WAITING,
         },
     ),
     "SpotAvailable": ConditionType(
@@ -268,5 +309,6 @@ EVENTS: Mapping[str, Reason] = {
         meaning="Training goes on, but something differed from the plan, such as a commit that was passed over.",
         action="Read the message.",
     ),
+    **WAITING,
     **{name: reason for name, reason in _ENDS.items() if name not in {each.value for each in FAILURES}},
 }

@@ -18,30 +18,27 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """
     if draft.finished:
         return draft
-    trouble = _trouble(situation, draft)
-    if trouble is None:
-        message = "No pod is kept from starting"
-        return draft.condition(PODS_HEALTHY, True, "Healthy", message, situation.now)
-    reason, message = trouble
-    known = draft.status.condition(PODS_HEALTHY)
-    if reason in CANNOT_START and (known is None or known.reason not in CANNOT_START):
-        draft = draft.tell(reason, message, warning=True)
-    return draft.condition(PODS_HEALTHY, False, reason, message, situation.now)
-
-
-def _trouble(situation: Situation, draft: Draft) -> tuple[str, str] | None:
-    """Reason and message."""
-    refusal = situation.refusal
+    refusal, now = situation.refusal, situation.now
     if refusal is not None and missing(situation, draft):
-        return "PodsRefused", f"{refusal.message}. It is tried again; the pods that are there go on"
+        message = f"{refusal.message}. It is tried again; the pods that are there go on"
+        return draft.condition(PODS_HEALTHY, False, "PodsRefused", message, now)
     waiting = [facts.pod for facts in situation.pods.values() if not facts.pod.deleting]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
-        return str(cannot_start.waiting_reason), start_sentence(cannot_start)
+        return _heed_container(situation, draft, cannot_start)
     unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
     if unplaced:
-        return "Unschedulable", _no_node(unplaced)
-    return None
+        return draft.condition(PODS_HEALTHY, False, "Unschedulable", _no_node(unplaced), now)
+    return draft.condition(PODS_HEALTHY, True, "Healthy", "No pod is kept from starting", now)
+
+
+def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
+    """The reason is the kubelet's; an event says it when it begins."""
+    reason, message = str(pod.waiting_reason), start_sentence(pod)
+    known = draft.status.condition(PODS_HEALTHY)
+    if known is None or known.reason not in CANNOT_START:
+        draft = draft.tell(reason, message, warning=True)
+    return draft.condition(PODS_HEALTHY, False, reason, message, situation.now)
 
 
 def _no_node(pods: list[PodView]) -> str:
