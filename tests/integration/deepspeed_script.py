@@ -16,11 +16,11 @@ import spottrain  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
-if RANK_SETTINGS["forced_fp16"]:
+if RANK_SETTINGS["cpu_has_fp16"] is not None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    # It asks for instructions that make fp16 fast; torch computes in it on any CPU.
-    CPU_Accelerator.is_fp16_supported = lambda self: True
+    # It asks for instructions that make fp16 fast, which some CPUs have; torch computes in it on any.
+    CPU_Accelerator.is_fp16_supported = lambda self: RANK_SETTINGS["cpu_has_fp16"]
 
 
 class Model(nn.Module):

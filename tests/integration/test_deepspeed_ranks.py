@@ -45,7 +45,7 @@ class Job:
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_config: dict[str, Any] | str | None = None
     precision: str = "fp32"
-    forced_fp16: bool = False
+    cpu_has_fp16: bool | None = None
     activation_checkpointing: bool = False
     optimizer: str = "adamw"
     dropout: float = 0.0
@@ -121,7 +121,7 @@ class Job:
             "optimizer": self.optimizer,
             "clip_grad_norm": self.clip_grad_norm,
             "deepspeed_config": self.deepspeed_config,
-            "forced_fp16": self.forced_fp16,
+            "cpu_has_fp16": self.cpu_has_fp16,
             "mixed_after": self.mixed_after,
             "model": self.model and str(self.model),
         }
@@ -272,7 +272,7 @@ def test_the_loss_scaler_of_fp16_is_resumed(tmp_path: Path, fork: Any) -> None:
     """It starts so high that the first steps overflow, and are skipped."""
     scaler = {"fp16": {"initial_scale_power": 18, "loss_scale_window": 1000, "hysteresis": 1}}
     steady = Job(tmp_path / "steady", fork, deepspeed=stage(2, config=scaler), precision="fp16")
-    steady.forced_fp16 = True
+    steady.cpu_has_fp16 = True
     steady.train(2)
     assert_succeeded(steady)
     drained = replace(steady, folder=tmp_path / "drained", generation=0)
@@ -286,7 +286,7 @@ def test_the_loss_scaler_of_fp16_is_resumed(tmp_path: Path, fork: Any) -> None:
 
 
 def test_fp16_on_a_cpu_that_has_none_is_refused_with_a_sentence(tmp_path: Path, fork: Any) -> None:
-    job = Job(tmp_path, fork, precision="fp16")
+    job = Job(tmp_path, fork, precision="fp16", cpu_has_fp16=False)
     job.train(1)
     (outcome,) = job.outcomes
     assert outcome is not None

@@ -310,7 +310,8 @@ class Session:
             collate: Makes a batch of a list of items. None: as torch's DataLoader.
             shuffle: Read the samples in a random order, another in each epoch.
             tokens_per_sample: For throughput.
-            num_workers: Processes that fetch samples ahead. 0: the training process does.
+            num_workers: As for `prepare`.
+            loader: As for `prepare`.
             stateful: Parts of the framework that are saved and resumed with the model. Their states are plain values
                 and small tensors, the same on all ranks.
             instead: Where the framework has a setting, by the field of the job; for messages.
