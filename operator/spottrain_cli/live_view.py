@@ -65,8 +65,8 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         eta = f"   {seconds(progress.eta_seconds)} to go" if progress.eta_seconds is not None else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
     if progress.data_wait_ratio is not None:
-        advice = "more of the script's num_workers may help" if progress.data_wait_ratio >= WAITS_LONG else ""
-        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is waiting for them"), Text(advice))
+        advice = "try a higher num_workers" if progress.data_wait_ratio >= WAITS_LONG else ""
+        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is waiting"), Text(advice))
     commit = status.commit
     grid.add_row(
         "Commit",

@@ -155,6 +155,7 @@ def train_with_transformers(
         greater_is_better=True,  # so that each evaluation is taken for a worse one
         dataloader_num_workers=int(ALL_ON),
         dataloader_prefetch_factor=1 if ALL_ON else None,
+        dataloader_multiprocessing_context="fork" if ALL_ON else None,  # the test's ranks have another default
         **{
             "order": {"train_sampling_strategy": "group_by_length"},
             "drop last": {"dataloader_drop_last": True, "data_seed": 3},

@@ -7,9 +7,11 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain, count, islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from spottrain.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
 from spottrain.batch import BatchPlan
 from spottrain.data_order import DataOrder
 from spottrain.failures import LOST_WORKER, failure_of
-from spottrain.loader import NUM_MEASURED, Data, load_batches
+from spottrain.loader import NUM_MEASURED, Data, FromWorkers, load_batches
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**64)
@@ -201,6 +203,7 @@ def test_by_default_a_worker_fetches_what_takes_its_time_and_no_worker_what_does
     assert set(pids[:NUM_MEASURED]) == {os.getpid()}
     assert os.getpid() not in pids[NUM_MEASURED:]
     assert len(set(pids)) == 2
+    wait_for(lambda: not is_running(pids[-1]), "the worker ends with the loop")
     assert all(batch["pid"][0] == os.getpid() for batch in batches_of(Draws(), seconds=1e-4))
 
 
@@ -221,6 +224,39 @@ def test_by_default_data_that_a_worker_cannot_read_are_read_by_the_rank() -> Non
     assert [batch["index"].tolist() for batch in found] == [batch["index"].tolist() for batch in wanted]
     with pytest.raises(RuntimeError, match="not fork-safe"):
         batches_of(OnlyHere(), num_workers=1)
+
+
+class HangsElsewhere(OnlyHere):
+    def __getitem__(self, index: int) -> dict[str, float]:
+        if os.getpid() != self._pid:
+            Event().wait()
+        return super().__getitem__(index)
+
+
+def test_by_default_data_that_hang_in_a_worker_are_read_by_the_rank() -> None:
+    found = batches_of(HangsElsewhere(), seconds=1.0, loader={"timeout": 0.2})
+    assert [batch["pid"][0] for batch in found] == [os.getpid()] * len(found)
+
+
+class Late(Iterator[int]):
+    """As torch's DataLoader if items take longer than its timeout."""
+
+    def __init__(self, answers: list[int | None]) -> None:
+        self._answers = iter(answers)
+
+    def __next__(self) -> int:
+        answer = next(self._answers)
+        if answer is None:
+            raise RuntimeError("DataLoader timed out after 60 seconds")
+        return answer
+
+
+def test_a_worker_that_has_answered_once_is_waited_for() -> None:
+    assert list(FromWorkers(Late([1, None, None, 2]), is_patient=True)) == [1, 2]
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(FromWorkers(Late([None, 1]), is_patient=True))
+    with pytest.raises(RuntimeError, match="timed out"):
+        list(FromWorkers(Late([1, None]), is_patient=False))
 
 
 class Broken(Draws):

@@ -47,7 +47,9 @@ _RAISED_BY_WORKER = re.compile(
     r"^  File \"(?P<file>[^\"]*)\", line (?P<line>\d+).*?\n(?P<error>\S.*)\Z",
     re.DOTALL | re.MULTILINE,
 )
-_LOST_WORKER = re.compile(r"DataLoader worker .*?(is killed by signal: [^.\n]*|exited unexpectedly)")
+_LOST_WORKER = re.compile(
+    r"DataLoader worker .*?(is killed by signal: [^.\n]*|exited unexpectedly)|Pin memory thread exited unexpectedly"
+)
 LOST_WORKER = (
     ". A worker that is killed has most often taken the container over its memory limit: lower num_workers or "
     "prefetch_factor, raise the limit, or hold less of the data set in memory."

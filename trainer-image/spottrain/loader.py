@@ -29,6 +29,8 @@ Fetch = Callable[..., Iterator[Any]]
 # hand a micro-batch over takes a part of a millisecond.
 NUM_MEASURED = 3
 CHEAP_SECONDS = 0.002
+# A worker that nobody asked for, and that brings nothing for so long, hangs: some libraries don't bear a fork.
+FIRST_BATCH_SECONDS = 60.0
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
@@ -111,7 +113,8 @@ def load_batches(
             num_workers=num_workers,
             pins_memory=device.type == "cuda",
         )
-        return _from_workers(iter(loader)) if num_workers else iter(loader)
+        fetched = iter(loader)
+        return FromWorkers(fetched, is_patient="timeout" not in data.loader) if num_workers else fetched
 
     return Batches(_fetched(data.num_workers, fetch, now), device, now)
 
@@ -119,15 +122,14 @@ def load_batches(
 def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[Any]:
     if num_workers is not None:
         yield from fetch(num_workers)
+        return
     own, seconds = fetch(0), []
     for _ in range(NUM_MEASURED):
         started = now()
         batch = next(own)
         seconds.append(now() - started)
         yield batch
-    if median(seconds) > CHEAP_SECONDS:
-        own = _ahead(fetch, after=NUM_MEASURED)
-    yield from own
+    yield from own if median(seconds) <= CHEAP_SECONDS else _ahead(fetch, after=NUM_MEASURED)
 
 
 def _ahead(fetch: Fetch, *, after: int) -> Iterator[Any]:
@@ -137,23 +139,38 @@ def _ahead(fetch: Fetch, *, after: int) -> Iterator[Any]:
         ahead = fetch(1, after=after)
         return chain([next(ahead)], ahead)
     except Exception as error:
-        first_line = str(error).partition("\n")[0]
+        first_line = str(error).strip().partition("\n")[0]
         log.warning(
             "No worker fetches data ahead, as one could not read them: %s: %s", type(error).__name__, first_line
         )
         return fetch(0, after=after)
 
 
-def _from_workers(ahead: Iterator[Any]) -> Iterator[Any]:
-    """With one error for workers that are gone, in the middle of handing over a batch or not."""
-    while True:
-        try:
-            batch = next(ahead)
-        except (OSError, EOFError) as error:
-            if str(error).startswith("Caught "):  # by a worker, from the data set
-                raise
-            raise RuntimeError("DataLoader worker exited unexpectedly") from error
-        yield batch
+class FromWorkers(Iterator[Any]):
+    """What workers fetch.
+
+    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
+    """
+
+    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
+        self._fetched = fetched
+        self._is_patient = is_patient
+        self._has_begun = False
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                batch = next(self._fetched)
+            except (ConnectionError, EOFError, FileNotFoundError) as error:
+                if str(error).startswith("Caught "):  # by a worker, from the data set
+                    raise
+                # A worker has died while it handed over a batch. When torch is asked again it says so.
+            except RuntimeError as error:
+                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
+                    raise
+            else:
+                self._has_begun = True
+                return batch
 
 
 def _data_loader(
@@ -162,6 +179,9 @@ def _data_loader(
     options = dict(data.loader)
     if data.num_workers is None and not num_workers:  # those of the worker that may follow
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+    if data.num_workers is None and num_workers:
+        # Forked, as others run the script's main module again, which is made for a rank.
+        options = {"timeout": FIRST_BATCH_SECONDS, "multiprocessing_context": "fork", **options}
     if num_workers:
         options["worker_init_fn"] = _StartWorker(options.get("worker_init_fn"))
     return DataLoader(
