@@ -25,6 +25,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "metrics": job_metrics.metrics,
     "environment": environment.environment,
     "names": names.names,
+    "taints": names.taints,
     "phases": reasons.phases,
     "conditions": reasons.conditions,
     "events": reasons.events,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from spottrain_api import contract
+from spottrain_api.contract import NoticeKind
+from spottrain_api.contract.nodes import TAINTS
 
-from .markdown import entry
+from .markdown import code, entry
 
 NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_JOB, "label of pods", "Name of the job."),
@@ -27,7 +29,22 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
 )
 
+_KINDS = {
+    NoticeKind.PREEMPT: "The node goes; members on it drain.",
+    NoticeKind.MAINTENANCE: "The node goes; members on it drain.",
+    NoticeKind.REBALANCE: "The node may go; no member drains for it.",
+    NoticeKind.EVICT: "A pod goes; it drains.",
+}
+
 
 def names() -> str:
     """An entry for each."""
     return "\n".join(entry(name, text, kind) for name, kind, text in NAMES)
+
+
+def taints() -> str:
+    """An entry for each taint of other programs that counts as a notice."""
+    return "\n".join(
+        entry(name, _KINDS[each.kind], f"notice {code(each.kind.value)}", f"{each.lead_seconds:g} s ahead")
+        for name, each in TAINTS.items()
+    )

@@ -17,6 +17,7 @@ from docs.reference_pages.trainingjob import anchor
 import spottrain
 from spottrain_api import contract
 from spottrain_api.contract import FailureReason
+from spottrain_api.contract.nodes import TAINTS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
@@ -106,6 +107,7 @@ def is_environment(node: ast.expr) -> bool:
 
 def test_every_label_annotation_and_taint() -> None:
     page = GENERATORS["names"]()
+    assert [taint for taint in TAINTS if f"`{taint}`" not in GENERATORS["taints"]()] == []
     constants = [name for name in vars(contract) if name.startswith(("LABEL_", "ANNOTATION_", "TAINT_"))]
     assert len(constants) > 6
     assert [name for name in constants if f"`{getattr(contract, name)}`" not in page] == []
