@@ -171,7 +171,7 @@ def store(cluster: Cluster) -> None:
 @local.command()
 @_name
 @_nodes
-@click.option("--notice", type=Duration(), default="120s", show_default=True, help="Time until the nodes go.")
+@click.option("--notice", type=Duration(), default="120s", show_default=True, help="Time until the nodes are gone.")
 @click.option(
     "--kind",
     type=click.Choice(["preempt", "rebalance", "maintenance"]),
@@ -188,7 +188,7 @@ def store(cluster: Cluster) -> None:
 )
 @with_sentences
 def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, action: str) -> None:
-    """Announce on the nodes' metadata servers that they go, and take them when the notice is over."""
+    """Announce a preemption on the nodes' metadata servers, and end the nodes when the notice is over."""
     after = cluster.preempt(nodes, notice_seconds=notice, kind=kind, action=action)
     for node in _these(after, nodes):
         deadline = datetime.fromisoformat(node["interruption"]["deadline"]).astimezone(UTC)

@@ -85,7 +85,7 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
 @step_option
 @endpoint_option
 def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
-    """Read every byte of the commits at URI (or of the one of --step) and compare the checksums."""
+    """Read every byte of the commits at URI, or of the one that --step names, and compare the checksums."""
     with _sentences():
         storage, head = _open(uri, endpoint_url)
         chosen = head.commits if step is None else (_choose(head, step),)
@@ -109,8 +109,10 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
 @step_option
 @endpoint_option
 def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | None) -> None:
-    """Write the model of a commit at URI to OUTPUT: one file if that ends in .safetensors, else a folder as
-    Hugging Face's from_pretrained reads it, or PEFT's if the model has adapters."""
+    """Write the model of a commit at URI to OUTPUT.
+
+    OUTPUT is one file if its name ends in .safetensors. Otherwise it is a folder for Hugging Face's from_pretrained,
+    or for PEFT's if the model has adapters."""
     with _sentences():
         from spottrain.checkpoint.export import export
 

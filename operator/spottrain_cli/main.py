@@ -51,11 +51,11 @@ kubeconfig_option = click.option("--kubeconfig", help="Default: kubectl's own ru
 
 @main.command()
 @click.argument("job", required=False)
-@click.option("-w", "--watch", is_flag=True, help="Keep showing it until the job has ended.")
+@click.option("-w", "--watch", is_flag=True, help="Keep showing the job until it has ended.")
 @namespace_option
 @kubeconfig_option
 def status(job: str | None, watch: bool, namespace: str, kubeconfig: str | None) -> None:
-    """Show how JOB is doing; without JOB, all jobs of the namespace in a line each."""
+    """Show how JOB is doing. Without JOB, list all jobs of the namespace."""
     reader = JobReader(kubeconfig)
     console = Console()
     if job is None:

@@ -28,14 +28,14 @@ WIDTH = 80
 
 @click.command("plan")
 @click.argument("file", type=click.File())
-@click.option("--parameters", metavar="COUNT", help="Of the model, such as 7B.")
+@click.option("--parameters", metavar="COUNT", help="Parameters of the model, such as 7B.")
 @click.option("--config", type=click.Path(path_type=Path), help="The model's config.json, as Hugging Face has it.")
 @click.option("--hidden", type=click.IntRange(min=1), help="Hidden units of a transformer.")
 @click.option("--layers", type=click.IntRange(min=1), help="Layers of a transformer.")
 @click.option("--vocabulary", type=click.IntRange(min=1), help="Size of the vocabulary, whose logits take memory.")
 @click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a sample.")
-@click.option("--accelerator-memory", metavar="SIZE", required=True, help="Of one accelerator, such as 80GiB.")
-@click.option("--host-memory", metavar="SIZE", help="Of one node, in which each rank builds the model.")
+@click.option("--accelerator-memory", metavar="SIZE", required=True, help="Memory of one accelerator, such as 80GiB.")
+@click.option("--host-memory", metavar="SIZE", help="Memory of one node, in which each rank builds the model.")
 def plan(
     file: IO[str],
     parameters: str | None,

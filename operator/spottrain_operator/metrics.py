@@ -41,27 +41,35 @@ Read = Callable[[TrainingJobStatus], float | None]
 # name, what it says, how to read it off the status (None: no sample)
 GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_step", "Completed optimizer steps.", lambda s: s.progress.step),
-    ("spottrain_job_target_steps", "Steps the job will make.", lambda s: s.progress.total_steps),
+    ("spottrain_job_target_steps", "Steps of the whole run.", lambda s: s.progress.total_steps),
     ("spottrain_job_loss", "Newest training loss.", lambda s: s.progress.loss),
-    ("spottrain_job_tokens_per_second", "Throughput of all ranks.", lambda s: s.progress.tokens_per_second),
+    ("spottrain_job_tokens_per_second", "Tokens a second of all ranks.", lambda s: s.progress.tokens_per_second),
     (
         "spottrain_job_data_wait_ratio",
-        "Share of a step in which training waits for data.",
+        "Share of a step in which training waits for data, 0 to 1.",
         lambda s: s.progress.data_wait_ratio,
     ),
-    ("spottrain_job_generation", "Newest generation.", lambda s: s.generation.number if s.generation else None),
-    ("spottrain_job_world_size", "Ranks that train together, 0 between generations.", world_size),
+    (
+        "spottrain_job_generation",
+        "Number of the newest generation.",
+        lambda s: s.generation.number if s.generation else None,
+    ),
+    ("spottrain_job_world_size", "Ranks that train together; 0 between generations.", world_size),
     ("spottrain_job_committed_step", "Step of the newest commit.", lambda s: s.commit.step if s.commit else None),
-    ("spottrain_job_goodput_ratio", "Share of the time in which steps were made.", lambda s: s.goodput),
+    ("spottrain_job_goodput_ratio", "Share of the time in which steps were made, 0 to 1.", lambda s: s.goodput),
     ("spottrain_job_waiting_pods", "Pods that wait, warm, for the next generation.", lambda s: s.members.waiting),
     # A gauge: steps that have to be made again are taken off.
-    ("spottrain_job_productive_seconds", "Time in which lasting steps were made.", lambda s: s.productive_seconds),
+    (
+        "spottrain_job_productive_seconds",
+        "Seconds in which steps were made that were not redone.",
+        lambda s: s.productive_seconds,
+    ),
 )
 COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    ("spottrain_job_steps_redone", "Steps that had to be made again.", lambda s: s.steps_redone),
-    ("spottrain_job_skipped_steps", "Steps left out for stability's sake.", lambda s: s.progress.skipped_steps),
-    ("spottrain_job_rollbacks", "Rollbacks for stability's sake.", lambda s: s.progress.rollbacks),
-    ("spottrain_job_failures", "Failures that count against the budget.", lambda s: s.failures),
+    ("spottrain_job_steps_redone", "Steps that were redone after a loss.", lambda s: s.steps_redone),
+    ("spottrain_job_skipped_steps", "Steps that stability skipped.", lambda s: s.progress.skipped_steps),
+    ("spottrain_job_rollbacks", "Rollbacks by stability.", lambda s: s.progress.rollbacks),
+    ("spottrain_job_failures", "Failures that count against runPolicy.failureBudget.", lambda s: s.failures),
 )
 
 
@@ -78,7 +86,7 @@ class _Jobs(Collector):
             "spottrain_job_members", "Members of the generation.", labels=(*JOB, "capacity_type")
         )
         preemptions = CounterMetricFamily(
-            "spottrain_job_preemptions", "Preemptions of members.", labels=(*JOB, "notice")
+            "spottrain_job_preemptions", "Preemptions of members, with and without notice.", labels=(*JOB, "notice")
         )
         phases = GaugeMetricFamily(
             "spottrain_job_phase", "1 for the phase that the job is in.", labels=(*JOB, "phase")
@@ -129,22 +137,26 @@ class Metrics:
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
             "spottrain_reconcile_duration_seconds",
-            "Duration of one pass over one job.",
+            "Seconds that one pass over one job takes.",
             buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
         self.reconcile_errors = Counter(
-            "spottrain_reconcile_errors", "Passes that broke off.", ("kind",), registry=self.registry
+            "spottrain_reconcile_errors", "Passes that ended with an error.", ("kind",), registry=self.registry
         )
         agents = Gauge("spottrain_agents_connected", "Agents that hold a long poll.", registry=self.registry)
         agents.set_function(num_agents)
         self.leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)
-        self._gap = self._histogram("gap_seconds", "Without a step, from one generation to the next.", GAP_BUCKETS)
+        self._gap = self._histogram(
+            "gap_seconds", "Seconds without a step, from one generation to the next.", GAP_BUCKETS
+        )
         self._drain = self._histogram(
-            "notice_to_drain_seconds", "From a notice to the drain that it leads to.", LATENCY_BUCKETS
+            "notice_to_drain_seconds", "Seconds from a notice to the drain that it leads to.", LATENCY_BUCKETS
         )
         self._checkpoint = {
-            part: self._histogram(f"checkpoint_{part}_seconds", f"Checkpoints: {what}.", SECONDS_BUCKETS)
+            part: self._histogram(
+                f"checkpoint_{part}_seconds", f"Seconds that a checkpoint takes for {what}.", SECONDS_BUCKETS
+            )
             for part, what in (
                 ("staging", "copying out of the accelerator, for which training waits"),
                 ("upload", "writing the shards"),
@@ -153,7 +165,7 @@ class Metrics:
         }
         self._forecast = Gauge(
             "spottrain_job_checkpoint_forecast_ratio",
-            "What the newest checkpoint was expected to take, as a share of what it took.",
+            "Forecast duration of the newest checkpoint, divided by the real one.",
             JOB,
             registry=self.registry,
         )
