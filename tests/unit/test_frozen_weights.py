@@ -307,3 +307,18 @@ def test_what_is_trained_at_last_is_in_each_commit_and_what_is_frozen_at_last_in
         saver.save(state(step), step=step, frozen=frozen, asynchronous=False)
     assert_whole(storage, 40, 30, 20, 10)
     assert bytes_of(storage, 20) > BASE_BYTES // 2
+
+
+class Wrapped(torch.Tensor):
+    """A tensor of which only its class knows what it is."""
+
+
+def test_what_cannot_be_compared_is_in_each_commit() -> None:
+    storage = MemoryStorage()
+    saver = checkpointer(storage)
+    for step in (10, 20):
+        odd = state(step)
+        odd["model"]["base"] = odd["model"]["base"].as_subclass(Wrapped)
+        save(saver, step, of=odd)
+    assert bytes_of(storage, 20) > BASE_BYTES // 2
+    assert_whole(storage, 20, 10)

@@ -95,3 +95,17 @@ def test_a_save_that_takes_a_moment_is_no_failure(storage: HangingStorage, saved
     assert commits.reporter.progress.checkpoint_failure is None
     storage.goes_on.set()
     ended(commits, 20)
+
+
+def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: HangingStorage) -> None:
+    """Otherwise a drain would give up a commit of adapters for want of time, as that of the large model took long."""
+    tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
+    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict))
+    commits = schedule(storage, slow_seconds=3600.0)
+    forecasts = []
+    for step in (10, 20):
+        commits.save(lora, step)
+        ended(commits, step)
+        forecasts.append(commits.forecast_seconds())
+    assert forecasts[0] is None
+    assert forecasts[1] is not None

@@ -54,7 +54,7 @@ def encode(value: Any) -> Json:
 
     def inline(path: tuple[str, ...], tensor: Any) -> Json:
         nonlocal room
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             raise _unsupported(path, tensor)
         room -= tensor.nbytes
         if room < 0:
@@ -131,7 +131,7 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
     raise CorruptCheckpoint(f"The checkpoint's state has a value of the unknown type {tag!r}.")
 
 
-def _is_plain(tensor: object) -> bool:
+def is_plain(tensor: object) -> bool:
     """Whether a tensor is its shape, its type and its bytes, and nothing else."""
     return (
         isinstance(tensor, torch.Tensor)

@@ -10,10 +10,17 @@ from zlib import crc32
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from spottrain.checkpoint.codec import is_plain
+
 # Bytes that are summed at once: what a processor's cache holds, and enough to keep a GPU at work.
 _PIECE_BYTES = {"cpu": 1 << 20}
 _LARGEST_PIECE_BYTES = 32 << 20
 _WORD_BYTES = 8
+
+
+def is_comparable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is its shape, its type and its bytes, here or in shards, and nothing else."""
+    return is_plain(tensor) or hasattr(tensor, "__create_chunk_list__")
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> dict[str, int]:

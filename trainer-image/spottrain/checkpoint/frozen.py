@@ -14,7 +14,7 @@ from spottrain.checkpoint.agreement import Agreement
 from spottrain.checkpoint.codec import Tensors
 from spottrain.checkpoint.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.errors import SharedWeightsGone
-from spottrain.checkpoint.fingerprint import fingerprints
+from spottrain.checkpoint.fingerprint import fingerprints, is_comparable
 from spottrain.checkpoint.manifest import Entry, Manifest
 from spottrain.checkpoint.persist import SaveHandle
 from spottrain.checkpoint.shared import Shared
@@ -64,7 +64,7 @@ class FrozenWeights:
         once = {
             name: tensor
             for name, tensor in tensors.items()
-            if name in frozen and name not in self._changing and tensor.numel()
+            if name in frozen and name not in self._changing and tensor.numel() and is_comparable(tensor)
         }
         return {name: tensor for name, tensor in tensors.items() if name not in once}, once
 
@@ -96,7 +96,8 @@ class FrozenWeights:
         plan = self._planned(new)
         # Needed once: not kept for the next.
         staging, self._staging = self._staging or StagingBuffer(), None
-        return FrozenPart(kept=kept, entries=plan.entries, staged=staging.stage(plan, new))
+        staged = staging.stage(plan, new) if plan.size else None
+        return FrozenPart(kept=kept, entries=plan.entries, staged=staged)
 
     def saving(self, handle: SaveHandle) -> None:
         """Note the newest save, whose end says what is stored."""
