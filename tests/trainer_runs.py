@@ -151,6 +151,7 @@ class Run:
             "width": self.width,
             "errnos": [f"{self.folder}/errno", f"{self.folder}/errno-{rank}"],
             "kill_at": self.kill_at.get(rank),
+            "frozen": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,
             "result": str(self.folder / "result.pt"),

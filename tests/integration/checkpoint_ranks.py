@@ -271,9 +271,35 @@ def busy(me: Rank) -> None:
     assert committed is again
 
 
+def frozen_weights_change(me: Rank) -> None:
+    """Ranks share out which of the weights they look at; what one of them notices is saved by all. The next
+    generation refers to what never changed, and says on all ranks what it replaced."""
+    names = [f"w{number}" for number in range(8)]
+    frozen = {f"model.{name}" for name in names}
+    state: dict[str, Any] = {"model": {name: torch.zeros(100) for name in names}, "trained": torch.zeros(10)}
+    me.checkpointer.latest()
+    base = me.checkpointer.save(state, step=1, frozen=frozen, asynchronous=False).commit.attempt
+    for step, changed in enumerate(names[1:], start=2):
+        state["model"][changed] += step
+        commit = me.checkpointer.save(state, step=step, frozen=frozen, asynchronous=False).commit
+        assert commit.needs == (base,)
+    resumed = me.new_checkpointer()
+    into: dict[str, Any] = {"model": {n: torch.full((100,), -1.0) for n in names}, "trained": torch.ones(10)}
+    assert resumed.load(into, commit, frozen=frozen).replaced == ("model.w0",)
+    assert all(torch.equal(into["model"][name], state["model"][name]) for name in names)
+    assert resumed.save(into, step=20, frozen=frozen, asynchronous=False).commit.needs == (base,)
+
+
 def agreement(me: Rank) -> None:
     """One start of the processes for all of these; each has a store of its own."""
-    for scenario in (one_rank_fails, one_rank_is_cut_off, one_answer_is_lost, unsupported_on_one_rank, busy):
+    for scenario in (
+        one_rank_fails,
+        one_rank_is_cut_off,
+        one_answer_is_lost,
+        unsupported_on_one_rank,
+        busy,
+        frozen_weights_change,
+    ):
         scenario(replace(me, uri=f"{me.uri}/{scenario.__name__}"))
 
 

@@ -145,9 +145,11 @@ kill_point = KillPoint(RANK_SETTINGS["uri"])
 kill_point.kill_at = RANK_SETTINGS["kill_at"]
 kill_point.arm()
 start_writer()  # as the agent does
+model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"])
+model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
 with spottrain.session() as session:
     training = session.prepare(
-        Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"]),
+        model,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5),
         dataset=dataset,
