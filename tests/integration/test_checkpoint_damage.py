@@ -14,7 +14,9 @@ import pytest
 from object_stores import JobStore
 from spottrain.audit import read_audit
 from spottrain.checkpoint import CheckpointStorage, Commit
+from spottrain.checkpoint.attempt import ATTEMPTS
 from spottrain.checkpoint.head import HEAD_KEY
+from spottrain.checkpoint.manifest import FROZEN_SUFFIX
 from spottrain_api.contract import FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
@@ -108,6 +110,37 @@ def assert_head_is_made_anew(run: Run, newest: Commit) -> None:
         assert said.checkpoint_failure.message == said.message
         assert f"made anew from the checkpoints that lie there, the newest of step {newest.step}" in said.message
         assert committed(run)[0] == newest
+
+
+def test_damaged_frozen_weights_fail_the_job_with_a_sentence_and_are_good_again_once_restored(
+    run: Run, job_store: JobStore
+) -> None:
+    """All commits refer to them, so that there is none to go back to."""
+    run.settings = {"frozen": True}
+    run.generate(WORLD_SIZE, {0: {5: "await", 7: "drain"}})
+    assert_drained(run)
+    newest, _ = committed(run)
+    storage = run.storage()
+    (base,) = newest.needs
+    files = [key for key, _ in storage.list(base) if key.endswith(FROZEN_SUFFIX)]
+    assert len(files) == WORLD_SIZE
+    assert [key for key, _ in storage.list(ATTEMPTS) if key.endswith(FROZEN_SUFFIX)] == files
+    ways = (cut, flip, delete) if EVERYTHING or job_store.kind == "file" else (flip,)
+    for key, how in itertools.product(files if EVERYTHING else files[1:], ways):
+        whole = storage.get(key)[0]
+        damaged = how(whole, b"")
+        storage.delete([key])
+        if damaged is not None:
+            storage.upload(key, damaged)
+        failures = [outcome and outcome.failure for outcome in run.generate(WORLD_SIZE)]
+        assert {failure and failure.reason for failure in failures} == {FailureReason.CHECKPOINT_DAMAGED}
+        assert all("kept checkpoints is whole" in failure.message for failure in failures if failure is not None)
+        storage.upload(key, whole)
+
+    run.generate(WORLD_SIZE + 1)
+    assert_succeeded(run)
+    assert run.progress().start_step == newest.step
+    assert [key for key, _ in storage.list(ATTEMPTS) if key.endswith(FROZEN_SUFFIX)] == files
 
 
 def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_store: JobStore) -> None:
