@@ -81,7 +81,7 @@ def load_all(ways: list[Way], state: State, rounds: int, save_rounds: int) -> Nu
 
 def main() -> None:
     phase, uri, mib, rounds, result = sys.argv[1:]
-    writer = WriterProcess.fork()  # before there are threads and CUDA, as the agent does
+    writers = [WriterProcess.fork() for _ in range(2)]  # before there are threads and CUDA, as the agent does
     cuda = torch.cuda.is_available() and phase == "save"
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
@@ -90,7 +90,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     state = sharded_state(int(mib), device, fill=phase == "save")
     saves = phase == "save"
-    ways = ways_for(uri, 1 if saves else 2, writer, mib=int(mib), device=device, saves=saves)
+    ways = ways_for(uri, 1 if saves else 2, writers, mib=int(mib), device=device, saves=saves)
     if saves:
         for way in ways:
             if isinstance(way, Spottrain):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -149,11 +150,11 @@ class Dcp:
 
 
 class Spottrain:
-    """This project's checkpointer, as the step loop uses it."""
+    """This project's checkpointer, as the step loop uses it; also with all tensors frozen but the first."""
 
-    name = "spottrain"
-
-    def __init__(self, uri: str, generation: int, writer: WriterProcess) -> None:
+    def __init__(self, uri: str, generation: int, writer: WriterProcess, *, freezes: bool = False) -> None:
+        self.name = "spottrain, one tensor trained" if freezes else "spottrain"
+        self._freezes = freezes
         writer.connect(uri)
         self._checkpointer = Checkpointer(
             open_storage(uri),
@@ -170,10 +171,10 @@ class Spottrain:
 
     def prepare(self, state: State) -> None:
         """As the loop does after its first step or a resume; some steps pass until the first save."""
-        self._checkpointer.prepare(dict(state))
+        self._checkpointer.prepare(dict(state), frozen=self._frozen(state))
 
     def save(self, state: State, number: int) -> None:
-        self._checkpointer.save(dict(state), step=number)
+        self._checkpointer.save(dict(state), step=number, frozen=self._frozen(state))
 
     def finish(self) -> None:
         self._checkpointer.wait()
@@ -182,20 +183,27 @@ class Spottrain:
     def load(self, state: State, number: int) -> None:
         newest = self._checkpointer.latest()
         assert newest is not None
-        self._checkpointer.load(dict(state), newest)
+        self._checkpointer.load(dict(state), newest, frozen=self._frozen(state))
+
+    def _frozen(self, state: State) -> set[str]:
+        return {f"model.{name}" for name in list(state["model"])[1:]} if self._freezes else set()
 
 
 def ways_for(
-    uri: str, generation: int, writer: WriterProcess, *, mib: int, device: torch.device, saves: bool
+    uri: str, generation: int, writers: Sequence[WriterProcess], *, mib: int, device: torch.device, saves: bool
 ) -> list[Way]:
     """Those that can write to this store: torch's and DeepSpeed's own know files alone. Not all can be read by
     another world than the one that `saves`. DeepSpeed's is left out where it isn't installed."""
     parts = urlsplit(uri)
+    ours = [
+        Spottrain(f"{uri}/spottrain", generation, writers[0]),
+        Spottrain(f"{uri}/frozen", generation, writers[1], freezes=True),
+    ]
     if parts.scheme != "file":
         from .s3 import PlainS3  # which needs S3's client
 
         plain: list[Way] = [PlainS3(uri)] if saves else []
-        return [*plain, Spottrain(f"{uri}/spottrain", generation, writer)]
+        return [*plain, *ours]
     root = Path(parts.path)
     root.mkdir(parents=True, exist_ok=True)
     of_one_world: list[Way] = [BareCopy(), PlainFile(root)] if saves else []
@@ -206,5 +214,5 @@ def ways_for(
         TorchSave(root),
         Dcp(root, "DCP save", asynchronous=False),
         Dcp(root, "DCP async_save", asynchronous=True),
-        Spottrain(f"{uri}/spottrain", generation, writer),
+        *ours,
     ]
