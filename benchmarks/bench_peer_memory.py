@@ -79,8 +79,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     memory = PeerMemory(
         token=TOKEN, own=arguments.memories[rank], peer=arguments.memories[(rank + 1) % world_size], interval=None
     )
-    place = {"rank": rank, "world_size": world_size}
-    replicas = Replicas(memory, generation=1, ranks_per_node=world_size, group=group, **place)
+    replicas = Replicas(
+        memory, generation=1, ranks_per_node=world_size, group=group, rank=rank, world_size=world_size
+    )
     loop = Loop(replicas, state, arguments.step_seconds)
     for _ in range(3):  # plan, allocate and measure
         replicas.replicate(state, step=0, extra={}, rank_state=None)
@@ -91,7 +92,14 @@ def rank_main(arguments: argparse.Namespace) -> None:
         for replicate in (False, True):
             blocks[replicate].append(loop.run(arguments.steps, replicate=replicate))
             replicas.close()
-    store = Checkpointer(open_storage(arguments.uri), generation=1, attempt_id="bench", process_group=group, **place)
+    store = Checkpointer(
+        open_storage(arguments.uri),
+        generation=1,
+        attempt_id="bench",
+        process_group=group,
+        rank=rank,
+        world_size=world_size,
+    )
     store.latest()
     store.save(dict(state), step=loop.step, asynchronous=False)
     loads = load_times(store, replicas, state, arguments, 3 + loop.num_replicas)

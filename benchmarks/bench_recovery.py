@@ -71,12 +71,15 @@ def run(out: Path, rounds: int) -> list[Result]:
         for number in range(rounds):
             console.print(f"[dim]{title}, round {number + 1}: plain torchrun …[/dim]")
             folder = out / "runs" / f"{case}-{number}"
-            limits = {"warm_steps": WARM_STEPS, "patience_seconds": PATIENCE_SECONDS}
-            plains.append(plain.measure(case, folder / "plain", free_port(), **limits))
+            plains.append(
+                plain.measure(
+                    case, folder / "plain", free_port(), warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS
+                )
+            )
             console.print(f"[dim]{title}, round {number + 1}: spottrain …[/dim]")
             job = managed.ManagedJob(folder / "spottrain")
             try:
-                outcome, spent = managed.measure(job, case, **limits)
+                outcome, spent = managed.measure(job, case, warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS)
             finally:
                 job.close()
             ours.append(outcome)

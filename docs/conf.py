@@ -37,4 +37,4 @@ html_theme = "furo"
 html_title = "spottrain"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options: dict[str, list[str]] = {"top_of_page_buttons": []}

@@ -47,7 +47,7 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     config.write_text(
         json.dumps({"identities": [_identity("writer", ["Admin"]), _identity("reader", ["Read", "List"])]})
     )
-    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+    names: tuple[str, ...] = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
     names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
     command = [
         str(Path(sys.executable).parent / "weed"),
@@ -145,7 +145,8 @@ def gs_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         *(str(_server._get_binary_path()), "-backend=memory", "-scheme=http", "-host=127.0.0.1", f"-port={port}"),
         *(f"-external-url={endpoint}", f"-public-host=127.0.0.1:{port}", "-log-level=error"),
     ]
-    client = Client(project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint})
+    anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
+    client = Client(project="test", credentials=anonymous, client_options={"api_endpoint": endpoint})
     with server(command, tmp_path_factory.mktemp("gcs") / "log"):
         store = ObjectStore(endpoint_url=endpoint, client=client, create_bucket=client.create_bucket)
         wait_until_it_works(store.new_bucket)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from spottrain.checkpoint import WriterProcess
 
-from .state import local_bytes, sharded_state
-from .ways import Spottrain, State, Way, ways_for
+from .state import State, local_bytes, sharded_state
+from .ways import Spottrain, Way, ways_for
 
 Numbers = dict[str, dict[str, float]]
 
@@ -96,8 +96,8 @@ def main() -> None:
             if isinstance(way, Spottrain):
                 way.prepare(state)
         numbers = save_all(ways, state, uri, int(rounds))
-        for way, found in load_all(ways, state, 2, int(rounds)).items():
-            numbers[way] |= found
+        for name, found in load_all(ways, state, 2, int(rounds)).items():
+            numbers[name] |= found
     else:
         numbers = load_all(ways, state, 2, int(rounds))
     total = torch.tensor([local_bytes(state)])

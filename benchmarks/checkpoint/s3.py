@@ -45,7 +45,7 @@ class PlainS3:
         )
 
     def save(self, state: State, number: int) -> None:
-        data = b"".join(memoryview(tensor.cpu().numpy()).cast("B") for tensor in local_tensors(state))
+        data = b"".join(tensor.cpu().numpy().data.cast("B") for tensor in local_tensors(state))
         self._client.upload_fileobj(io.BytesIO(data), self._bucket, self._key(number), Config=self._transfer)
 
     def finish(self) -> None: ...

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
 
@@ -71,7 +71,7 @@ class PlainFile:
     def save(self, state: State, number: int) -> None:
         with self._path(number).open("wb") as file:
             for tensor in local_tensors(state):
-                file.write(memoryview(tensor.cpu().numpy()).cast("B"))
+                file.write(tensor.cpu().numpy().data.cast("B"))
             file.flush()
             os.fsync(file.fileno())
 
@@ -133,9 +133,9 @@ class Dcp:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if self.asynchronous:
-                self._pending = dcp.async_save(state, checkpoint_id=path)
+                self._pending = state_dict_saver.async_save(state, checkpoint_id=path)
             else:
-                dcp.save(state, checkpoint_id=path)
+                state_dict_saver.save(state, checkpoint_id=path)
 
     def finish(self) -> None:
         if isinstance(self._pending, Future):
@@ -143,7 +143,7 @@ class Dcp:
         dist.barrier()
 
     def load(self, state: State, number: int) -> None:
-        dcp.load(state, checkpoint_id=self._path(number))
+        state_dict_loader.load(state, checkpoint_id=self._path(number))
 
     def _path(self, number: int) -> Path:
         return self.root / f"{self.name.replace(' ', '-')}-{number}"

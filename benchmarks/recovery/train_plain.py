@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from model import CHECKPOINT_STEPS, GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step
+from model import CHECKPOINT_STEPS, GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step  # type: ignore[import-not-found]
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from model import Vectors, build_model, log_step
+from model import Vectors, build_model, log_step  # type: ignore[import-not-found]
 from torch.nn.functional import mse_loss
 
 import spottrain

@@ -34,7 +34,7 @@ def entries(text: str) -> Iterator[Value]:
     yield from _entries("", yaml.compose(text), text.splitlines())
 
 
-def _entries(path: str, node: yaml.Node, lines: list[str]) -> Iterator[Value]:
+def _entries(path: str, node: yaml.Node | None, lines: list[str]) -> Iterator[Value]:
     assert isinstance(node, yaml.MappingNode)
     for key, value in node.value:
         inner = f"{path}.{key.value}".removeprefix(".")

@@ -38,7 +38,8 @@ SECOND = timedelta(seconds=1)
 class Cloud(Protocol):
     """The other side of a source, as the tests need it."""
 
-    source: SignalSource
+    @property
+    def source(self) -> SignalSource: ...
 
     async def preempt(self) -> None: ...
     async def cancel(self) -> None: ...
@@ -338,7 +339,7 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
         "reason": "EvictionByEvictionAPI",
         "lastTransitionTime": (DEADLINE - timedelta(seconds=40)).isoformat(),
     }
-    pod = {
+    pod: dict[str, Any] = {
         "metadata": {"name": "train-1", "uid": "u-1"},
         "spec": {"terminationGracePeriodSeconds": 40},
         "status": {"conditions": [condition]},

@@ -174,8 +174,13 @@ def test_another_opener_sees_every_finished_write(reopen: Open) -> None:
 def test_a_reader_sees_all_of_a_write_or_nothing_of_it(reopen: Open) -> None:
     values = [bytes([number]) * (9 << 20) for number in range(2)]  # two parts, where a store has them
     writer, reader = reopen(), reopen()
+
+    def write() -> None:
+        for value in values:
+            writer.upload("k", value)
+
     with ThreadPoolExecutor(1) as pool:
-        written = pool.submit(lambda: [writer.upload("k", value) for value in values])
+        written = pool.submit(write)
         while not written.done():
             with contextlib.suppress(ObjectNotFound):
                 is_whole = reader.get("k")[0] in values
@@ -303,7 +308,7 @@ def test_any_name_that_some_server_takes_is_taken(bucket: str, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("s3_credentials")
-def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store) -> None:  # type: ignore[no-untyped-def]
+def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store: ObjectStore) -> None:
     storage = open_storage("s3://no-such-bucket/p", endpoint_url=s3_store.endpoint_url)
     for use in (lambda: storage.put("k", b""), lambda: storage.get("k"), lambda: list(storage.list(""))):
         with pytest.raises(StorageDenied, match=r"bucket of s3://no-such-bucket/p.* does not exist: create it"):
@@ -311,8 +316,8 @@ def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store) -> None:  # type
 
 
 @pytest.mark.parametrize("user", ["reader", "nobody"])
-def test_a_bucket_that_denies_access_gets_a_sentence(  # type: ignore[no-untyped-def]
-    s3_store, user: str, monkeypatch: pytest.MonkeyPatch
+def test_a_bucket_that_denies_access_gets_a_sentence(
+    s3_store: ObjectStore, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{user}-secret")

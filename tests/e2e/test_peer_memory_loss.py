@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from spottrain_local.cluster import Cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-def committed_step(run: Rehearsal) -> int:
+def has_committed(run: Rehearsal, step: int) -> bool:
     commit = run.status().commit
-    return commit.step if commit is not None else -1
+    return commit is not None and commit.step >= step
 
 
 def num_steps(run: Rehearsal, generation: int) -> int:
@@ -38,7 +39,7 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
             assert run.evidence[-1].redone <= 2, run.evidence[-1].row()
             memory = run.generation().memory
             assert memory is not None, run.describe()
-            run.wait("the step is committed to the store", lambda step=memory.step: committed_step(run) >= step)
+            run.wait("the step is committed to the store", partial(has_committed, run, memory.step))
         status = run.finish()
     assert status.failures == 0
     assert status.preemptions_without_notice == 2

@@ -41,6 +41,8 @@ spoil: dict[bool, bool] = {}  # whether the next loss is to be spoilt
 
 
 class Model(nn.Module):
+    num_batches: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.dropout = nn.Dropout(RANK_SETTINGS["dropout"])
@@ -135,6 +137,10 @@ def train_with_transformers(
     from spottrain.adapters.transformers import SpottrainTrainer
 
     optimizer = make_optimizer(model)
+    misused_arguments: dict[str, dict[str, Any]] = {
+        "order": {"train_sampling_strategy": "group_by_length"},
+        "drop last": {"dataloader_drop_last": True, "data_seed": 3},
+    }
     args = TrainingArguments(
         output_dir=str(Path(RANK_SETTINGS["result"]).parent),
         max_steps=STEPS,
@@ -156,10 +162,7 @@ def train_with_transformers(
         dataloader_num_workers=int(ALL_ON),
         dataloader_prefetch_factor=1 if ALL_ON else None,
         dataloader_multiprocessing_context="fork" if ALL_ON else None,  # the test's ranks have another default
-        **{
-            "order": {"train_sampling_strategy": "group_by_length"},
-            "drop last": {"dataloader_drop_last": True, "data_seed": 3},
-        }.get(str(MISUSE), {}),
+        **misused_arguments.get(str(MISUSE), {}),
     )
 
     class Repeating:
@@ -179,18 +182,20 @@ def train_with_transformers(
             return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
     misused = {"sampler": RepeatingTrainer}
-    trainer = misused.get(str(MISUSE), TrainerWithALoss if computes_loss else SpottrainTrainer)(
+    trainer = misused.get(
+        str(MISUSE), TrainerWithALoss if computes_loss else SpottrainTrainer
+    )(
         session=session,
         model=model,
         args=args,
-        train_dataset=torch.utils.data.DataLoader(dataset) if MISUSE == "loader" else dataset,
+        train_dataset=torch.utils.data.DataLoader(dataset) if MISUSE == "loader" else dataset,  # type: ignore[arg-type]
         eval_dataset=dataset[:5],
         callbacks=[EarlyStoppingCallback(LAST_STEP - 1)] if EVALUATES else [],
         optimizers=(optimizer, make_scheduler(optimizer)),
     )
     trainer.train()
     if hasattr(model, "peft_config") and session.rank == 0:
-        model.save_pretrained(Path(RANK_SETTINGS["result"]).with_name("adapters"))
+        model.save_pretrained(Path(RANK_SETTINGS["result"]).with_name("adapters"))  # type: ignore[operator]
     every_step = list(range(1, LAST_STEP + 1))
     for kind, logged in (("loss", every_step), ("eval_loss", [5, 10, 14] if BY_EPOCHS else every_step * EVALUATES)):
         assert [entry["step"] for entry in trainer.state.log_history if kind in entry] == logged
@@ -264,8 +269,8 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         enable_model_summary=False,
         **strategy.placement,
     )
-    data = torch.utils.data.DataLoader(dataset) if MISUSE == "data" else strategy.batches
-    trainer.fit(module, data, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)
+    data = torch.utils.data.DataLoader(dataset) if MISUSE == "data" else strategy.batches  # type: ignore[arg-type, var-annotated]
+    trainer.fit(module, data, torch.utils.data.DataLoader(dataset[:5]) if EVALUATES else None)  # type: ignore[arg-type]
     assert trainer.global_step == LAST_STEP
     if session.config.generation < 3:  # the last has the same number of ranks
         assert not EVALUATES or module.num_batches == LAST_STEP * trainer.accumulate_grad_batches

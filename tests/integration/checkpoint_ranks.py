@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain.checkpoint import (
     Checkpointer,
     CheckpointError,
+    Commit,
     Retention,
     SaveFailed,
     StorageUnavailable,
@@ -28,6 +29,8 @@ from spottrain.checkpoint import (
 
 class Net(nn.Module):
     """Shapes that don't divide: over four ranks, some shards are empty."""
+
+    calls: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class Rank:
         if self.ddp:
             self.model = DistributedDataParallel(self.model)
         else:
-            for layer in self.model.layers:  # type: ignore[union-attr]
+            for layer in self.model.layers:
                 fully_shard(layer)
             fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
@@ -96,7 +99,7 @@ class Rank:
         options = StateDictOptions(full_state_dict=True, cpu_offload=False)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         moments = {f"{fqn}.{kind}": m for fqn, s in optimizer["state"].items() for kind, m in s.items()}  # type: ignore[union-attr]
-        return {**model, **moments}
+        return cast(dict[str, torch.Tensor], {**model, **moments})
 
 
 def save(me: Rank) -> None:
@@ -179,7 +182,7 @@ def one_rank_is_cut_off(me: Rank) -> None:
     """It can't say so in the store, where rank 0 would wait for its receipt; the ranks tell each other."""
     me.checkpointer.latest()
     if me.rank == 1:
-        me.storage = UnreachableStorage(me.storage)  # type: ignore[assignment]
+        me.storage = UnreachableStorage(me.storage)
     me.checkpointer = me.new_checkpointer()
     with pytest.raises(SaveFailed, match="given up, as rank 1 failed: the disk of rank 1 is full"):
         me.save(10, asynchronous=False)
@@ -202,7 +205,7 @@ def one_rank_fails(me: Rank) -> None:
     me.checkpointer.latest()
     healthy = me.storage
     if me.rank == 1:
-        me.storage = FailingStorage(healthy)  # type: ignore[assignment]
+        me.storage = FailingStorage(healthy)
     me.checkpointer = me.new_checkpointer()
     with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
         me.save(10, asynchronous=False)
@@ -217,7 +220,7 @@ def one_answer_is_lost(me: Rank) -> None:
     """Rank 1's receipt is stored, though it can't know, and rank 0 commits: the step isn't saved again."""
     me.checkpointer.latest()
     if me.rank == 1:
-        me.storage = ForgetfulStorage(me.storage)  # type: ignore[assignment]
+        me.storage = ForgetfulStorage(me.storage)
     me.checkpointer = me.new_checkpointer()
     in_background = me.save(10)
     in_background.join()
@@ -249,7 +252,7 @@ def busy(me: Rank) -> None:
     slow = SlowStorage(me.storage)
     slow.gate = me.folder / "gate"
     if me.rank == 1:
-        me.storage = slow  # type: ignore[assignment]
+        me.storage = slow
     me.checkpointer = me.new_checkpointer()
     first = me.save(10)
     assert first is not None
@@ -277,17 +280,24 @@ def frozen_weights_change(me: Rank) -> None:
     names = [f"w{number}" for number in range(8)]
     frozen = {f"model.{name}" for name in names}
     state: dict[str, Any] = {"model": {name: torch.zeros(100) for name in names}, "trained": torch.zeros(10)}
+
+    def save(checkpointer: Checkpointer, state: dict[str, Any], step: int) -> Commit:
+        saved = checkpointer.save(state, step=step, frozen=frozen, asynchronous=False)
+        assert saved is not None
+        assert saved.commit is not None
+        return saved.commit
+
     me.checkpointer.latest()
-    base = me.checkpointer.save(state, step=1, frozen=frozen, asynchronous=False).commit.attempt
+    base = save(me.checkpointer, state, 1).attempt
     for step, changed in enumerate(names[1:], start=2):
         state["model"][changed] += step
-        commit = me.checkpointer.save(state, step=step, frozen=frozen, asynchronous=False).commit
+        commit = save(me.checkpointer, state, step)
         assert commit.needs == (base,)
     resumed = me.new_checkpointer()
     into: dict[str, Any] = {"model": {n: torch.full((100,), -1.0) for n in names}, "trained": torch.ones(10)}
     assert resumed.load(into, commit, frozen=frozen).replaced == ("model.w0",)
     assert all(torch.equal(into["model"][name], state["model"][name]) for name in names)
-    assert resumed.save(into, step=20, frozen=frozen, asynchronous=False).commit.needs == (base,)
+    assert save(resumed, into, 20).needs == (base,)
 
 
 def agreement(me: Rank) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
@@ -26,6 +26,8 @@ if RANK_SETTINGS["cpu_has_fp16"] is not None:
 class Model(nn.Module):
     """Odd sizes, so that the parts of ranks end within rows; dropout, a scalar, a frozen parameter, and a buffer that
     follows the samples."""
+
+    scale: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class InBlocks(torch.optim.Optimizer):
     """Keeps a number for each two elements of what it is given, as 8-bit optimizers do for more."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter].setdefault("largest", torch.zeros(parameter.numel() // 2 + 1))
@@ -118,7 +120,7 @@ with spottrain.session() as session:
     if RANK_SETTINGS["model"] is not None:
         import deepspeed
 
-        model = training.model.module
+        model = cast(nn.Module, training.model.module)
         with deepspeed.zero.GatheredParameters([*model.parameters()]):
             if os.environ["RANK"] == "0":
                 torch.save(model.state_dict(), RANK_SETTINGS["model"])

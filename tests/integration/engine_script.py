@@ -8,7 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
@@ -113,7 +113,7 @@ class Nested(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids)
         for level in self.levels:
-            for layer in level:
+            for layer in cast(nn.ModuleList, level):
                 x = layer(x)
         return self.head(x * self.scale) / self.temperature
 
@@ -121,6 +121,8 @@ class Nested(nn.Module):
 class Mixture(nn.Module):
     """Each sample goes to one expert, so that ranks use different ones, and one more is never used, nor is the last
     block. A buffer follows the samples."""
+
+    mean: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,6 +57,8 @@ class Generation:
 class Model(nn.Module):
     """Dropout draws on the device; a scalar, a frozen parameter, and a buffer that follows the samples."""
 
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(WIDTH))

@@ -131,6 +131,9 @@ class Adapted(nn.Module):
 class OneScalar(nn.Module):
     """Buffers, and one parameter without dimensions."""
 
+    table: torch.Tensor
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.randn(CLASSES, CLASSES))

@@ -69,7 +69,9 @@ def tensor_parallel() -> nn.Module:
 
 def tensor_and_data_parallel() -> nn.Module:
     mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("data", "tensor"))
-    return fully_shard(parallelize_module(plain(), mesh["tensor"], {"0": ColwiseParallel()}), mesh=mesh["data"])
+    model = parallelize_module(plain(), mesh["tensor"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    return model
 
 
 def frozen() -> nn.Module:
@@ -83,7 +85,7 @@ def sparse() -> nn.Module:
 Given = dict[str, Any]
 PREPARED: dict[str, Callable[[], Given]] = {
     "iterable": lambda: {"dataset": Stream()},
-    "data loader": lambda: {"dataset": DataLoader(SAMPLES)},
+    "data loader": lambda: {"dataset": DataLoader(SAMPLES)},  # type: ignore[arg-type]
     "splits": lambda: {"dataset": {"train": SAMPLES}},
     "empty": lambda: {"dataset": []},
     "sampler": lambda: {"loader": {"batch_sampler": [[0]]}},
@@ -114,7 +116,8 @@ ADOPTED: dict[str, Callable[[], Given]] = {
 
 
 def prepare(session: spottrain.Session, given: Given) -> Any:
-    return session.prepare(**({"model": plain(), "optimizer": adamw, "dataset": SAMPLES} | given))
+    usual: Given = {"model": plain(), "optimizer": adamw, "dataset": SAMPLES}
+    return session.prepare(**(usual | given))
 
 
 def adopt(session: spottrain.Session, given: Given) -> Any:
@@ -126,12 +129,15 @@ def adopt(session: spottrain.Session, given: Given) -> Any:
     scheduler = given.pop("scheduler", None)
     if scheduler is not None:
         given["scheduler"] = scheduler(optimizer)
-    return session.adopt(model, optimizer, **({"dataset": SAMPLES} | given))
+    given.setdefault("dataset", SAMPLES)
+    return session.adopt(model, optimizer, **given)
 
 
-def told(call: Callable[[], Any]) -> str:
+def told(
+    train: Callable[[spottrain.Session, Given], Any], session: spottrain.Session, given: Callable[[], Given] = dict
+) -> str:
     try:
-        call()
+        train(session, given())
     except UserError as error:
         return str(error)
     except Exception:
@@ -150,11 +156,11 @@ with spottrain.session(global_batch=4, micro_batch=2) as session:
     for strategy in RANK_SETTINGS["strategies"]:
         use(session, strategy)
         for name, given in PREPARED.items():
-            found[f"{name}, {strategy}"] = told(lambda given=given: prepare(session, given()))
+            found[f"{name}, {strategy}"] = told(prepare, session, given)
     use(session, "auto")
     for name, given in ADOPTED.items():
-        found[f"{name}, adopted"] = told(lambda given=given: adopt(session, given()))
-    found["after all"] = told(lambda: prepare(session, {}))
-    found["a second"] = told(lambda: prepare(session, {}))
-    found["a second, adopted"] = told(lambda: adopt(session, {}))
+        found[f"{name}, adopted"] = told(adopt, session, given)
+    found["after all"] = told(prepare, session)
+    found["a second"] = told(prepare, session)
+    found["a second, adopted"] = told(adopt, session)
 Path(f"{RANK_SETTINGS['result']}-{session.rank}").write_text(json.dumps(found))

@@ -31,6 +31,8 @@ WIDTH = 4
 class Model(nn.Module):
     """Blocks, a parameter that can't be sharded, and a buffer."""
 
+    offset: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 CHART = Path(__file__).parents[2] / "charts" / "spottrain"
 CRDS = Path(__file__).parents[2] / "crds"
-CLOUDS = {
+CLOUDS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "eks": {
         "nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},

@@ -132,7 +132,7 @@ def test_damaged_frozen_weights_fail_the_job_with_a_sentence_and_are_good_again_
         storage.delete([key])
         if damaged is not None:
             storage.upload(key, damaged)
-        failures = [outcome and outcome.failure for outcome in run.generate(WORLD_SIZE)]
+        failures = [outcome.failure if outcome is not None else None for outcome in run.generate(WORLD_SIZE)]
         assert {failure and failure.reason for failure in failures} == {FailureReason.CHECKPOINT_DAMAGED}
         assert all("kept checkpoints is whole" in failure.message for failure in failures if failure is not None)
         storage.upload(key, whole)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forked_ranks import forked_ranks
+from object_stores import ObjectStore
 from spottrain.checkpoint import Checkpointer, open_storage, read_head
 from spottrain.checkpoint.manifest import Manifest, read_manifest
 
@@ -73,8 +74,8 @@ def test_fsdp_saved_by_4_ranks_loads_bit_for_bit_at_any_world_size(ranks: Ranks,
 def test_fsdp_on_s3_from_2_ranks_to_3(
     ranks: Ranks,
     tmp_path: Path,
-    s3_store,
-    s3_credentials: None,  # type: ignore[no-untyped-def]
+    s3_store: ObjectStore,
+    s3_credentials: None,
 ) -> None:
     uri = f"s3://{s3_store.new_bucket()}/job"
     ranks.run("save", 2, 1, uri, tmp_path / "ranks", TEST_ENDPOINT=s3_store.endpoint_url)

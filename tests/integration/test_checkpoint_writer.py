@@ -24,7 +24,7 @@ def run(fork: Any, tmp_path: Path) -> Any:
 
     def run(scenario: str, uri: str, exit_code: int = 0, **settings: Any) -> tuple[dict[str, Any], str]:
         found, log = tmp_path / "found.json", tmp_path / "log"
-        given = {"scenario": scenario, "uri": uri, "endpoint_url": None, "environment": {}}
+        given: dict[str, Any] = {"scenario": scenario, "uri": uri, "endpoint_url": None, "environment": {}}
         given |= {"found": str(found), "log": str(log), **settings}
         with forked_ranks(fork, SCRIPT, [given]) as ranks:
             pass

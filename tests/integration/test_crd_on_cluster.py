@@ -81,7 +81,7 @@ def jobs(local_cluster: Any) -> Iterator[Jobs]:
     kubectl.run("delete", "namespace", namespace, "--wait=false")
 
 
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("min-above-max", {"nodes": {"min": 5}}, "nodes.min is larger than nodes.max; lower min or raise max"),
     ("no-nodes", {"nodes": {"max": 0}}, "spec.nodes.max in body should be greater than or equal to 1"),
     (

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("collectives_script.py")
 
 def fsdp(name: str, *, precision: str = "fp32", **case: Any) -> dict[str, Any]:
     """The settings of FSDP2 are those that are not the script's own."""
-    own = {key: case.pop(key) for key in ("checkpointed", "uses_parts") if key in case}
+    own: dict[str, Any] = {key: case.pop(key) for key in ("checkpointed", "uses_parts") if key in case}
     return {"name": name, "strategy": "fsdp", "precision": precision, "fsdp": case, **own}
 
 

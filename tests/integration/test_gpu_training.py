@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 # Each is a context on the GPU and a core.
 AT_ONCE = 6
-ON_THE_CPU = {"offload_optimizer": True, "offload_parameters": True}
 ON_ONE_GPU = [
     Case(name="ddp", strategy="ddp"),
     Case(name="ddp bf16, fused", strategy="ddp", precision="bf16", fused=True, with_torchrun=False),
@@ -41,7 +40,7 @@ ON_ONE_GPU = [
         name="zero 3 bf16, on the CPU",
         strategy="deepspeed",
         precision="bf16",
-        deepspeed=DeepSpeedConfig(zero_stage=3, **ON_THE_CPU),
+        deepspeed=DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True),
     ),
 ]
 # Where there are two.

@@ -4,6 +4,7 @@ another world size, or end with a sentence. Real ranks on gloo."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,4 @@ def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         if not name.rpartition(".")[2].startswith(("running_", "num_batches", "seen")):
-            torch.testing.assert_close(
-                found[name], value, rtol=rtol, atol=atol, msg=lambda said, n=name: f"{n}: {said}"
-            )
+            torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=partial("{}: {}".format, name))

@@ -83,7 +83,8 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
 
     told(3)
     run.generate(3, {1: {9: "vanish"}})
-    assert run.head() is None or not run.head().commits
+    head = run.head()
+    assert head is None or not head.commits
     left = [memories[0], memories[2]]
     found = newest_of(left, 3)
     memories[1].stop()

@@ -258,7 +258,7 @@ class World:
             step_age_seconds=training.step_age(self.time) if training is not None else None,
             commit=ranks.commit if ranks is not None else None,
             failure=ranks.failure if ranks is not None else None,
-            notices=(node.notice,) if node is not None and node.announced else (),
+            notices=(node.notice,) if node is not None and node.notice is not None and node.announced else (),
             sent_at=self.now,
         )
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
@@ -421,7 +421,7 @@ class World:
 
     def _replace_job(self, **changes: object) -> None:
         fields = {name: getattr(self.job, name) for name in JobView.__dataclass_fields__}
-        self.job = JobView(**(fields | changes))  # type: ignore[arg-type]
+        self.job = JobView(**(fields | changes))
 
     def _check_idempotence(self) -> None:
         again = plan(self.observe(), self.now)

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from spottrain_agent import processes
 from spottrain_agent.processes import Reaper
 
 
@@ -32,5 +31,5 @@ async def test_an_end_of_long_ago_was_that_of_another_process_of_this_number(mon
     pid = end_a_child(3)
     reaper.reap()
     later = time.monotonic() + 60.0
-    monkeypatch.setattr(processes.time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     assert not reaper.ended(pid).done()

@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class FaultyStorage:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._do(lambda key=key: self._inner.delete([key]))
+            self._do(partial(self._inner.delete, [key]))
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         return int(self._do(lambda: self._inner.abandon_uploads(prefix, is_over)))

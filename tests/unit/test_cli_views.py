@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -234,11 +235,9 @@ def test_steps_that_were_done_again_are_a_line_of_their_own() -> None:
 
 
 def test_generations_that_resumed_from_the_same_step_share_a_label() -> None:
-    common = {"at": START, "reason": "Preempted", "with_notice": True, "last_step": 0}
-    numbered = [
-        Transition(generation=number, resume_step=step, **common) for number, step in ((1, 15), (2, 15), (3, 77))
-    ]
-    pending = Transition(generation=4, **common)
+    transition = partial(Transition, at=START, reason="Preempted", with_notice=True, last_step=0)
+    numbered = [transition(generation=number, resume_step=step) for number, step in ((1, 15), (2, 15), (3, 77))]
+    pending = transition(generation=4)
     assert generations_by_step([*numbered, pending]) == {15: [2, 3], 77: [4]}
 
 

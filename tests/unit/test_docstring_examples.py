@@ -43,7 +43,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 def run_examples(name: str) -> bool:
     """Whether there are examples, and all of them end as they say."""
     runner = doctest.DocTestRunner()
-    for each in doctest.DocTestFinder().find(WITH_EXAMPLES[name], name, module=False):  # type: ignore[arg-type]
+    for each in doctest.DocTestFinder().find(WITH_EXAMPLES[name], name, module=False):
         runner.run(each)
     return runner.tries > 0 and runner.failures == 0
 

@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 def tied_gpt() -> nn.Module:
     model = Model(tokens=nn.Embedding(100, 16), blocks=blocks(3), head=nn.Linear(16, 100, bias=False))
-    model.head.weight = model.tokens.weight
+    model.get_submodule("head").weight = model.get_submodule("tokens").weight
     return model
 
 
@@ -95,13 +95,13 @@ def albert() -> nn.Module:
 
 def blocks_that_share_a_weight() -> nn.Module:
     model = Model(layers=blocks(3), out=nn.Linear(16, 4))
-    model.layers[2].mlp[0].weight = model.layers[1].mlp[0].weight
+    model.get_submodule("layers.2.mlp.0").weight = model.get_submodule("layers.1.mlp.0").weight
     return model
 
 
 def blocks_that_share_a_module() -> nn.Module:
     model = Model(layers=blocks(3), out=nn.Linear(16, 4))
-    model.layers[2].mlp[0] = model.layers[1].mlp[0]
+    model.set_submodule("layers.2.mlp.0", model.get_submodule("layers.1.mlp.0"))
     return model
 
 

@@ -23,7 +23,7 @@ META = torch.device("meta")
 
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -81,7 +81,11 @@ class Edge(NamedTuple):
 
 
 def test_a_batch_with_fields_of_its_own_keeps_its_class() -> None:
-    batch = {"fields": Fields(ids=torch.ones(2)), "edge": Edge(to=lambda: "no tensor"), "type": nn.Linear}
+    batch: dict[str, Any] = {
+        "fields": Fields(ids=torch.ones(2)),
+        "edge": Edge(to=lambda: "no tensor"),
+        "type": nn.Linear,
+    }
     found = to_device(batch, META)
     assert found["fields"].ids.device == META
     assert batch["fields"].ids.device.type == "cpu"

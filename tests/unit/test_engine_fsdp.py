@@ -43,7 +43,7 @@ def test_a_module_to_wrap_that_shares_a_parameter_is_refused_with_a_sentence() -
     config = EngineConfig(
         device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1), wrap=[nn.Linear]
     )
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         with pytest.raises(UserError) as raised:
             FsdpEngine(config).wrap(model, lambda m: torch.optim.SGD(m.parameters()))

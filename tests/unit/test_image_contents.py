@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,7 +59,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def closure(extras: list[str]) -> set[str]:
+def closure(extras: list[str]) -> set[NormalizedName]:
     """The distributions that pip installs for these extras of ours, with what they require in turn."""
     own = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
     to_see, seen = [Requirement(line) for line in own], set()

@@ -189,7 +189,7 @@ asyncio.run(main())
 @contextlib.contextmanager
 def parent_of_two(log: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process that keeps a program and a fork of its own, and their process ids."""
-    command = [sys.executable, "-c", PARENT, log]
+    command = [sys.executable, "-c", PARENT, str(log)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout

@@ -33,7 +33,7 @@ def _world_of_its_own() -> Iterator[None]:
 def pretrained(seed: int = 1) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
         head = nn.Linear(WIDTH, WIDTH, bias=False)
         head.weight = layers[0].weight  # tied
         return nn.Sequential(*layers, head)
@@ -43,7 +43,7 @@ def adapted(base: nn.Module) -> nn.Module:
     config = LoraConfig(r=RANK, target_modules=[str(number) for number in range(LAYERS)])
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model: nn.Module = get_peft_model(base, config)  # type: ignore[arg-type]
+        model: nn.Module = get_peft_model(base, config)
     return model
 
 

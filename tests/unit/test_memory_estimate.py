@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,7 +178,7 @@ def test_more_ranks_and_more_sharding_never_need_more(num: int, world_size: int,
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"micro_batch": 0}, {"sequence_length": -1}])
-def test_what_makes_no_sense_is_refused(wrong: dict[str, int | str]) -> None:
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"fp8|at least 1"):
         workload(1.0, **wrong)
 

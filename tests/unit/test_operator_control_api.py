@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from spottrain_agent.control_client import ControlClient
@@ -54,7 +55,7 @@ class Reviewer:
 
 @dataclass
 class Setup:
-    client: TestClient
+    client: TestClient[web.Request, web.Application]
     board: AssignmentBoard
     reports: ReportBox
     reviewer: Reviewer

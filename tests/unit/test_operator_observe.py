@@ -237,7 +237,7 @@ def test_a_status_is_read_without_what_a_newer_operator_added_and_without_what_i
 
 
 def test_what_a_newer_operator_added_to_the_status_is_written_back() -> None:
-    found = {
+    found: dict[str, Any] = {
         "phase": "Running",
         "quota": {"used": 3},
         "generation": GENERATION | {"pausedAt": AT},

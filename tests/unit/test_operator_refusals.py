@@ -30,7 +30,8 @@ class RefusingCluster(CrashingCluster):
 
 
 def condition(world: World, kind: str) -> dict[str, Any]:
-    return {each["type"]: each for each in world.status["conditions"]}.get(kind, {})
+    found: dict[str, dict[str, Any]] = {each["type"]: each for each in world.status["conditions"]}
+    return found.get(kind, {})
 
 
 async def training(cluster: RefusingCluster, last_step: int = 10) -> World:

@@ -160,7 +160,7 @@ def conditions(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
             kinds, reasons = texts(tree, fields["type"]), texts(tree, fields["reason"])
         else:
             continue
-        yield from ((kind, reason) for kind in kinds for reason in (reasons or [None]))
+        yield from ((kind, reason) for kind in kinds for reason in (reasons or (None,)))
 
 
 def called_with(tree: ast.Module, function: str, position: int) -> Iterator[str]:

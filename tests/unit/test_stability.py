@@ -115,7 +115,7 @@ def rates(schedule: Schedule, steps: int, *, resume_at: int | None = None) -> li
             saved = codec.join(json.loads(json.dumps(codec.encode(scheduler.state_dict()))), {})
             scheduler = schedule(optimizer)
             scheduler.load_state_dict(saved)
-        found.append(scheduler.get_last_lr()[0])
+        found.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
         scheduler.step()
     return found

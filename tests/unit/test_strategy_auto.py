@@ -44,7 +44,7 @@ def test_the_facts_of_a_model_are_seen() -> None:
     model = nn.ModuleDict(
         {"tokens": nn.Embedding(100, 8), "blocks": nn.ModuleList(nn.Linear(8, 8) for _ in range(3))}
     )
-    model["blocks"][0].requires_grad_(False)
+    model.get_submodule("blocks.0").requires_grad_(False)
     assert facts_of(model) == ModelFacts(
         num_parameters=1016, num_trained=944, hidden=8, layers=3, vocabulary=100, built_bytes=4 * 1016
     )
@@ -78,7 +78,7 @@ def test_a_zero_stage_that_the_job_names_is_kept_to() -> None:
 
 def test_zero_is_passed_over_for_a_model_that_it_cannot_train() -> None:
     model = large_model()
-    model["blocks"][0].bias = nn.Parameter(torch.empty(49_000, dtype=torch.float64, device="meta"))
+    model.get_submodule("blocks.0").bias = nn.Parameter(torch.empty(49_000, dtype=torch.float64, device="meta"))
     choice = choose_automatically(model, config(), GPU, min_world_size=2, tokens_per_sample=1024)
     assert (choice.strategy, choice.offload_parameters) == ("fsdp", True), choice.reason
     bf16 = config(precision=torch.bfloat16)

@@ -279,8 +279,8 @@ def test_out_of_memory_says_what_to_change() -> None:
 def test_parameters_without_a_part_in_the_loss_are_told_in_a_sentence() -> None:
     """Torch names an argument of DistributedDataParallel, which scripts don't make."""
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
-    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model.forward = lambda x: model[0](x)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         ddp = DistributedDataParallel(model)
         ddp(torch.ones(1)).sum().backward()
@@ -347,8 +347,17 @@ class _NoEngine:
     def update(self) -> None:
         """Nothing to optimise."""
 
+    def gradients_are_finite(self) -> bool:
+        return True
+
+    def discard(self) -> None:
+        """Nothing to clear."""
+
     def state(self) -> dict[str, Any]:
         return {}
+
+    def frozen(self) -> set[str]:
+        return set()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing to load."""

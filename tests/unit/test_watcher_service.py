@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from spottrain_api.contract import Notice, NoticeList
@@ -31,7 +32,7 @@ class MemoryMarker:
 
 @dataclass
 class Service:
-    client: TestClient
+    client: TestClient[web.Request, web.Application]
     sources: tuple[MemorySource, MemorySource]
     marker: MemoryMarker
 
