@@ -6,8 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := operator trainer-image local-cluster
-CODE := $(SOURCES) tests examples benchmarks release docs
+CODE := operator trainer-image local-cluster tests examples benchmarks release docs
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 # Every target with a description is a command, not a file.
@@ -36,7 +35,7 @@ lint: $(STAMP) ## Style, spelling, types and import contracts.
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/codespell
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 docs: $(STAMP) ## Build the documentation into build/docs; a link that leads nowhere is an error.
