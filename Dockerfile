@@ -1,13 +1,15 @@
-# The image of the operator and the watcher: no torch, no cloud SDK, not root.
+# The image of the operator and the watcher: no torch, no cloud SDK, not root. The wheel holds the packages that are
+# copied here; the command line, whose script it brings, isn't among them.
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
-COPY operator operator
-COPY trainer-image trainer-image
-COPY local-cluster/spottrain_local local-cluster/spottrain_local
+COPY operator/spottrain_api operator/spottrain_api
+COPY operator/spottrain_operator operator/spottrain_operator
+COPY operator/spottrain_watcher operator/spottrain_watcher
 RUN python -m venv /opt/spottrain \
     && /opt/spottrain/bin/pip install --no-cache-dir --upgrade "pip>=24" \
-    && /opt/spottrain/bin/pip install --no-cache-dir --constraint constraints.txt ".[operator]"
+    && /opt/spottrain/bin/pip install --no-cache-dir --constraint constraints.txt ".[operator]" \
+    && rm /opt/spottrain/bin/spottrain
 
 FROM python:3.11-slim
 COPY --from=build /opt/spottrain /opt/spottrain

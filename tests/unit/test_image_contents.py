@@ -1,47 +1,69 @@
-"""What the images install: all that their code imports, whichever strategy the job asks for."""
+"""The images: each holds its own code alone, and all that this code imports, whichever strategy the job asks for."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 import sys
-import tomllib
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import NormalizedName, canonicalize_name
+from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OURS = {"spottrain_api", "spottrain_operator", "spottrain_watcher", "spottrain", "spottrain_agent"}
+from distribution import ROOT, build_wheel, closure
+
+PACKAGES = {
+    "Dockerfile": {"spottrain_api", "spottrain_operator", "spottrain_watcher"},
+    "trainer-image/Dockerfile": {"spottrain_api", "spottrain", "spottrain_agent"},
+}
 # The user's image adds these, if the script uses them.
 ADAPTERS = {"transformers", "accelerate", "lightning", "peft"}
 
+each_image = pytest.mark.parametrize("dockerfile", PACKAGES)
 
-@pytest.mark.parametrize(
-    ("dockerfile", "folders"),
-    [
-        ("Dockerfile", ["operator/spottrain_api", "operator/spottrain_operator", "operator/spottrain_watcher"]),
-        (
-            "trainer-image/Dockerfile",
-            ["operator/spottrain_api", "trainer-image/spottrain", "trainer-image/spottrain_agent"],
-        ),
-    ],
-)
-def test_an_image_has_what_its_code_imports(dockerfile: str, folders: list[str]) -> None:
-    [extras] = re.findall(r'"\.\[([a-z,]+)\]"', (ROOT / dockerfile).read_text())
-    installed = closure(extras.split(","))
-    of_module = packages_distributions()
+
+@each_image
+def test_an_image_holds_its_own_code_alone(dockerfile: str, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    for source in copied(dockerfile):
+        target = context / source
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, target)
+        else:
+            shutil.copy(ROOT / source, target)
+    with ZipFile(build_wheel(context, tmp_path)) as wheel:
+        folders = {name.split("/")[0] for name in wheel.namelist()}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == PACKAGES[dockerfile]
+
+
+@each_image
+def test_the_builder_is_sent_what_an_image_copies(dockerfile: str) -> None:
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert [each for each in copied(dockerfile) if not any(Path(each).is_relative_to(path) for path in sent)] == []
+
+
+@each_image
+def test_an_image_has_what_its_code_imports(dockerfile: str) -> None:
+    [extras] = re.findall(r'"\.\[([a-z,-]+)\]"', (ROOT / dockerfile).read_text())
+    installed, of_module = closure(extras), packages_distributions()
     missing = {
         module
-        for folder in folders
-        for path in (ROOT / folder).rglob("*.py")
-        for module in imports(path) - OURS - ADAPTERS - set(sys.stdlib_module_names)
+        for package in copied(dockerfile)
+        for path in (ROOT / package).rglob("*.py")
+        for module in imports(path) - PACKAGES[dockerfile] - ADAPTERS - set(sys.stdlib_module_names)
         if not {canonicalize_name(name) for name in of_module.get(module, ())} & installed
     }
     assert missing == set()
+
+
+def copied(dockerfile: str) -> list[str]:
+    """What the Dockerfile copies from the checkout."""
+    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / dockerfile).read_text(), re.MULTILINE)
+    return [source for line in lines for source in line.split()]
 
 
 def imports(path: Path) -> set[str]:
@@ -57,17 +79,3 @@ def imports(path: Path) -> set[str]:
             ):
                 found.add(name.split(".")[0])
     return found
-
-
-def closure(extras: list[str]) -> set[NormalizedName]:
-    """The distributions that pip installs for these extras of ours, with what they require in turn."""
-    own = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
-    to_see, seen = [Requirement(line) for line in own], set()
-    while to_see:
-        requirement = to_see.pop()
-        name = canonicalize_name(requirement.name)
-        if name not in seen:
-            seen.add(name)
-            further = (Requirement(line) for line in requires(name) or ())
-            to_see += [each for each in further if each.marker is None or each.marker.evaluate({"extra": ""})]
-    return seen
