@@ -53,7 +53,7 @@ release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and che
 	$(BIN)/python -m hatchling build -d dist
 	$$($(BIN)/python -m spottrain_local.binaries --which helm) package charts/spottrain --destination dist
 	cp crds/*.yaml dist/
-	for image in operator trainer; do \
+	for image in operator trainer-image; do \
 		$(BIN)/python release/pins.py $$image --constraints constraints.txt --hashes > dist/$$image-requirements.txt && \
 		$(BIN)/cyclonedx-py requirements dist/$$image-requirements.txt --pyproject pyproject.toml \
 			--output-file dist/$$image-sbom.cdx.json || exit; \

@@ -128,16 +128,15 @@ def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | N
 def _sentences() -> Iterator[None]:
     try:
         from spottrain.checkpoint.errors import CheckpointError
+
+        try:
+            yield
+        except CheckpointError as error:
+            raise click.ClickException(str(error)) from error
     except ImportError as error:
         raise click.ClickException(
-            f"Reading checkpoints needs {error.name}: pip install 'spottrain[trainer]'."
+            f"Reading checkpoints needs {error.name}, which is not installed: run `pip install 'spottrain[trainer]'`."
         ) from error
-    try:
-        yield
-    except CheckpointError as error:
-        raise click.ClickException(str(error)) from error
-    except ImportError as error:
-        raise click.ClickException(f"This needs {error.name}: pip install {error.name}.") from error
 
 
 def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:

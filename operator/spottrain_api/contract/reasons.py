@@ -120,8 +120,8 @@ FAILURES: Mapping[FailureReason, Reason] = {
         meaning="The bucket or folder of checkpoint.uri does not exist.", action="Create it, or mount the volume."
     ),
     FailureReason.CHECKPOINT_ACCESS_DENIED: Reason(
-        meaning="The store denies access, or there are no credentials.",
-        action="Check podTemplate.serviceAccountName and the rights on the bucket.",
+        meaning="The store denies access, there are no credentials, or the image lacks the store's client.",
+        action="Check podTemplate.serviceAccountName and the rights on the bucket, or add the client to the image.",
     ),
     FailureReason.CHECKPOINT_INCOMPATIBLE: Reason(
         meaning="The commits at checkpoint.uri belong to another model, data set or format.",

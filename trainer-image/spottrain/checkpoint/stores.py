@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from spottrain.checkpoint.errors import StorageDenied
@@ -38,12 +40,24 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
     if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
         raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
     if parts.scheme == "s3":
-        from spottrain.checkpoint.s3_storage import S3Storage
-
+        with _client("boto3", uri=uri, extra="s3"):
+            from spottrain.checkpoint.s3_storage import S3Storage
         return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
-    from spottrain.checkpoint.gcs_storage import GcsStorage
-
+    with _client("google-cloud-storage", uri=uri, extra="gcs"):
+        from spottrain.checkpoint.gcs_storage import GcsStorage
     return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+
+
+@contextmanager
+def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
+    """Import a store whose client is the distribution `name`, which our `extra` installs."""
+    try:
+        yield
+    except ImportError as error:
+        raise StorageDenied(
+            f"checkpoint.uri {uri!r} needs {name}, which can't be imported ({error}). "
+            f"Run `pip install 'spottrain[{extra}]'`; for a job, in its image."
+        ) from error
 
 
 def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
