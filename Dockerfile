@@ -3,7 +3,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
-COPY operator/spottrain_api operator/spottrain_api
+COPY api/spottrain_api api/spottrain_api
 COPY operator/spottrain_operator operator/spottrain_operator
 COPY operator/spottrain_watcher operator/spottrain_watcher
 RUN python -m venv /opt/spottrain \

@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := operator trainer-image local-cluster tests examples benchmarks release docs
+CODE := api operator cli trainer-image local-cluster tests examples benchmarks release docs
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 # Every target with a description is a command, not a file.

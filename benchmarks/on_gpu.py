@@ -69,7 +69,15 @@ def hardware() -> str:
 
 def run(command: list[str], seconds: float) -> int:
     """The exit code of a module, which is ended with all its processes where it takes longer."""
-    paths = [ROOT / "operator", ROOT / "trainer-image", ROOT / "local-cluster", ROOT / "tests", ROOT]
+    paths = [
+        ROOT / "api",
+        ROOT / "operator",
+        ROOT / "cli",
+        ROOT / "trainer-image",
+        ROOT / "local-cluster",
+        ROOT / "tests",
+        ROOT,
+    ]
     known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), *known]), "DS_ACCELERATOR": "cuda"}
     with subprocess.Popen(

@@ -27,7 +27,7 @@ from spottrain_operator.metrics import Metrics
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = CHECKOUT / "docs" / "reference"
-PACKAGES = [CHECKOUT / each for each in ("operator", "trainer-image", "local-cluster")]
+PACKAGES = [CHECKOUT / each for each in ("api", "operator", "cli", "trainer-image", "local-cluster")]
 OPERATOR = CHECKOUT / "operator" / "spottrain_operator"
 ENUMS = {each.value for kind in (Cause, FailureReason, Phase) for each in kind}
 # Of other programs, and set by the project for them alone.
