@@ -70,6 +70,8 @@ def client_configuration() -> k8s.Configuration:
 
 # How a refusal begins, as in 'pods "gpt-7" is forbidden: exceeded quota …'; the rest is the same for the next pod.
 _NAMED = re.compile(r'^\S+ "[^"]*" is (forbidden|invalid): ')
+# How webhooks and policies refuse, with whichever status they choose.
+_DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied (the )?request")
 
 
 class KubernetesCluster:
@@ -193,15 +195,16 @@ def translated(error: k8s.ApiException) -> ClusterError:
     except ValueError:
         answer = {}
     sentence = answer.get("message") or f"{error.status} {error.reason}"
+    said = _NAMED.sub("", sentence)
+    if error.status == 403 or "failed calling webhook" in sentence:
+        return ForbiddenError(said)
+    if error.status in (400, 422) or _DENIED.match(said):
+        return InvalidObjectError(said)
     if error.status == 404:
         return NotFoundError(sentence)
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    if error.status == 403 or "failed calling webhook" in sentence:
-        return ForbiddenError(_NAMED.sub("", sentence))
-    if error.status in (400, 422):
-        return InvalidObjectError(_NAMED.sub("", sentence))
     return ClusterError(f"the API server answered {error.status}: {sentence}")
 
 

@@ -17,6 +17,7 @@ from spottrain_operator.cluster import (
 from spottrain_operator.kubernetes_cluster import NotFoundError, translated
 
 WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team label'
+POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no team label"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,9 @@ WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team la
         (422, "Invalid", 'Pod "gpt-7" is invalid: spec: Required value', InvalidObjectError, "spec: Required value"),
         (422, "Invalid", 'pods "gpt-7" is forbidden: a policy denied it', InvalidObjectError, "a policy denied it"),
         (400, "BadRequest", WEBHOOK, InvalidObjectError, WEBHOOK),
+        (409, "Conflict", WEBHOOK, InvalidObjectError, WEBHOOK),
+        (500, "InternalError", WEBHOOK, InvalidObjectError, WEBHOOK),
+        (413, "RequestEntityTooLarge", f'pods "gpt-7" is forbidden: {POLICY}', InvalidObjectError, POLICY),
         (500, "InternalError", 'failed calling webhook "x": timeout', ForbiddenError, 'failed calling webhook "x"'),
         (500, "InternalError", "etcd is down", ClusterError, "the API server answered 500: etcd is down"),
         (409, "AlreadyExists", "there is one", AlreadyExistsError, "there is one"),
