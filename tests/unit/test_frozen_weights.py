@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -212,6 +213,35 @@ def test_memory_for_frozen_weights_is_held_until_they_are_written() -> None:
     assert largest() >= BASE_BYTES
     save(saver, 10, 20)
     assert ADAPTER_BYTES <= largest() < BASE_BYTES
+
+
+class WaitingStorage(MemoryStorage):
+    """Uploads end once `may_go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def upload(self, key: str, data: Buffer) -> None:
+        self.may_go_on.wait()
+        super().upload(key, data)
+
+
+def test_no_memory_is_held_for_frozen_weights_that_a_save_is_writing() -> None:
+    before = staging_memory()  # of other tests
+
+    def largest() -> int:
+        return max(size for inode, size in staging_memory().items() if inode not in before)
+
+    storage = WaitingStorage()
+    saver = checkpointer(storage)
+    saver.save(state(1), step=1, frozen=FROZEN)
+    saver.prepare(state(1), frozen=FROZEN)  # as after a first step that is committed
+    storage.may_go_on.set()
+    saver.wait()
+    save(saver, 10)
+    assert ADAPTER_BYTES <= largest() < BASE_BYTES
+    assert len(frozen_files(storage)) == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

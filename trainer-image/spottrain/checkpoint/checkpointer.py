@@ -172,7 +172,8 @@ class Checkpointer:
         tensors, _ = self._agreement.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
         (changed, unwritten), _ = self._agreement.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
-        if unwritten and (new := self._frozen.agree(once)):
+        # A save that is under way may be the one that writes them.
+        if unwritten and self._current is None and (new := self._frozen.agree(once)):
             self._frozen.prepare(new)
         self._staging.prepare(self._planned(own, changed))
         memory = self._staging.memory

@@ -90,13 +90,12 @@ class FrozenWeights:
     def stage(self, frozen: Tensors, new: Tensors) -> FrozenPart:
         """Copy `new`, and keep of `frozen` what is stored. A collective where there is something new."""
         kept = self._stored.only(frozen.keys() - new.keys())
+        staging, self._staging = self._staging, None  # needed once: not kept for the next
         if not new:
             return FrozenPart(kept=kept)
         self._seen |= self._fingerprints(new)
         plan = self._planned(new)
-        # Needed once: not kept for the next.
-        staging, self._staging = self._staging or StagingBuffer(), None
-        staged = staging.stage(plan, new) if plan.size else None
+        staged = (staging or StagingBuffer()).stage(plan, new) if plan.size else None
         return FrozenPart(kept=kept, entries=plan.entries, staged=staged)
 
     def saving(self, handle: SaveHandle) -> None:
