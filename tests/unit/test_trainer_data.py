@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain, count, islice
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import get_worker_info
 
 from cluster_fixtures import wait_for
 from spottrain import random_state
@@ -249,6 +251,45 @@ class Late(Iterator[int]):
         if answer is None:
             raise RuntimeError("DataLoader timed out after 60 seconds")
         return answer
+
+
+class Records:
+    """Numbers in a file, which is kept open. A worker waits between seeking and reading until the file was read
+    elsewhere."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        path.write_bytes(bytes(range(size)))
+        self.file = os.open(path, os.O_RDONLY)
+        self._size = size
+        context = multiprocessing.get_context("fork")
+        self.is_between, self.may_read = context.Event(), context.Event()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        os.lseek(self.file, index, os.SEEK_SET)
+        if get_worker_info() is not None:
+            self.is_between.set()
+            self.may_read.wait()
+        return os.read(self.file, 1)[0]
+
+
+def test_a_worker_and_a_script_that_evaluates_read_the_same_file(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records", 8)
+
+    def evaluate() -> None:
+        records.is_between.wait()
+        os.lseek(records.file, 0, os.SEEK_SET)
+        records.may_read.set()
+
+    evaluation = Thread(target=evaluate)
+    evaluation.start()
+    data, order = Data(records, num_workers=1), DataOrder(num_samples=8, shuffle=False)
+    plan = BatchPlan(global_batch=4, micro_batch=4, world_size=1)
+    with closing(load_batches(data, order, plan, rank=0, first_step=1, device=torch.device("cpu"))) as batches:
+        assert next(batches).tolist() == [4, 5, 6, 7]
+    evaluation.join()
 
 
 def test_a_worker_that_has_answered_once_is_waited_for() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import fcntl
 import logging
+import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -268,8 +271,26 @@ class _StartWorker:
     def __call__(self, number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _read_files_alone()
         if self.init is not None:
             self.init(number)
+
+
+def _read_files_alone() -> None:
+    """Open the files that are read once more, at the place where they are. A fork shares that place with the rank,
+    whose script may read the same files, as for an evaluation: each would read what the other looks for."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if not is_read or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            place = os.lseek(number, 0, os.SEEK_CUR)
+            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+        except OSError:  # the listing's own, and what can't be opened any more
+            continue
+        os.lseek(own, place, os.SEEK_SET)
+        os.dup2(own, number, inheritable=os.get_inheritable(number))
+        os.close(own)
 
 
 def _as_it_is(batch: Any) -> Any:
