@@ -57,6 +57,22 @@ async def test_its_membership_is_looked_after() -> None:
     assert lost not in {name for _, name in world.cluster.pods}
 
 
+@pytest.mark.parametrize(
+    "capacity",
+    [{"onDemand": {"min": "25%"}, "spot": {"max": 2}}, {"onDemand": {"min": "25%"}}, "wishful"],
+    ids=str,
+)
+async def test_a_limit_that_is_not_understood_takes_nothing_from_a_job_that_runs(capacity: Any) -> None:
+    """The default for its on-demand nodes is none."""
+    world = await training(CrashingCluster())
+    world.last_step = 100
+    world.cluster.put_job(job(capacity=capacity))
+    for _ in range(40):
+        await world.turn()
+    assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
+    assert (len(world.cluster.created), world.cluster.deleted) == (3, set())
+
+
 async def test_pods_of_a_template_that_is_not_understood_are_kept() -> None:
     """A newer operator made them, so that their hash is none that this one comes to."""
     world = await training(CrashingCluster())

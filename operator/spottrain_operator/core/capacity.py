@@ -82,7 +82,8 @@ def places(
         num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
     up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
     keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
-    if generation is not None and _fits(generation, wanted):
+    # A default may stand for a limit that isn't understood.
+    if generation is not None and (_fits(generation, wanted) or situation.observed.job.not_understood):
         keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
     return Places(
         kept=tuple(f.pod.uid for f in (*on_demand[:keep], *spot[:num_spot])),
@@ -168,6 +169,8 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
     needed = places(situation, draft.status, leaving=leaving)
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
+    if situation.observed.job.not_understood:
+        types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
         types = [CapacityType.ON_DEMAND if demand(situation.spec).on_demand else CapacityType.SPOT]
     return types
