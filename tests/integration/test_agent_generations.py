@@ -294,6 +294,22 @@ async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library is told, too"
 
 
+async def test_what_is_known_of_the_nodes_shutdown_outlives_the_node_object(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    pods.start("a")
+    await pods.warm()
+    for number, nodes_grace in ((1, 15.0), (2, None)):
+        run = pods.generation(number, pods.script(TRAIN_FOREVER), ["a"])["a"]
+        await operator.assign({"a": run.model_copy(update={"shutdown_grace_seconds": nodes_grace})})
+        await operator.wait_for_phase(AgentPhase.RUNNING, number, ["a"])
+    await appears(pods.folder / "started-0")
+    pods.processes["a"].send_signal(signal.SIGTERM)
+    await operator.wait_for(lambda: bool(operator.reports["a"].notices))
+    [notice] = operator.reports["a"].notices
+    assert (notice.deadline - notice.observed_at).total_seconds() == 15
+
+
 async def test_an_idle_agent_leaves_at_once_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await operator.wait_for(lambda: "a" in operator.reports)

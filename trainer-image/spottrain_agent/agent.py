@@ -145,7 +145,8 @@ class Agent:
     def _on_assignment(self, assignment: Assignment) -> None:
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
-        self._shutdown_grace = assignment.shutdown_grace_seconds
+        if assignment.shutdown_grace_seconds is not None:  # a node whose object is gone may still be there
+            self._shutdown_grace = assignment.shutdown_grace_seconds
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:
