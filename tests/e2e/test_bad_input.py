@@ -129,7 +129,7 @@ WRONG = [
         sentences=(
             "Kubernetes refuses the job's pods: ",
             'serviceaccount "nobody" not found',
-            "provide it, or change",
+            "provide what is missing, or change",
         ),
         generations=0,
     ),

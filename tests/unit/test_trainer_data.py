@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -335,6 +336,20 @@ def test_workers_end_with_their_rank_also_if_that_is_killed(tmp_path: Path) -> N
     wait_for(lambda: not is_running(worker), "the worker ends")
 
 
+def test_workers_go_on_if_torchrun_asks_their_rank_to_stop(tmp_path: Path) -> None:
+    """It sends SIGTERM to the rank's process group, and the rank drains."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK_WITH_A_WORKER + THAT_DRAINS)
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "trains\n"
+        os.killpg(rank.pid, signal.SIGTERM)
+        assert rank.stdout.read() == "1 1 1 1 1\n"
+    assert rank.returncode == 0
+
+
 def is_running(pid: int) -> bool:
     """A process that nobody has waited for yet is none."""
     try:
@@ -369,6 +384,16 @@ def get(self):
 
 Numbers.get = get
 next(batches)
+"""
+THAT_DRAINS = """
+Numbers.get = lambda self: 1
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
+next(batches)
+print("trains", flush=True)
+while not stops:
+    next(batches)
+print(*(int(next(batches)) for _ in range(5)))
 """
 THAT_IS_KILLED = """
 Numbers.get = lambda self: os.getpid()

@@ -263,13 +263,18 @@ class _Positions:
 
 @dataclass(frozen=True, slots=True)
 class _StartWorker:
-    """What a worker does first. It holds the rank's sockets, so that peers would not see the rank's end before its
-    own; and SIGTERM, which asks the rank to drain, is how torch ends a worker that takes too long."""
+    """What a worker does first.
+
+    It ends with its rank: it holds the rank's sockets, so that peers would not see the rank's end before its own. It
+    leaves the rank's process group, because torchrun sends SIGTERM to all of it, and that asks the rank to drain. A
+    worker that gets SIGTERM ends: so torch stops one that takes too long.
+    """
 
     init: Callable[[int], Any] | None
 
     def __call__(self, number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _read_files_alone()
         if self.init is not None:
