@@ -241,6 +241,21 @@ def test_by_default_data_that_hang_in_a_worker_are_read_by_the_rank() -> None:
     assert [batch["pid"][0] for batch in found] == [os.getpid()] * len(found)
 
 
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"num_workers": 0, "loader": {"timeout": 5}}, "timeout is for workers"),
+        ({"loader": {"prefetch_factor": 0}}, "prefetch_factor is 0"),
+        ({"num_workers": "2"}, "num_workers is '2'"),
+        ({"num_workers": 2.0}, "num_workers is 2.0"),
+    ],
+    ids=str,
+)
+def test_what_torch_would_refuse_without_a_sentence_is_refused_with_one(how: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Data(Draws(), **how).check()
+
+
 class Late(Iterator[int]):
     """As torch's DataLoader if items take longer than its timeout."""
 

@@ -63,8 +63,14 @@ class Data:
     loader: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises ValueError, with torch's sentence, for values that don't fit together."""
+        """Raises ValueError for values that don't fit together; mostly with torch's sentence, which some lack."""
         num_workers = 1 if self.num_workers is None else self.num_workers
+        if not isinstance(num_workers, int):
+            raise ValueError(f"num_workers is {num_workers!r}; give a whole number, or None")
+        if self.loader.get("timeout") and not num_workers:
+            raise ValueError("loader: timeout is for workers; give num_workers of 1 or more, or leave timeout out")
+        if self.loader.get("prefetch_factor") == 0:
+            raise ValueError("loader: prefetch_factor is 0, and a worker fetches one batch ahead at least; raise it")
         _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
 
 
