@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
 from spottrain_api.contract import (
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 # Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
 _QUOTA = "exceeded quota"
+_OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 
 
 class NotUnderstoodError(Exception):
@@ -143,10 +147,28 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
         message=said if isinstance(error, NoPoolError) else f"Kubernetes refuses the job's pods: {said}",
         since=known.since if known is not None and again else now,
         lasting=not any(text in said for text in passing),
-        by_quota=_QUOTA in said,
+        by_quota=_QUOTA in said and not _is_above_quota(said),
         tried_at=now,
         num_tries=known.num_tries + 1 if known is not None and again else 1,
     )
+
+
+def _is_above_quota(said: str) -> bool:
+    """Whether one pod asks for more than the quota has in all, so that no other pod can make room for it."""
+    found = _OF_QUOTA.search(said)
+    if found is None:
+        return False
+    limited = _amounts(found["limited"])
+    return any(name in limited and amount > limited[name] for name, amount in _amounts(found["requested"]).items())
+
+
+def _amounts(text: str) -> dict[str, Any]:
+    """Numbers by name, of "cpu=1,memory=2Gi"; without what can't be read."""
+    found = {}
+    for name, _, amount in (each.partition("=") for each in text.split(",")):
+        with suppress(ValueError):
+            found[name] = parse_quantity(amount)
+    return found
 
 
 def node_view(node: Manifest) -> NodeView:

@@ -129,6 +129,21 @@ def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
     assert (edited.since, edited.num_tries) == (later, 1), "another template is another matter"
 
 
+@pytest.mark.parametrize(
+    ("said", "by_quota"),
+    [
+        ("exceeded quota: a, requested: pods=1, used: pods=4, limited: pods=4", True),
+        ("exceeded quota: a, requested: cpu=500m,memory=1Gi, used: cpu=2,memory=0, limited: cpu=2,memory=1Gi", True),
+        ("exceeded quota: a, requested: cpu=1,memory=2Gi, used: cpu=0,memory=0, limited: cpu=2,memory=1Gi", False),
+        ("exceeded quota: a, requested: pods=many, used: pods=1, limited: pods=few", True),
+        ("exceeded quota: a", True),
+        ("serviceaccount not found", False),
+    ],
+)
+def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_quota: bool) -> None:
+    assert refusal(ForbiddenError(said), "t1", None, MOMENT).by_quota == by_quota
+
+
 def test_a_terminating_pod() -> None:
     view = pod_view(pod({}, deletionTimestamp=AT))
     assert (view.deleting, view.deletion_deadline) == (True, MOMENT)

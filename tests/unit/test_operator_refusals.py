@@ -11,6 +11,7 @@ from spottrain_operator.cluster import ClusterError, ForbiddenError, InvalidObje
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')
+LARGER_THAN_QUOTA = ForbiddenError("exceeded quota: team, requested: pods=9, used: pods=3, limited: pods=8")
 
 
 LARGER: dict[str, Any] = {"nodes": {"min": 2, "max": 4}, "capacity": {"onDemand": {"min": 1}, "spot": {"max": 3}}}
@@ -101,16 +102,17 @@ async def test_a_refused_pod_is_tried_ever_more_seldom_until_it_is_taken() -> No
     assert condition(world, "PodsHealthy")["status"] == "True"
 
 
-async def test_an_edit_that_is_refused_takes_no_pod_away() -> None:
+@pytest.mark.parametrize("error", [WEBHOOK, LARGER_THAN_QUOTA], ids=["by a webhook", "by a quota"])
+async def test_an_edit_that_is_refused_takes_no_pod_away(error: ClusterError) -> None:
     cluster = RefusingCluster()
     world = await training(cluster, last_step=1000)
-    cluster.error = WEBHOOK
+    cluster.error = error
     cluster.put_job(job(image="local/other"))
     for _ in range(40):
         await world.turn()
     assert (len(cluster.pods), cluster.deleted) == (3, set())
     assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
-    assert "no team label" in condition(world, "PodsHealthy")["message"]
+    assert str(error) in condition(world, "PodsHealthy")["message"]
     cluster.error = None
     for _ in range(32):
         await world.turn()
