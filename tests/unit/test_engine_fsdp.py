@@ -53,3 +53,20 @@ def test_a_module_to_wrap_that_shares_a_parameter_is_refused_with_a_sentence() -
         "The module 2 is to be gathered as one, as `wrap` says, but other modules use its parameter 0.weight too; "
         "leave Linear out of `wrap`, or use the strategy ddp."
     )
+
+
+def test_weights_in_another_order_than_their_dimensions_are_trained() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=torch.channels_last)
+    before = model[0].weight.detach().clone()
+    config = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        engine = FsdpEngine(config)
+        spread, _ = engine.wrap(model, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+        assert torch.equal(engine.state()["model"]["0.weight"].full_tensor(), before)
+        engine.begin_micro_batch(is_last=True)
+        engine.backward(spread(torch.ones(1, 3, 3, 3)).sum())
+        engine.update()
+        assert torch.allclose(engine.state()["model"]["0.weight"].full_tensor(), before - 0.1)
+    finally:
+        dist.destroy_process_group()

@@ -45,6 +45,9 @@ class FsdpEngine(NativeEngine):
         """Each block is on the device as a whole only while it is sharded: the model needn't fit there. Raises
         UserError for blocks that can't be gathered as one."""
         mesh, is_fp32 = self._mesh(), self._config.precision is torch.float32
+        for parameter in model.parameters():
+            if parameter.layout is torch.strided and not parameter.is_contiguous():  # as in channels_last
+                parameter.data = parameter.data.contiguous()
         # They keep their statistics in fp32, and want their weights in the same.
         norms = [] if is_fp32 else batch_norms(model)
         blocks = list(reversed(find_blocks(model, self._config.wrap)))  # inner ones first
