@@ -229,6 +229,18 @@ def test_by_default_data_that_a_worker_cannot_read_are_read_by_the_rank() -> Non
         batches_of(OnlyHere(), num_workers=1)
 
 
+def test_by_default_batches_that_cannot_be_handed_over_are_made_by_the_rank(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker says so to nobody, so that it would be waited for."""
+
+    def with_a_function(items: list[Any]) -> dict[str, Any]:
+        return {"index": torch.tensor([item["index"] for item in items]), "function": lambda: None}
+
+    found = batches_of(Draws(), seconds=1.0, collate=with_a_function, loader={"timeout": 0.2})
+    wanted = batches_of(Draws(), num_workers=0)
+    assert [batch["index"].tolist() for batch in found] == [batch["index"].tolist() for batch in wanted]
+    assert "Can't pickle local object" in caplog.text
+
+
 class HangsElsewhere(OnlyHere):
     def __getitem__(self, index: int) -> dict[str, float]:
         if os.getpid() != self._pid:

@@ -12,7 +12,9 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import chain, count, islice
+from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from typing import Any, Protocol
 
@@ -138,13 +140,14 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
         batch = next(own)
         seconds.append(now() - started)
         yield batch
-    yield from own if median(seconds) <= CHEAP_SECONDS else _ahead(fetch, after=NUM_MEASURED)
+    yield from own if median(seconds) <= CHEAP_SECONDS else _ahead(fetch, after=NUM_MEASURED, like=batch)
 
 
-def _ahead(fetch: Fetch, *, after: int) -> Iterator[Any]:
+def _ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
     """From a worker; from this process if the data set can't be read from another one, as those with tensors on a
-    GPU and some clients of stores can't."""
+    GPU and some clients of stores can't, or if a batch, such as `like`, can't be handed over."""
     try:
+        _Trial(BytesIO()).dump(like)  # a worker would drop it, and the rank would wait for it
         ahead = fetch(1, after=after)
         return chain([next(ahead)], ahead)
     except Exception as error:
@@ -153,6 +156,13 @@ def _ahead(fetch: Fetch, *, after: int) -> Iterator[Any]:
             "No worker fetches data ahead, as one could not read them: %s: %s", type(error).__name__, first_line
         )
         return fetch(0, after=after)
+
+
+class _Trial(ForkingPickler):
+    """Pickles all but tensors, which workers hand over in another way."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
 class FromWorkers(Iterator[Any]):
