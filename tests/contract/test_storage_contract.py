@@ -274,6 +274,31 @@ def test_a_folder_makes_a_write_durable_before_it_is_seen(tmp_path: Path, monkey
     assert synced == [(1000, False), (tmp_path / "a", True), (tmp_path, True)]
 
 
+@pytest.mark.timeout(30)
+def test_a_process_that_is_forked_within_a_write_keeps_nobody_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a data worker is, while the rank commits in the background."""
+    forked: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if forked:
+            return
+        forked.append(os.fork())
+        if forked == [0]:
+            signal.pause()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    try:
+        etag = FileStorage(tmp_path).put("HEAD", b"1", if_absent=True)
+        assert forked
+        FileStorage(tmp_path).put("HEAD", b"2", if_match=etag)
+    finally:
+        os.kill(forked[0], signal.SIGKILL)
+        os.waitpid(forked[0], 0)
+    assert FileStorage(tmp_path).get("HEAD")[0] == b"2"
+
+
 @pytest.mark.parametrize(
     ("uri", "sentence"),
     [

@@ -153,7 +153,11 @@ class FileStorage:
     def _locked(self) -> Iterator[None]:
         with (self._root / _LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:
+                # Closing is not enough: a process that was forked meanwhile, such as a data worker, has it open, too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def _existing(self, key: str) -> Iterator[None]:
