@@ -56,9 +56,10 @@ def test_a_module_to_wrap_that_shares_a_parameter_is_refused_with_a_sentence() -
 
 
 def test_weights_in_another_order_than_their_dimensions_are_trained() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    before = model[0].weight.detach().clone()
+    convolution = nn.Conv2d(3, 4, 3)
+    convolution.weight.data = convolution.weight.to(memory_format=torch.channels_last)
+    model = nn.Sequential(convolution, nn.Flatten())
+    before = convolution.weight.detach().clone()
     config = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
