@@ -93,7 +93,7 @@ class Training:
     def loss(self) -> float:
         """Mean loss over the newest global batch that all ranks have reported, one or two steps back.
 
-        NaN at the first step of a generation.
+        NaN until one is known: up to two steps after the start of a generation.
         """
         loss = self._reporter.progress.loss
         return math.nan if loss is None else loss
