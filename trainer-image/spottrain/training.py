@@ -179,10 +179,10 @@ class Training:
         except CheckpointError as error:
             self._checkpoints.failed(error)
             raise start_error(error, resumes=True) from error
-        self._reporter.milestone("loaded")
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
+        self._reporter.milestone("loaded")  # last: whoever reads it knows from which step on
         return load_batches(
             self._data, self._order, self.plan, rank=self._rank, first_step=self.step, device=self._device
         )
