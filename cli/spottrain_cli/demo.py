@@ -27,15 +27,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from spottrain.audit import Audit, read_audit
+from spottrain.data.audit import Audit, read_audit
 from spottrain_api.contract import ENV_AUDIT_DIR
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, Transition
+from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
+from spottrain_cli.live_view import duration, job_view, money
+from spottrain_cli.report import html_report, transition_row
 from spottrain_local.cluster import open_cluster
 from spottrain_local.layout import ClusterLayout, checkout_root, clusters_root
-
-from .job_view import JobReader, JobSnapshot, UserError, now
-from .live_view import duration, job_view, money
-from .report import html_report, transition_row
 
 CLUSTER = "demo"
 NAMESPACE, JOB = "default", "gpt"

@@ -15,8 +15,7 @@ from rich.text import Text
 from spottrain_api.contract import CapacityType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
-
-from .job_view import EventSummary, JobSnapshot
+from spottrain_cli.job_view import EventSummary, JobSnapshot
 
 PHASE_STYLES = {
     Phase.RUNNING: "bold green",

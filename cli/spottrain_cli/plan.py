@@ -17,10 +17,9 @@ from spottrain_api.contract import KIND
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
-
-from .job_view import UserError
-from .model_facts import count, read_config, size
-from .what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
+from spottrain_cli.job_view import UserError
+from spottrain_cli.model_facts import count, read_config, size
+from spottrain_cli.what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
 # Columns of a terminal that the whole table takes; in a narrower one the parts of a step are left out.
 WIDTH = 80
