@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     TOKEN_AUDIENCE,
@@ -28,7 +29,6 @@ from spottrain_api.contract import (
 from spottrain_operator.agents import AssignmentBoard, ReportBox, matters
 from spottrain_operator.cluster import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api import ControlApi
-from spottrain_operator.memory_cluster import MemoryCluster
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from memory_cluster import MemoryCluster
 from spottrain_operator.cluster import ClusterError, Manifest
 from spottrain_operator.lease import LeaderElection, LeaseSettings
-from spottrain_operator.memory_cluster import MemoryCluster
 
 
 def settings(identity: str) -> LeaseSettings:

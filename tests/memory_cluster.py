@@ -1,4 +1,4 @@
-"""A cluster in memory, for tests: the part of the API server's behaviour that the operator relies on.
+"""A cluster in this process's memory: the part of the API server's behaviour that the operator relies on.
 
 Objects have uids and resource versions, stale writes conflict, deletions with a grace period leave the pod
 terminating until `finish_deletions`, and a deleted job takes its pods along.
