@@ -17,10 +17,10 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.cluster import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
-from spottrain_operator.history import HistoryKeeper
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster import ClusterError, Manifest
-from spottrain_operator.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.client import ClusterError, Manifest
+from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 
 
 def settings(identity: str) -> LeaseSettings:
