@@ -66,7 +66,7 @@ class ClusterLayout:
 
     @property
     def instances(self) -> Path:
-        """The cloud's memory: which instances run, are being taken back, or are gone."""
+        """The cloud's record: which instances run, are being taken back, or are gone."""
         return self.root / "instances.json"
 
     @property

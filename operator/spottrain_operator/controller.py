@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    HeldShards,
     Interruptions,
     LossSpikeConfig,
-    MemoryCheckpoint,
     MemoryEstimate,
-    MemoryStep,
     Progress,
+    ReplicatedStep,
     StabilityAction,
     StabilityConfig,
     StrategyChoice,
@@ -49,15 +49,15 @@ def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
-def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int) -> None:
+def test_ranks_are_told_what_replicas_covered(replicas: int, covered: int) -> None:
     def ended(generation: int, **said: Any) -> Transition:
         return Transition(generation=generation, at=at(50), **said)
 
     transitions = (
         ended(1, reason="NodeLost"),
-        ended(2, reason="NodeLost", from_memory=True),
-        ended(3, reason="Preempted", with_notice=True, from_memory=True),  # its drain wasn't done in time
-        ended(4, reason="Failure", from_memory=True),
+        ended(2, reason="NodeLost", from_replicas=True),
+        ended(3, reason="Preempted", with_notice=True, from_replicas=True),  # its drain wasn't done in time
+        ended(4, reason="Failure", from_replicas=True),
     )
     scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": replicas})
     scene = scene.status(transitions=transitions, start_time=START).generation(number=5, started_at=at(60))
@@ -68,26 +68,32 @@ def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int)
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 1, 2)], ids=["complete", "a-member-and-its-peer-at-once"])
-def test_a_generation_that_begins_in_memory_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
-    held = MemoryStep(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
+def test_a_generation_that_starts_from_replicas_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
+    held = HeldShards(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
     scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": 1}).without_pod(4).decided()
-    scene = scene.all_say(phase=AgentPhase.STOPPED, memory_port=9000, held=(held,)).decided()
+    scene = scene.all_say(phase=AgentPhase.STOPPED, replica_port=9000, held=(held,)).decided()
     status = scene.later(6).plan().status
     assert status.generation is not None
-    assert (status.generation.number, status.generation.memory is not None) == (2, len(ranks) == 4)
+    assert (status.generation.number, status.generation.replicated_step is not None) == (2, len(ranks) == 4)
     [transition] = status.transitions
-    assert (transition.reason, transition.from_memory) == ("NodeLost", len(ranks) == 4)
+    assert (transition.reason, transition.from_replicas) == ("NodeLost", len(ranks) == 4)
 
 
-@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-memory", "fell-back"])
-def test_a_loss_is_covered_where_training_went_on_from_memory(start_step: int, covered: bool) -> None:
-    lost = Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_memory=True)
-    memory = MemoryCheckpoint(generation=1, sequence=3, step=48, world_size=4, holders=())
-    scene = training_job().status(transitions=(lost,)).generation(number=2, memory=memory, first_step_at=at(90))
+@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-replicas", "fell-back"])
+def test_a_loss_is_covered_if_training_resumed_from_replicas(start_step: int, covered: bool) -> None:
+    lost = Transition(
+        generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_replicas=True
+    )
+    replicated = ReplicatedStep(generation=1, sequence=3, step=48, world_size=4, holders=())
+    scene = (
+        training_job()
+        .status(transitions=(lost,))
+        .generation(number=2, replicated_step=replicated, first_step_at=at(90))
+    )
     resumed = training(start_step + 2).model_copy(update={"generation": 2, "start_step": start_step})
     status = scene.all_say(generation=2, progress=resumed).plan().status
     [transition] = status.transitions
-    assert (transition.from_memory, transition.steps_redone) == (covered, 50 - start_step)
+    assert (transition.from_replicas, transition.steps_redone) == (covered, 50 - start_step)
 
 
 def test_cost_and_goodput_are_of_the_time_between_passes() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spottrain_operator.cluster import ClusterError, Manifest
-from spottrain_operator.lease import LeaderElection, LeaseSettings
-from spottrain_operator.memory_cluster import MemoryCluster
+from memory_cluster import MemoryCluster
+from spottrain_operator.cluster.client import ClusterError, Manifest
+from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 
 
 def settings(identity: str) -> LeaseSettings:

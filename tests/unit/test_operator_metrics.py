@@ -23,7 +23,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
-from spottrain_operator.cluster import JobKey
+from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.metrics import Metrics
 

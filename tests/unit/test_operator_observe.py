@@ -9,8 +9,8 @@ import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster import ForbiddenError, InvalidObjectError
-from spottrain_operator.observe import (
+from spottrain_operator.cluster.client import ForbiddenError, InvalidObjectError
+from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
     may_wait_for_volumes,
@@ -19,7 +19,7 @@ from spottrain_operator.observe import (
     refusal,
     with_newest_event,
 )
-from spottrain_operator.tolerant import as_written
+from spottrain_operator.cluster.tolerant import as_written
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spottrain_api.contract import ENV_CONTROL_URL, ENV_POD_UID, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.pods import JobRef, build_pod, template_hash
+from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
 MINIMAL: dict[str, Any] = {

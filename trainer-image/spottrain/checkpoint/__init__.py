@@ -12,7 +12,7 @@ What lies in the store:
 A save goes: stage (staging.py), upload (by a process beside the rank: writer.py) and receipt on every rank, then on
 rank 0 the manifest and the compare-and-swap of HEAD (persist.py). Only what HEAD names exists; where HEAD itself
 is lost, it is made anew from what is whole (rebuild.py). Nothing in it is a pickle (codec.py).
-Newer steps may be in the memory of members (replicas.py), for a loss without notice.
+Replicas of newer steps may be in the memory of members (peers/), for a loss without notice.
 """
 
 from spottrain.checkpoint.checkpointer import Checkpointer, Loaded

@@ -31,7 +31,7 @@ from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain_api.contract import MemoryCheckpoint
+from spottrain_api.contract import ReplicatedStep
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Checkpointer:
         self,
         state: dict[str, Any],
         replicas: Replicas,
-        checkpoint: MemoryCheckpoint,
+        checkpoint: ReplicatedStep,
         *,
         frozen: Collection[str] = (),
     ) -> Loaded:

@@ -446,11 +446,11 @@ class Session:
         dist.destroy_process_group()
 
     def _replicas(self) -> Replicas | None:
-        """Peers' memory, where the job asks for it."""
-        if self._checkpointer is None or self.config.memory is None:
+        """Replicas in peers' memory, if the job asks for them."""
+        if self._checkpointer is None or self.config.replicas is None:
             return None
         return Replicas(
-            self.config.memory,
+            self.config.replicas,
             generation=self.config.generation,
             rank=self.rank,
             world_size=self.world_size,

@@ -55,8 +55,8 @@ def open_checkpoints(
     """A collective; raises UserError. Where the job has a commit, or a step in members' memory, a store that doesn't
     answer is waited for with `sleep`: a generation that fails for it is followed at once by the next, and the third
     would end the job."""
-    memory = config.memory
-    resumes = config.resume is not None or (memory is not None and memory.resume is not None)
+    replicas = config.replicas
+    resumes = config.resume is not None or (replicas is not None and replicas.resume is not None)
 
     def waits(error: CheckpointError) -> None:
         report_failure(reporter, error)

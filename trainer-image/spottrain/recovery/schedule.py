@@ -88,7 +88,7 @@ class CheckpointSchedule:
             )
             self._say(damage)
             self.failed(CorruptCheckpoint(damage))
-        if (step := self._resume_from_memory(state, seed=seed, rank=rank)) is not None:
+        if (step := self._resume_from_replicas(state, seed=seed, rank=rank)) is not None:
             return step
         if self.newest is None:
             return 0
@@ -98,7 +98,7 @@ class CheckpointSchedule:
         self.reporter.committed(reference(self.newest))
         return loaded.step
 
-    def _resume_from_memory(self, state: TrainingState, *, seed: int, rank: int) -> int | None:
+    def _resume_from_replicas(self, state: TrainingState, *, seed: int, rank: int) -> int | None:
         """Load the step that the operator found in members' memory, and begin to commit it; None where there is
         none, or nothing newer than HEAD, or it is not whole, so that the store is to be read."""
         found = self.replicas.resume if self.replicas is not None else None

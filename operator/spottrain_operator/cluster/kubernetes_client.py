@@ -17,7 +17,7 @@ import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
-from spottrain_operator.cluster import (
+from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,

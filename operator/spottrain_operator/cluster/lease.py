@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from spottrain_operator.cluster import ClusterError, LeaseClient, Manifest
+from spottrain_operator.cluster.client import ClusterError, LeaseClient, Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, CapacityType
 from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name, thin_out
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
-from spottrain_operator.cluster import ClusterError, ConfigMapClient, JobKey, Manifest
+from spottrain_operator.cluster.client import ClusterError, ConfigMapClient, JobKey, Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
-from spottrain_operator.cluster import ClusterClient, Manifest
+from spottrain_operator.cluster.client import ClusterClient, Manifest
 from spottrain_operator.core.model import Event
 
 COMPONENT = "spottrain-operator"

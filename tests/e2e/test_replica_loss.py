@@ -24,12 +24,12 @@ def num_steps(run: Rehearsal, generation: int) -> int:
 
 def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cluster, tmp_path: Path) -> None:
     checkpoint = {
-        "uri": "s3://checkpoints/memory",
+        "uri": "s3://checkpoints/replicas",
         "interval": "10000steps",
         "peerReplicas": 1,
         "peerInterval": 1,
     }
-    with rehearsal(operator_cluster, "memory", tmp_path, members=1, nodes={"max": 4}, checkpoint=checkpoint) as run:
+    with rehearsal(operator_cluster, "replicas", tmp_path, members=1, nodes={"max": 4}, checkpoint=checkpoint) as run:
         run.wait_for_spot(2, ready=4)
         for what in ("a spot node is killed", "another one"):
             # A generation that has only begun has nothing in memory yet, and the commit is as new.
@@ -37,11 +37,11 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
             with run.incident(what):
                 run.cluster.kill(run.spot_nodes()[:1])
             assert run.evidence[-1].redone <= 2, run.evidence[-1].row()
-            memory = run.generation().memory
-            assert memory is not None, run.describe()
-            run.wait("the step is committed to the store", partial(has_committed, run, memory.step))
+            replicated = run.generation().replicated_step
+            assert replicated is not None, run.describe()
+            run.wait("the step is committed to the store", partial(has_committed, run, replicated.step))
         status = run.finish()
     assert status.failures == 0
     assert status.preemptions_without_notice == 2
     # What the interval of commits is reckoned with: neither was a loss.
-    assert [t.from_memory for t in status.transitions if t.reason == "NodeLost"] == [True, True]
+    assert [t.from_replicas for t in status.transitions if t.reason == "NodeLost"] == [True, True]

@@ -18,8 +18,8 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from spottrain_api.contract import LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT, TOKEN_AUDIENCE, AgentReport
-from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.cluster import ClusterError, PodIdentity, TokenReviewer
+from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 
 logger = logging.getLogger(__name__)
 

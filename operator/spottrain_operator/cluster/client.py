@@ -1,7 +1,7 @@
 """What the operator needs of Kubernetes, as narrow protocols.
 
-Objects pass as the JSON of the Kubernetes API (`Manifest`); `observe.py` turns them into values. There are two
-implementations that pass the same contract tests: `kubernetes_cluster.py` and `memory_cluster.py`.
+Objects pass as the JSON of the Kubernetes API (`Manifest`); `observe.py` turns them into values. Two
+implementations pass the same contract tests: `kubernetes_client.py`, and the one in memory that tests use.
 """
 
 from __future__ import annotations

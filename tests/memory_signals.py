@@ -1,4 +1,4 @@
-"""A SignalSource for tests: announces what it is told to."""
+"""A source of signals in this process's memory: announces what a test hands to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spottrain_api.contract import Notice
 
 
 class MemorySource:
-    """Keeps its notices in memory."""
+    """Implements SignalSource with the notices that `announce` was given last."""
 
     def __init__(self, name: str = "memory") -> None:
         self._name = name
@@ -27,10 +27,10 @@ class MemorySource:
             self._changed.notify_all()
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
-        told: tuple[Notice, ...] | None = None
+        announced: tuple[Notice, ...] | None = None
         while True:
             async with self._changed:
-                while self._notices == told:
+                while self._notices == announced:
                     await self._changed.wait()
-                told = self._notices
-            yield told
+                announced = self._notices
+            yield announced

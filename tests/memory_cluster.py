@@ -1,4 +1,4 @@
-"""A cluster in memory, for tests: the part of the API server's behaviour that the operator relies on.
+"""A cluster in this process's memory: the part of the API server's behaviour that the operator relies on.
 
 Objects have uids and resource versions, stale writes conflict, deletions with a grace period leave the pod
 terminating until `finish_deletions`, and a deleted job takes its pods along.
@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from spottrain_operator.cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
 
 
 class MemoryCluster:
-    """All of the protocols of cluster.py on dictionaries, which tests may look into and change."""
+    """All of the protocols of cluster/client.py on dictionaries, which tests may look into and change."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobKey, Manifest] = {}

@@ -1,9 +1,9 @@
-"""What peers' memory costs a step, and how quickly a state comes back from it.
+"""What replicas in peers' memory cost a step, and how quickly a state comes back from them.
 
-`make bench-peer-memory` lets ranks, each a member with a memory of its own, take steps with and without replicas in
-turns, `--blocks` times each; what it cost is the mean of the pairs' differences, with its standard error. The job
-doesn't say how often to replicate, so that it is as often as may cost 2% of a step. Then the newest step is read back
-as after a loss, and from a file store for comparison.
+`make bench-replicas` lets ranks, each a member with a process of its own that holds replicas, take steps with and
+without replicas in turns, `--blocks` times each. What it cost is the mean of the pairs' differences, with its
+standard error. The job doesn't set how often to replicate, so that it is as often as may cost 2% of a step. Then the
+newest step is read back as after a loss, and from a file store for comparison.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks import clean_up_on_sigterm
 from benchmarks.checkpoint.state import local_bytes, sharded_state
 from benchmarks.processes import free_ports
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
-from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
+from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep
 
 TOKEN = "bench"
 
@@ -75,11 +75,11 @@ def rank_main(arguments: argparse.Namespace) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     state = sharded_state(arguments.mib, torch.device("cpu"), fill=True)
     group = dist.new_group(backend="gloo")
-    memory = PeerMemory(
-        token=TOKEN, own=arguments.memories[rank], peer=arguments.memories[(rank + 1) % world_size], interval=None
+    settings = ReplicaSettings(
+        token=TOKEN, own=arguments.holders[rank], peer=arguments.holders[(rank + 1) % world_size], interval=None
     )
     replicas = Replicas(
-        memory, generation=1, ranks_per_node=world_size, group=group, rank=rank, world_size=world_size
+        settings, generation=1, ranks_per_node=world_size, group=group, rank=rank, world_size=world_size
     )
     loop = Loop(replicas, state, arguments.step_seconds)
     for _ in range(3):  # plan, allocate and measure
@@ -109,7 +109,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
             "bytes": int(total),
             "without": blocks[False],
             "with": blocks[True],
-            "replicas": loop.num_replicas,
+            "num_replicas": loop.num_replicas,
             "interval": replicas.interval(arguments.step_seconds),
             "cost": replicas.cost_seconds,
             **loads,
@@ -122,17 +122,15 @@ def rank_main(arguments: argparse.Namespace) -> None:
 def load_times(
     store: Checkpointer, replicas: Replicas, state: dict[str, Any], arguments: argparse.Namespace, sequence: int
 ) -> dict[str, float]:
-    """Seconds until all ranks have the state again, from memory and from the store."""
-    holders = tuple(MemoryHolder(address=a, ranks=(r,)) for r, a in enumerate(arguments.memories))
-    found = MemoryCheckpoint(
-        generation=1, sequence=sequence, step=0, world_size=dist.get_world_size(), holders=holders
-    )
+    """Seconds until all ranks have the state again, from replicas and from the store."""
+    holders = tuple(ReplicaHolder(address=a, ranks=(r,)) for r, a in enumerate(arguments.holders))
+    found = ReplicatedStep(generation=1, sequence=sequence, step=0, world_size=dist.get_world_size(), holders=holders)
     commit = store.latest()
     assert commit is not None
-    seen: dict[str, list[float]] = {"memory": [], "store": []}
+    seen: dict[str, list[float]] = {"replicas": [], "store": []}
     for _ in range(3):
         for name, load in (
-            ("memory", lambda: store.load_replica(dict(state), replicas, found)),
+            ("replicas", lambda: store.load_replica(dict(state), replicas, found)),
             ("store", lambda: store.load(dict(state), commit)),
         ):
             dist.barrier()
@@ -143,12 +141,12 @@ def load_times(
     return {name: statistics.median(times) for name, times in seen.items()}
 
 
-def start_memory(stack: ExitStack) -> str:
-    """A member's memory, as its agent starts it; its address."""
+def start_holder(stack: ExitStack) -> str:
+    """What holds a member's replicas, as its agent starts it; its address."""
     ours, theirs = socket.socketpair()
     listen = socket.create_server(("127.0.0.1", 0))
     descriptors = (theirs.fileno(), listen.fileno())
-    command = [sys.executable, "-m", "spottrain_agent.memory_store", *map(str, descriptors)]
+    command = [sys.executable, "-m", "spottrain_agent.replica_store", *map(str, descriptors)]
     process = subprocess.Popen(command, pass_fds=descriptors)
     stack.callback(process.wait)
     stack.callback(process.kill)
@@ -169,19 +167,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of a block")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--step-seconds", type=float, default=0.1)
-    parser.add_argument("--memories", nargs="*", help=argparse.SUPPRESS)  # of a rank
+    parser.add_argument("--holders", nargs="*", help=argparse.SUPPRESS)  # of a rank
     parser.add_argument("--uri", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.memories:
+    if arguments.holders:
         rank_main(arguments)
         return
-    with tempfile.TemporaryDirectory(prefix="bench-peer-memory-") as scratch, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="bench-replicas-") as scratch, ExitStack() as stack:
         result = Path(scratch) / "result.json"
-        memories = [start_memory(stack) for _ in range(arguments.ranks)]
+        holders = [start_holder(stack) for _ in range(arguments.ranks)]
         (port,) = free_ports(1)
-        command = [sys.executable, "-m", "benchmarks.bench_peer_memory", *sys.argv[1:]]
-        command += ["--uri", f"file://{scratch}/store", "--result", str(result), "--memories", *memories]
+        command = [sys.executable, "-m", "benchmarks.bench_replicas", *sys.argv[1:]]
+        command += ["--uri", f"file://{scratch}/store", "--result", str(result), "--holders", *holders]
         size = str(arguments.ranks)
         world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ranks = []
@@ -203,10 +201,13 @@ def show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     print(f"step without replicas   {1e3 * without:8.2f} ms (blocks {_blocks(report['without'])})")
     print(f"step with replicas      {1e3 * with_:8.2f} ms (blocks {_blocks(report['with'])})")
     print(f"cost of a step          {statistics.mean(costs):8.2f} % (± {error:.2f}, of {len(costs)} pairs)")
-    print(f"replicas                {report['replicas']:8d}, one in {report['interval']} steps by a cost of", end=" ")
+    print(
+        f"replicas                {report['num_replicas']:8d}, one in {report['interval']} steps by a cost of",
+        end=" ",
+    )
     print(f"{1e3 * report['cost']:.1f} ms")
-    print(f"state back from memory  {report['memory']:8.3f} s")
-    print(f"state back from a file  {report['store']:8.3f} s")
+    print(f"state back from replicas {report['replicas']:8.3f} s")
+    print(f"state back from a file   {report['store']:8.3f} s")
 
 
 def _blocks(seconds: list[float]) -> str:

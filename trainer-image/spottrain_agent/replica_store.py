@@ -1,11 +1,11 @@
-"""Peers' memory: a process beside the agent that holds replicated shards of its own ranks and of a peer's.
+"""The process beside the agent that holds replicated shards of its own ranks and of a peer's.
 
-`python -m spottrain_agent.memory_store CONTROL LISTEN`, two socket descriptors. The agent writes the generation's
+`python -m spottrain_agent.replica_store CONTROL LISTEN`, two socket descriptors. The agent writes the generation's
 token to CONTROL, a line each time it changes, and is answered, then and whenever something changes, with a line that
 says what is held. Ranks speak HTTP to LISTEN, with the token as bearer:
 
     PUT  /<generation>/<sequence>/<name>    an object of a replicated step; the answer says what taking it cost
-    POST /held                              a MemoryStep: all objects of these ranks are there
+    POST /held                              HeldShards: all objects of these ranks are there
     GET  /<generation>/<sequence>/<name>    the object, or a `Range` of it
 
 It outlives generations, imports no torch, and is the first to go when the pod's memory is short.
@@ -29,7 +29,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from spottrain_agent.processes import die_with_parent
-from spottrain_api.contract import PROCESSOR_SECONDS, MemoryStep
+from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
 
 # While a step is replicated the one before must be whole.
 NUM_KEPT = 2
@@ -42,13 +42,13 @@ Place = tuple[int, int]
 """Generation and sequence of a replicated step."""
 
 
-class Shelf:
+class ReplicaStore:
     """Objects of the newest replicated steps. A step counts, for a rank, once all of the rank's objects are there."""
 
-    def __init__(self, on_change: Callable[[tuple[MemoryStep, ...]], None]) -> None:
+    def __init__(self, on_change: Callable[[tuple[HeldShards, ...]], None]) -> None:
         self._on_change = on_change
         self._objects: dict[Place, dict[str, bytearray]] = {}
-        self._steps: dict[Place, MemoryStep] = {}
+        self._steps: dict[Place, HeldShards] = {}
         self._spare: list[bytearray] = []
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class Shelf:
         with self._lock:
             return self._objects.get(place, {}).get(name)
 
-    def hold(self, step: MemoryStep) -> None:
+    def hold(self, step: HeldShards) -> None:
         """The objects of these ranks are complete; what is older than the newest steps is dropped."""
         with self._lock:
             place = (step.generation, step.sequence)
@@ -81,24 +81,24 @@ class Shelf:
             if over := [place for place in self._objects if place < oldest]:
                 # Whoever still reads one of these notices by its checksums.
                 self._spare = [data for place in over for data in self._objects.pop(place).values()]
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Say what is held."""
+    def report(self) -> None:
+        """Report what is held."""
         self._on_change(tuple(self._steps.values()))
 
 
-class MemoryServer(ThreadingHTTPServer):
-    """Serves a shelf to whoever has the token."""
+class ReplicaServer(ThreadingHTTPServer):
+    """Serves a store of replicas to whoever has the token."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, listen: socket.socket, shelf: Shelf) -> None:
+    def __init__(self, listen: socket.socket, store: ReplicaStore) -> None:
         super().__init__(listen.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listen
-        self.shelf = shelf
+        self.store = store
         self.token = ""
         self.server_activate()
 
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = _TIMEOUT_SECONDS
-    server: MemoryServer
+    server: ReplicaServer
 
     def do_PUT(self) -> None:
         started = time.thread_time()
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         if match is None:
             self._answer(HTTPStatus.NOT_FOUND)
             return
-        self.server.shelf.put((int(match[1]), int(match[2])), match[3], data)
+        self.server.store.put((int(match[1]), int(match[2])), match[3], data)
         self._answer(HTTPStatus.NO_CONTENT, headers={PROCESSOR_SECONDS: f"{time.thread_time() - started:.6f}"})
 
     def do_POST(self) -> None:
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             return
         try:
-            self.server.shelf.hold(MemoryStep.from_json(bytes(data)))
+            self.server.store.hold(HeldShards.from_json(bytes(data)))
         except ValidationError:
             self._answer(HTTPStatus.BAD_REQUEST)
         else:
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return
         match = _PATH.fullmatch(self.path)
-        found = self.server.shelf.get((int(match[1]), int(match[2])), match[3]) if match is not None else None
+        found = self.server.store.get((int(match[1]), int(match[2])), match[3]) if match is not None else None
         if found is None:
             self._answer(HTTPStatus.NOT_FOUND)
             return
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return None
         try:
-            data = self.server.shelf.room(int(self.headers.get("Content-Length", "0")))
+            data = self.server.store.room(int(self.headers.get("Content-Length", "0")))
         except (ValueError, MemoryError):
             self._refuse(HTTPStatus.INSUFFICIENT_STORAGE)
             return None
@@ -196,17 +196,17 @@ def serve(control: socket.socket, listen: socket.socket) -> None:
     """Until the agent closes CONTROL."""
     speaking = threading.Lock()
 
-    def tell(held: tuple[MemoryStep, ...]) -> None:
+    def report(held: tuple[HeldShards, ...]) -> None:
         with speaking:
             control.sendall(json.dumps([step.model_dump(by_alias=True) for step in held]).encode() + b"\n")
 
-    shelf = Shelf(tell)
-    server = MemoryServer(listen, shelf)
-    threading.Thread(target=server.serve_forever, name="memory", daemon=True).start()
+    store = ReplicaStore(report)
+    server = ReplicaServer(listen, store)
+    threading.Thread(target=server.serve_forever, name="replicas", daemon=True).start()
     with contextlib.suppress(ConnectionError):
         for line in control.makefile("r"):
             server.token = line.strip()
-            shelf.tell()
+            store.report()
 
 
 def main() -> None:

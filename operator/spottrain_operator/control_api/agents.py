@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from spottrain_api.contract import AgentReport, Assignment
-from spottrain_operator.cluster import JobKey, PodIdentity
+from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
 # Progress alone wakes a job this often; everything else at once.

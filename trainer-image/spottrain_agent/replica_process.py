@@ -1,4 +1,4 @@
-"""The agent's side of peers' memory: keeps its process running once a generation asks for it."""
+"""The agent's side of replicas: keeps the process that holds them running once a generation asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper
-from spottrain_api.contract import MemoryStep
+from spottrain_api.contract import HeldShards
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ RESTART_DELAY_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 
 
-class MemoryProcess:
-    """Starts `memory_store` when the first token comes, and again should it die (which loses what it held)."""
+class ReplicaProcess:
+    """Starts `replica_store` when the first token comes, and again if it dies, which loses what it held."""
 
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
@@ -30,7 +30,7 @@ class MemoryProcess:
         self._answered = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self.pid: int | None = None
-        self.held: tuple[MemoryStep, ...] = ()
+        self.held: tuple[HeldShards, ...] = ()
 
     @property
     def port(self) -> int:
@@ -47,7 +47,10 @@ class MemoryProcess:
         try:
             await asyncio.wait_for(self._answered.wait(), ANSWER_SECONDS)
         except TimeoutError:
-            logger.warning("peers' memory did not start in %.0f s; it is left out", ANSWER_SECONDS)
+            logger.warning(
+                "the process that holds replicas did not start in %.0f s; training continues without it",
+                ANSWER_SECONDS,
+            )
 
     async def run(self) -> None:
         """Keep it alive, from the first `open` on, until cancelled."""
@@ -64,10 +67,13 @@ class MemoryProcess:
         try:
             self._writer.write(f"{self._token}\n".encode())
             while line := await reader.readline():
-                self.held = tuple(MemoryStep.model_validate(step) for step in json.loads(line))
+                self.held = tuple(HeldShards.model_validate(step) for step in json.loads(line))
                 self._answered.set()
             process.returncode = await ended
-            logger.warning("peers' memory ended with exit code %s; starting it again, empty", process.returncode)
+            logger.warning(
+                "the process that holds replicas ended with exit code %s; starting it again, empty",
+                process.returncode,
+            )
         finally:
             self._writer.close()
             self._writer, self.pid, self.held = None, None, ()
@@ -76,7 +82,7 @@ class MemoryProcess:
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), self._port.descriptor)
         process = subprocess.Popen(
-            [sys.executable, "-m", "spottrain_agent.memory_store", *map(str, descriptors)],
+            [sys.executable, "-m", "spottrain_agent.replica_store", *map(str, descriptors)],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
         )

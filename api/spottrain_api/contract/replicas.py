@@ -1,4 +1,4 @@
-"""Shards of replicated steps in the members' memory: who holds which, and where ranks send them."""
+"""Replicas: shards of a step in the members' memory, who holds which, and where ranks send them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pydantic import Field
 from spottrain_api.contract.message import Message
 
 
-class MemoryStep(Message):
-    """The part of one replicated step that a member's memory holds: the shards of `ranks`, in a world of
-    `world_size`, after `step`. `sequence` counts the generation's replicated steps."""
+class HeldShards(Message):
+    """The shards of one replicated step that a member holds.
+
+    They are those of `ranks`, in a world of `world_size`, after `step`. `sequence` counts the generation's replicated
+    steps.
+    """
 
     generation: int
     sequence: int
@@ -20,28 +23,28 @@ class MemoryStep(Message):
     ranks: tuple[int, ...]
 
 
-class MemoryHolder(Message):
-    """A member whose memory holds the shards of some ranks."""
+class ReplicaHolder(Message):
+    """A member that holds the shards of some ranks in memory."""
 
-    address: Annotated[str, Field(description="Address and port of the member's memory.")]
+    address: Annotated[str, Field(description="Address and port at which the member serves them.")]
     ranks: Annotated[tuple[int, ...], Field(description="Ranks whose shards it holds.")]
 
 
-class MemoryCheckpoint(Message):
+class ReplicatedStep(Message):
     """A replicated step of which every rank's shard is in the memory of a member that is still there."""
 
     generation: Annotated[int, Field(description="Number of the generation that replicated it.")]
     sequence: Annotated[int, Field(description="Number of the replica in that generation.")]
     step: Annotated[int, Field(description="Optimizer steps that it holds, counted from the job's start.")]
     world_size: Annotated[int, Field(description="Number of ranks of that generation.")]
-    holders: Annotated[tuple[MemoryHolder, ...], Field(description="Members whose memory holds the shards.")]
+    holders: Annotated[tuple[ReplicaHolder, ...], Field(description="Members that hold the shards in memory.")]
 
 
-class PeerMemory(Message):
-    """Where a member's ranks replicate their shards: its own memory and its peer's.
+class ReplicaSettings(Message):
+    """Where a member's ranks replicate their shards: into its own memory and its peer's.
 
-    - token: opens the memory of all members of the generation, and of no others.
-    - own, peer: "address:port" of the two memories. `peer` None: there is no other member.
+    - token: opens the replicas of all members of the generation, and of no others.
+    - own, peer: "address:port" of the two. `peer` None: there is no other member.
     - interval: steps from one replica to the next. None: as often as costs little.
     - resume: the step to resume from, unless the store has a newer one.
     """
@@ -50,4 +53,4 @@ class PeerMemory(Message):
     own: str
     peer: str | None = None
     interval: int | None = None
-    resume: MemoryCheckpoint | None = None
+    resume: ReplicatedStep | None = None

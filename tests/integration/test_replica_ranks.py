@@ -14,25 +14,25 @@ import torch
 
 from cluster_fixtures import wait_for
 from spottrain.data.audit import read_audit
-from spottrain_agent.memory_store import MemoryServer, Shelf
-from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
+from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
+from spottrain_api.contract import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from trainer_runs import STEPS, Run, assert_succeeded
 
 TOKEN = "secret"
 
 
-class Memory:
-    """One member's memory, as its agent keeps it; here a thread."""
+class Member:
+    """What holds one member's replicas, as its agent keeps it; here a thread."""
 
     def __init__(self) -> None:
-        self.held: tuple[MemoryStep, ...] = ()
+        self.held: tuple[HeldShards, ...] = ()
         listen = socket.create_server(("127.0.0.1", 0))
-        self.server = MemoryServer(listen, Shelf(self._tell))
+        self.server = ReplicaServer(listen, ReplicaStore(self._tell))
         self.server.token = TOKEN
         self.address = f"127.0.0.1:{listen.getsockname()[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def _tell(self, held: tuple[MemoryStep, ...]) -> None:
+    def _tell(self, held: tuple[HeldShards, ...]) -> None:
         self.held = held
 
     def stop(self) -> None:
@@ -41,25 +41,25 @@ class Memory:
 
 
 @pytest.fixture
-def memories() -> Iterator[list[Memory]]:
-    started = [Memory() for _ in range(3)]
+def members() -> Iterator[list[Member]]:
+    started = [Member() for _ in range(3)]
     yield started
-    for memory in started:
-        memory.stop()
+    for member in started:
+        member.stop()
 
 
-def newest_of(memories: list[Memory], world_size: int) -> MemoryCheckpoint:
+def newest_of(members: list[Member], world_size: int) -> ReplicatedStep:
     """The newest step that these hold for all ranks between them."""
-    steps = {(step.sequence, step.step) for memory in memories for step in memory.held}
+    steps = {(step.sequence, step.step) for member in members for step in member.held}
     for sequence, number in sorted(steps, reverse=True):
         holders = [
-            MemoryHolder(address=memory.address, ranks=step.ranks)
-            for memory in memories
-            for step in memory.held
+            ReplicaHolder(address=member.address, ranks=step.ranks)
+            for member in members
+            for step in member.held
             if step.sequence == sequence
         ]
         if {rank for holder in holders for rank in holder.ranks} == set(range(world_size)):
-            return MemoryCheckpoint(
+            return ReplicatedStep(
                 generation=1, sequence=sequence, step=number, world_size=world_size, holders=tuple(holders)
             )
     raise AssertionError("no step is complete")
@@ -67,16 +67,16 @@ def newest_of(memories: list[Memory], world_size: int) -> MemoryCheckpoint:
 
 @pytest.mark.parametrize(("strategy", "world_after"), [("fsdp", 3), ("ddp", 2)])
 def test_a_member_lost_without_notice_costs_two_steps_at_most(
-    strategy: str, world_after: int, memories: list[Memory], tmp_path: Path, fork: Any
+    strategy: str, world_after: int, members: list[Member], tmp_path: Path, fork: Any
 ) -> None:
     """Nothing was ever committed: all comes from the memory of those that are left, and is committed at once."""
     run = Run(tmp_path / "run", fork, strategy=strategy, dropout=0.2, interval="1000steps", step_seconds=0.04)
 
-    def told(world_size: int, resume: MemoryCheckpoint | None = None) -> None:
-        run.memory = lambda rank: PeerMemory(
+    def told(world_size: int, resume: ReplicatedStep | None = None) -> None:
+        run.replicas = lambda rank: ReplicaSettings(
             token=TOKEN,
-            own=memories[rank].address,
-            peer=memories[(rank + 1) % world_size].address,
+            own=members[rank].address,
+            peer=members[(rank + 1) % world_size].address,
             interval=1,
             resume=resume,
         )
@@ -85,10 +85,10 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
     run.generate(3, {1: {9: "vanish"}})
     head = run.head()
     assert head is None or not head.commits
-    left = [memories[0], memories[2]]
+    left = [members[0], members[2]]
     found = newest_of(left, 3)
-    memories[1].stop()
-    memories[1] = Memory()
+    members[1].stop()
+    members[1] = Member()
 
     told(world_after, found)
     run.generate(world_after)
@@ -108,15 +108,15 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
         assert all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
 
 
-def test_a_step_in_memory_outlasts_a_store_that_is_away(memories: list[Memory], tmp_path: Path, fork: Any) -> None:
+def test_a_step_in_memory_outlasts_a_store_that_is_away(members: list[Member], tmp_path: Path, fork: Any) -> None:
     """Nothing was ever committed, and HEAD can't be fenced when the next generation starts."""
     run = Run(tmp_path, fork, interval="1000steps", step_seconds=0.04)
-    run.memory = lambda rank: PeerMemory(
-        token=TOKEN, own=memories[rank].address, peer=memories[1 - rank].address, interval=1
+    run.replicas = lambda rank: ReplicaSettings(
+        token=TOKEN, own=members[rank].address, peer=members[1 - rank].address, interval=1
     )
     run.generate(2, {1: {9: "vanish"}})
-    found = newest_of(memories[:1], 2)
-    run.memory = lambda rank: PeerMemory(token=TOKEN, own=memories[0].address, resume=found)
+    found = newest_of(members[:1], 2)
+    run.replicas = lambda rank: ReplicaSettings(token=TOKEN, own=members[0].address, resume=found)
     away = run.folder / "errno"
     away.write_text(str(errno.EIO))
     with run.running(1):
@@ -128,18 +128,18 @@ def test_a_step_in_memory_outlasts_a_store_that_is_away(memories: list[Memory], 
 
 
 def test_a_step_that_is_gone_from_memory_is_read_from_the_store(
-    memories: list[Memory], tmp_path: Path, fork: Any
+    members: list[Member], tmp_path: Path, fork: Any
 ) -> None:
     run = Run(tmp_path, fork, interval="4steps", step_seconds=0.04)
     run.generate(2, {1: {6: "kill"}})
-    gone = MemoryCheckpoint(
+    gone = ReplicatedStep(
         generation=1,
         sequence=3,
         step=5,
         world_size=2,
-        holders=(MemoryHolder(address=memories[2].address, ranks=(0, 1)),),
+        holders=(ReplicaHolder(address=members[2].address, ranks=(0, 1)),),
     )
-    run.memory = lambda rank: PeerMemory(token=TOKEN, own=memories[rank].address, resume=gone)
+    run.replicas = lambda rank: ReplicaSettings(token=TOKEN, own=members[rank].address, resume=gone)
     run.generate(2)
     assert_succeeded(run)
     assert "could not be read from members' memory" in (run.progress().message or "")

@@ -1,4 +1,4 @@
-"""Peers' memory in parts: what a member's process holds and whom it serves, and which step the operator names."""
+"""Replicas in parts: what a member's process holds and whom it serves, and which step the operator names."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from memory_storage import MemoryStorage
 from simulation import spec_of
 from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Replicas, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.errors import ObjectNotFound
-from spottrain.checkpoint.peers.member_memory import MemberMemory
-from spottrain_agent.memory_store import MemoryServer, Shelf
+from spottrain.checkpoint.peers.replica_client import ReplicaClient
+from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
     CapacityType,
     CommitRef,
+    HeldShards,
     Member,
-    MemoryCheckpoint,
-    MemoryHolder,
-    MemoryStep,
-    PeerMemory,
+    ReplicaHolder,
+    ReplicaSettings,
+    ReplicatedStep,
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
-from spottrain_operator.core.memory import newest_in_memory
 from spottrain_operator.core.model import JobView, NodeView, Observed, PodView, ReportView
+from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.situation import Situation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOKEN = "secret"
 
 
-def held(sequence: int, *ranks: int, generation: int = 1, world_size: int = 3) -> MemoryStep:
-    return MemoryStep(
+def held(sequence: int, *ranks: int, generation: int = 1, world_size: int = 3) -> HeldShards:
+    return HeldShards(
         generation=generation, sequence=sequence, step=10 * sequence, world_size=world_size, ranks=ranks
     )
 
@@ -48,13 +48,13 @@ def held(sequence: int, *ranks: int, generation: int = 1, world_size: int = 3) -
 
 
 @pytest.fixture
-def told() -> list[tuple[MemoryStep, ...]]:
+def told() -> list[tuple[HeldShards, ...]]:
     return []
 
 
 @pytest.fixture
-def server(told: list[tuple[MemoryStep, ...]]) -> Iterator[MemoryServer]:
-    server = MemoryServer(socket.create_server(("127.0.0.1", 0)), Shelf(told.append))
+def server(told: list[tuple[HeldShards, ...]]) -> Iterator[ReplicaServer]:
+    server = ReplicaServer(socket.create_server(("127.0.0.1", 0)), ReplicaStore(told.append))
     server.token = TOKEN
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -62,38 +62,38 @@ def server(told: list[tuple[MemoryStep, ...]]) -> Iterator[MemoryServer]:
     server.server_close()
 
 
-def address(server: MemoryServer) -> str:
+def address(server: ReplicaServer) -> str:
     return f"127.0.0.1:{server.socket.getsockname()[1]}"
 
 
 def test_the_two_newest_steps_are_held_and_older_ones_dropped(
-    server: MemoryServer, told: list[tuple[MemoryStep, ...]]
+    server: ReplicaServer, told: list[tuple[HeldShards, ...]]
 ) -> None:
-    memory = MemberMemory(address(server), TOKEN)
+    client = ReplicaClient(address(server), TOKEN)
     for sequence in (1, 2, 3):
         for rank in (0, 2):
-            memory.put({f"1/{sequence}/rank-{rank}.data": bytes([sequence, rank])}, held(sequence, rank))
+            client.put({f"1/{sequence}/rank-{rank}.data": bytes([sequence, rank])}, held(sequence, rank))
     assert told[-1] == (held(2, 0, 2), held(3, 0, 2))
-    assert memory.get("1/2/rank-2.data") == bytes([2, 2])
+    assert client.get("1/2/rank-2.data") == bytes([2, 2])
     with pytest.raises(ObjectNotFound):
-        memory.get("1/1/rank-0.data")
-    memory.put({}, held(1, 1, generation=2))
+        client.get("1/1/rank-0.data")
+    client.put({}, held(1, 1, generation=2))
     assert told[-1] == (held(3, 0, 2), held(1, 1, generation=2))
 
 
-def test_a_range_is_read_into_memory(server: MemoryServer) -> None:
-    memory, data = MemberMemory(address(server), TOKEN), torch.arange(9 << 20, dtype=torch.int32).numpy().tobytes()
-    memory.put({"1/1/big": memoryview(data)}, held(1, 0))
+def test_a_range_is_read_into_memory(server: ReplicaServer) -> None:
+    client, data = ReplicaClient(address(server), TOKEN), torch.arange(9 << 20, dtype=torch.int32).numpy().tobytes()
+    client.put({"1/1/big": memoryview(data)}, held(1, 0))
     into = bytearray(len(data) - 7)
-    assert memory.read_into("1/1/big", 7, memoryview(into)) == len(into)
+    assert client.read_into("1/1/big", 7, memoryview(into)) == len(into)
     assert into == data[7:]
-    assert memory.read_into("1/1/big", len(data) - 3, memoryview(into)[:10]) == 3
+    assert client.read_into("1/1/big", len(data) - 3, memoryview(into)[:10]) == 3
 
 
 def test_only_ranks_with_the_generation_s_token_are_served(
-    server: MemoryServer, told: list[tuple[MemoryStep, ...]]
+    server: ReplicaServer, told: list[tuple[HeldShards, ...]]
 ) -> None:
-    stranger = MemberMemory(address(server), "guess")
+    stranger = ReplicaClient(address(server), "guess")
     for attempt in (
         lambda: stranger.put({"1/1/x": b"1" * (4 << 20)}, held(1, 0)),
         lambda: stranger.put({}, held(1, 0)),
@@ -104,25 +104,25 @@ def test_only_ranks_with_the_generation_s_token_are_served(
     assert told == []
     server.token = ""
     with pytest.raises(StorageDenied, match="not open to this generation"):
-        MemberMemory(address(server), "").get("1/1/x")
+        ReplicaClient(address(server), "").get("1/1/x")
 
 
 def test_a_member_that_is_gone_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{port} can't be reached"):
-        MemberMemory(f"127.0.0.1:{port}", TOKEN).get("1/1/x")
+        ReplicaClient(f"127.0.0.1:{port}", TOKEN).get("1/1/x")
 
 
 # --- one rank --------------------------------------------------------------------------------------------
 
 
-def replicas(memory: PeerMemory) -> Replicas:
-    return Replicas(memory, generation=1, rank=0, world_size=1, ranks_per_node=1, group=None)
+def replicas(settings: ReplicaSettings) -> Replicas:
+    return Replicas(settings, generation=1, rank=0, world_size=1, ranks_per_node=1, group=None)
 
 
-def test_what_was_replicated_is_loaded_bit_for_bit(server: MemoryServer, told: list[tuple[MemoryStep, ...]]) -> None:
-    mine = replicas(PeerMemory(token=TOKEN, own=address(server)))
+def test_what_was_replicated_is_loaded_bit_for_bit(server: ReplicaServer, told: list[tuple[HeldShards, ...]]) -> None:
+    mine = replicas(ReplicaSettings(token=TOKEN, own=address(server)))
     state = {"model": {"w": torch.randn(5, 3), "b": torch.tensor(2.0)}, "step": 7}
     assert mine.replicate(state, step=70, extra={"lr": float("nan")}, rank_state=(1, 2))
     mine.close()
@@ -130,8 +130,8 @@ def test_what_was_replicated_is_loaded_bit_for_bit(server: MemoryServer, told: l
     assert mine.cost_seconds is None  # the first is no measure
     assert mine.interval(0.1) == 1
 
-    found = MemoryCheckpoint(
-        generation=1, sequence=1, step=70, world_size=1, holders=(MemoryHolder(address=address(server), ranks=(0,)),)
+    found = ReplicatedStep(
+        generation=1, sequence=1, step=70, world_size=1, holders=(ReplicaHolder(address=address(server), ranks=(0,)),)
     )
     into = {"model": {"w": torch.zeros(5, 3), "b": torch.tensor(0.0)}, "step": 0}
     reader = Checkpointer(MemoryStorage(), generation=2, attempt_id="a", rank=0, world_size=1)
@@ -139,9 +139,9 @@ def test_what_was_replicated_is_loaded_bit_for_bit(server: MemoryServer, told: l
     assert torch.equal(into["model"]["w"], state["model"]["w"])  # type: ignore[index]
     assert (into["step"], loaded.step, loaded.rank_state) == (7, 70, (1, 2))  # type: ignore[comparison-overlap]
 
-    shelf = server.shelf.get((1, 1), "rank-00000.data")
-    assert shelf is not None
-    shelf[3] ^= 1
+    shard = server.store.get((1, 1), "rank-00000.data")
+    assert shard is not None
+    shard[3] ^= 1
     with pytest.raises(CorruptCheckpoint, match="damaged between bytes"):
         reader.load_replica(into, mine, found)
     with pytest.raises(CorruptCheckpoint, match="is not whole"):
@@ -149,9 +149,9 @@ def test_what_was_replicated_is_loaded_bit_for_bit(server: MemoryServer, told: l
 
 
 def test_a_peer_that_is_gone_costs_only_its_replica(
-    server: MemoryServer, told: list[tuple[MemoryStep, ...]], caplog: pytest.LogCaptureFixture
+    server: ReplicaServer, told: list[tuple[HeldShards, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine = replicas(PeerMemory(token=TOKEN, own=address(server), peer="127.0.0.1:1"))
+    mine = replicas(ReplicaSettings(token=TOKEN, own=address(server), peer="127.0.0.1:1"))
     for step in (1, 2):
         assert mine.replicate({"w": torch.ones(2)}, step=step, extra={}, rank_state=None)
         mine.close()
@@ -160,8 +160,8 @@ def test_a_peer_that_is_gone_costs_only_its_replica(
     assert "can't be reached" in caplog.text
 
 
-def test_replicas_are_due_by_the_interval(server: MemoryServer) -> None:
-    mine = replicas(PeerMemory(token=TOKEN, own=address(server), interval=5))
+def test_replicas_are_due_by_the_interval(server: ReplicaServer) -> None:
+    mine = replicas(ReplicaSettings(token=TOKEN, own=address(server), interval=5))
     assert mine.is_due(20, 0.1)
     assert mine.replicate({"w": torch.ones(2)}, step=20, extra={}, rank_state=None)
     mine.close()
@@ -180,7 +180,7 @@ def test_replicas_are_due_by_the_interval(server: MemoryServer) -> None:
 def test_the_interval_keeps_the_cost_below_one_percent(
     asked: int | None, cost_seconds: float | None, step_seconds: float, expected: int, explained: str
 ) -> None:
-    mine = replicas(PeerMemory(token=TOKEN, own="127.0.0.1:1", interval=asked))
+    mine = replicas(ReplicaSettings(token=TOKEN, own="127.0.0.1:1", interval=asked))
     mine.cost_seconds = cost_seconds
     assert mine.interval(step_seconds) == expected
     assert mine.explain(step_seconds) == f"in peers' memory {explained}"
@@ -205,7 +205,7 @@ def pod(number: int) -> PodView:
     )
 
 
-def situation(steps: dict[int, tuple[MemoryStep, ...]], *, phase: AgentPhase = AgentPhase.STOPPED) -> Situation:
+def situation(steps: dict[int, tuple[HeldShards, ...]], *, phase: AgentPhase = AgentPhase.STOPPED) -> Situation:
     """Pods 0, 1, ... that have stopped and hold these steps."""
     reports = {
         f"u{number}": ReportView(
@@ -216,7 +216,7 @@ def situation(steps: dict[int, tuple[MemoryStep, ...]], *, phase: AgentPhase = A
                 phase=phase,
                 warm=True,
                 rendezvous_port=1,
-                memory_port=9000,
+                replica_port=9000,
                 held=found,
                 sent_at=NOW,
             ),
@@ -271,27 +271,27 @@ def commit(generation: int, step: int) -> CommitRef:
     ],
 )
 def test_the_newest_step_that_survivors_hold_between_them(
-    steps: dict[int, tuple[MemoryStep, ...]],
+    steps: dict[int, tuple[HeldShards, ...]],
     commit_: CommitRef | None,
     expected: tuple[int, dict[int, tuple[int, ...]]] | None,
 ) -> None:
-    found = newest_in_memory(situation(steps), commit_)
+    found = newest_replicated_step(situation(steps), commit_)
     if expected is None:
         assert found is None
         return
     assert found is not None
-    holders = tuple(MemoryHolder(address=f"10.0.0.{n}:9000", ranks=ranks) for n, ranks in expected[1].items())
+    holders = tuple(ReplicaHolder(address=f"10.0.0.{n}:9000", ranks=ranks) for n, ranks in expected[1].items())
     assert (found.sequence, found.holders) == (expected[0], holders)
 
 
 def test_a_member_that_still_says_that_it_trains_is_not_counted_on() -> None:
-    assert newest_in_memory(situation({0: (held(4, 0, 1, 2),)}, phase=AgentPhase.RUNNING), None) is None
+    assert newest_replicated_step(situation({0: (held(4, 0, 1, 2),)}, phase=AgentPhase.RUNNING), None) is None
 
 
 def test_nothing_is_looked_for_where_the_job_wants_no_replicas() -> None:
     scene = situation({0: (held(4, 0, 1, 2),)})
     job = replace(scene.observed.job, spec=spec_of())
-    assert newest_in_memory(Situation(replace(scene.observed, job=job), scene.now), None) is None
+    assert newest_replicated_step(Situation(replace(scene.observed, job=job), scene.now), None) is None
 
 
 def member(rank: int, node: str) -> Member:
@@ -302,7 +302,7 @@ def member(rank: int, node: str) -> Member:
         node=node,
         node_rank=rank,
         capacity_type=CapacityType.SPOT,
-        memory_port=9000,
+        replica_port=9000,
     )
 
 
@@ -327,13 +327,13 @@ def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
     )
     job = replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
     told = [assignment_for(job, f"u{rank}", b"key").generation for rank in range(len(nodes))]
-    memories = [generation.trainer.memory for generation in told if generation is not None]
-    assert [memory and memory.own for memory in memories] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
-    assert [memory and memory.peer for memory in memories] == [
+    settings = [generation.trainer.replicas for generation in told if generation is not None]
+    assert [each and each.own for each in settings] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
+    assert [each and each.peer for each in settings] == [
         None if peer is None else f"10.0.0.{peer}:9000" for peer in peers
     ]
-    (token,) = {memory.token for memory in memories if memory is not None}
+    (token,) = {each.token for each in settings if each is not None}
     other = assignment_for(job, "u0", b"another key").generation
     assert other is not None
-    assert other.trainer.memory is not None
-    assert other.trainer.memory.token != token
+    assert other.trainer.replicas is not None
+    assert other.trainer.replicas.token != token

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spottrain_api.v1alpha1 import Condition, GenerationStatus, TrainingJobStatus
-from spottrain_operator.cluster import Manifest
+from spottrain_operator.cluster.client import Manifest
 
 _M = TypeVar("_M", bound=BaseModel)
 Path = tuple[int | str, ...]

@@ -1,4 +1,4 @@
-"""Reaching the memory of members, which holds replicated shards (spottrain_agent/memory_store.py serves it)."""
+"""Client of the members that hold replicated shards (spottrain_agent/replica_store.py serves them)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.format.manifest import data_key, receipt_key
 from spottrain.checkpoint.stores.storage import Buffer
-from spottrain_api.contract import PROCESSOR_SECONDS, MemoryCheckpoint, MemoryStep
+from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards, ReplicatedStep
 
 TIMEOUT_SECONDS = 10.0
 
@@ -25,14 +25,17 @@ def state_key(attempt: str) -> str:
     return f"{attempt}state.json"
 
 
-class MemberMemory:
-    """One member's memory. Raises StorageUnavailable where it can't be reached, StorageDenied where it refuses."""
+class ReplicaClient:
+    """One member that holds replicas.
+
+    Raises StorageUnavailable if it can't be reached, StorageDenied if it refuses.
+    """
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
         self._headers = {"Authorization": f"Bearer {token}"}
 
-    def put(self, objects: dict[str, Buffer], step: MemoryStep) -> float:
+    def put(self, objects: dict[str, Buffer], step: HeldShards) -> float:
         """Leave these objects, and then say that the step is whole for its ranks. Returns the processor time, in
         seconds, that it took there."""
         seconds = 0.0
@@ -73,9 +76,13 @@ class MemberMemory:
         if answer.status == HTTPStatus.NOT_FOUND:
             raise ObjectNotFound(path.lstrip("/"))
         if answer.status == HTTPStatus.FORBIDDEN:
-            raise StorageDenied(f"The memory of the member at {self.address} is not open to this generation.")
+            raise StorageDenied(
+                f"The replicas that the member at {self.address} holds are not open to this generation."
+            )
         if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise StorageUnavailable(f"The memory of the member at {self.address} answered {answer.status}.")
+            raise StorageUnavailable(
+                f"The member at {self.address} answered {answer.status} when asked for replicas."
+            )
         return answer
 
     @contextmanager
@@ -84,23 +91,21 @@ class MemberMemory:
         try:
             yield connection
         except (OSError, http.client.HTTPException) as error:
-            raise StorageUnavailable(
-                f"The memory of the member at {self.address} can't be reached: {error}."
-            ) from error
+            raise StorageUnavailable(f"The member at {self.address} can't be reached: {error}.") from error
         finally:
             connection.close()
 
 
-class MemoryReader:
-    """Implements ObjectReader for a step in memory: each rank's objects come from the member that holds them."""
+class ReplicaReader:
+    """Implements ObjectReader for a replicated step: each rank's objects come from the member that holds them."""
 
     parallel_reads = 4
 
-    def __init__(self, checkpoint: MemoryCheckpoint, token: str) -> None:
+    def __init__(self, checkpoint: ReplicatedStep, token: str) -> None:
         self.prefix = prefix(checkpoint.generation, checkpoint.sequence)
-        self._members: dict[str, MemberMemory] = {}
+        self._members: dict[str, ReplicaClient] = {}
         for holder in checkpoint.holders:
-            member = MemberMemory(holder.address, token)
+            member = ReplicaClient(holder.address, token)
             for rank in holder.ranks:
                 self._members |= {data_key(self.prefix, rank): member, receipt_key(self.prefix, rank): member}
                 if rank == 0:
@@ -112,7 +117,7 @@ class MemoryReader:
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         return self._member(key).read_into(key, offset, memory)
 
-    def _member(self, key: str) -> MemberMemory:
+    def _member(self, key: str) -> ReplicaClient:
         if key not in self._members:
             raise ObjectNotFound(key)
         return self._members[key]
