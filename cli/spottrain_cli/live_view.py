@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rich import box
@@ -18,7 +18,7 @@ from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 
 from .job_view import EventSummary, JobSnapshot
 
-PHASE_STYLES = {
+PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",
     Phase.SUCCEEDED: "bold green",
     Phase.FAILED: "bold red",
@@ -26,7 +26,7 @@ PHASE_STYLES = {
     Phase.RECOVERING: "bold yellow",
     Phase.STARTING: "bold cyan",
 }
-CAPACITY_STYLES = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
+CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
 WAITS_LONG = 0.1  # for data, as a share of a step
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
@@ -41,11 +41,13 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
     status = job.status
     line = Text.assemble(
         (f"{job.namespace}/{job.name}  ", "bold"),
-        (status.phase.value, PHASE_STYLES.get(status.phase, "bold")),
+        (job.phase, PHASE_STYLES.get(job.phase, "bold")),
         (f"  {duration((status.completion_time or at) - job.created_at)}", "dim"),
     )
     if status.message:
         line.append(f"\n{status.message}", "dim")
+    if job.advice:
+        line.append(f"\n{job.advice}", "yellow")
     return line
 
 
@@ -92,7 +94,7 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
 
 def _members(job: JobSnapshot) -> RenderableType:
     generation = job.status.generation
-    title = "no generation yet"
+    title = "no generation yet" if job.understands("generation") else "generation unknown"
     members = {}
     if generation is not None:
         active = generation.state is not GenerationState.ENDED
@@ -110,7 +112,7 @@ def _members(job: JobSnapshot) -> RenderableType:
             str(ranks[pod.name]) if member else "",
             pod.name,
             pod.node or "–",
-            Text(pod.capacity_type, CAPACITY_STYLES.get(CapacityType(pod.capacity_type), "")),
+            Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, "")),
             pod.state if member or pod.state != "Running" else "waits, warm",
         )
     return table

@@ -72,8 +72,10 @@ TEMPLATE = """<!doctype html>
  svg { width: 100%; height: auto }
 </style></head><body>
 <h1>{{ job.name }}</h1>
-<p class="sub">{{ job.status.phase.value }} · namespace {{ job.namespace }} · started {{ started }} · took {{ took }}
+<p class="sub">{{ job.phase }} · namespace {{ job.namespace }} · started {{ started }} · took {{ took }}
 {%- if job.status.message %} · {{ job.status.message }}{% endif %}</p>
+{% if job.advice %}<p class="sub">{{ job.advice }}</p>
+{% endif -%}
 <div class="tiles">{% for name, value in tiles %}<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
 {% endfor %}</div>
 {% for title, note, picture in pictures %}<h2>{{ title }}</h2><p class="sub">{{ note }}</p>{{ picture|safe }}

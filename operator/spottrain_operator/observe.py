@@ -20,13 +20,13 @@ from spottrain_api.contract import (
     CapacityType,
     Notice,
 )
+from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 
 from .apply import NoPoolError
 from .cluster import Manifest, RefusedError
 from .core.model import JobView, NodeView, PodView, Refusal
 from .pods import ANNOTATION_POOL
-from .tolerant import dotted, read_known
 
 log = logging.getLogger(__name__)
 

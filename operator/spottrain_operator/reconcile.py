@@ -44,7 +44,7 @@ from .observe import (
     with_newest_event,
 )
 from .pods import template_hash
-from .tolerant import as_written, with_condition
+from .write_back import as_written, with_condition
 
 Planner = Callable[[Observed, datetime], Plan]
 

@@ -12,6 +12,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobSpec,
     TrainingJobStatus,
 )
+from spottrain_api.wording import counted
 
 from .draft import Draft
 from .failure_policy import start_failures
@@ -20,7 +21,6 @@ from .rivals import rival_of
 from .situation import PodFacts, Situation
 from .timing import REFUSAL_MAX_PAUSE, REFUSAL_PAUSE, START_FAILURE_PAUSE, seconds_between
 from .understanding import waits_to_be_understood
-from .words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.wording import counted
 
 from .capacity import places
 from .causes import PREEMPTIONS
@@ -14,7 +15,6 @@ from .progress import reported_at_all
 from .rivals import BLOCKED
 from .situation import Situation
 from .understanding import NOT_UNDERSTOOD
-from .words import counted
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
