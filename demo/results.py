@@ -8,6 +8,7 @@ from rich.table import Table
 
 from spottrain.audit import Audit
 from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.report import transition_row
 
@@ -44,6 +45,8 @@ def verdict(course: Course, job: JobSnapshot, audit: Audit) -> list[str]:
     problems += [f"This did not end: {item.incident.title}." for item in course.happened if item.after is None]
     for transition in job.status.transitions:
         if transition.with_notice and transition.steps_redone != 0:
-            problems.append(f"A preemption with notice cost {transition.steps_redone} steps: {transition.message}")
+            redone = transition.steps_redone
+            cost = "an unknown number of steps" if redone is None else counted(redone, "step")
+            problems.append(f"A preemption with notice cost {cost}: {transition.message}")
     problems += [f"Order of samples: {problem}." for problem in audit.problems(job.status.progress.total_steps)]
     return problems

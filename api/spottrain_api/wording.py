@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 node", "3 nodes" """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """ "1 node", "3 nodes", "12,000 nodes" """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(names: Sequence[str], *, most: int = 5) -> str:

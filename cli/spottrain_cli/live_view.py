@@ -15,6 +15,7 @@ from rich.text import Text
 from spottrain_api.contract import CapacityType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.wording import counted
 
 from .job_view import EventSummary, JobSnapshot
 
@@ -73,7 +74,9 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
     grid.add_row(
         "Commit",
         Text(f"step {commit.step} of generation {commit.generation}" if commit else "none yet"),
-        Text(f"{progress.step - commit.step} steps since" if commit and progress.step >= commit.step else ""),
+        Text(
+            f"{counted(progress.step - commit.step, 'step')} since" if commit and progress.step >= commit.step else ""
+        ),
     )
     healthy = status.condition("CheckpointsHealthy")
     if healthy is not None and healthy.status == "False":
@@ -85,8 +88,12 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         grid.add_row("", Text(status.strategy.reason, "dim"))
     if progress.message:
         grid.add_row("Note", Text(progress.message, "yellow"))
-    lost = f"{status.preemptions} preemptions ({status.preemptions_without_notice} without notice)"
-    grid.add_row("Losses", Text(lost), Text(f"{status.steps_redone} steps redone, {status.failures} failures"))
+    lost = f"{counted(status.preemptions, 'preemption')} ({status.preemptions_without_notice} without notice)"
+    grid.add_row(
+        "Losses",
+        Text(lost),
+        Text(f"{counted(status.steps_redone, 'step')} redone, {counted(status.failures, 'failure')}"),
+    )
     money = status.cost.display if status.cost else "no prices given"
     grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid

@@ -17,6 +17,7 @@ from spottrain_api.contract import KIND
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
+from spottrain_api.wording import counted
 
 from .job_view import UserError
 from .model_facts import count, read_config, size
@@ -70,7 +71,7 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
         raise UserError(f"{file.name} is not YAML: {error}") from error
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(jobs) != 1:
-        raise UserError(f"{file.name} has {len(jobs)} TrainingJobs; give a file with one.")
+        raise UserError(f"{file.name} has {counted(len(jobs), 'TrainingJob')}; give a file with one.")
     try:
         spec = TrainingJobSpec.model_validate(jobs[0].get("spec"))
     except ValidationError as error:
@@ -96,12 +97,14 @@ def plan_view(name: str, training: Training, width: int = WIDTH) -> RenderableTy
     """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit."""
     smallest, spec = training.workload(), training.spec
     hidden, layers = training.model.proportions()
-    tokens = f"{smallest.sequence_length:,} tokens each" if smallest.sequence_length else "of unknown length"
-    most = spec.nodes.max * spec.processes_per_node
+    tokens = f"{counted(smallest.sequence_length, 'token')} each" if smallest.sequence_length else "of unknown length"
+    ranks = counted(spec.nodes.max * spec.processes_per_node, "rank")
+    if spec.nodes.min < spec.nodes.max:
+        ranks = f"{smallest.world_size:,} to {ranks}"
     head = Text.assemble(
         (name, "bold"),
-        f": {training.model.num_parameters:,} parameters ({layers} layers of {hidden}), {smallest.precision}, "
-        f"{smallest.micro_batch} samples at once {tokens}, {smallest.world_size} to {most} ranks\n",
+        f": {training.model.num_parameters:,} parameters ({counted(layers, 'layer')} of {hidden}), "
+        f"{smallest.precision}, {counted(smallest.micro_batch, 'sample')} at once {tokens}, {ranks}\n",
     )
     choice = training.choice()
     return Group(head, _table(training, choice, is_whole=width >= WIDTH), Text(), _verdict(training, choice))
@@ -154,7 +157,7 @@ def _verdict(training: Training, choice: Choice) -> Text:
     processes, num_ranks = spec.processes_per_node, smallest.world_size
     share = "" if memory.host_bytes is None else f", of which a rank has {in_gib(memory.host_bytes)}"
     says = [
-        f"Of each of {num_ranks} ranks; At {num_ranks} is the peak. ✓: fits "
+        f"For each of {counted(num_ranks, 'rank')}; At {num_ranks} is the peak. ✓: fits "
         f"{in_gib(usable_bytes(smallest, memory))}, which is planned with of {in_gib(memory.accelerator_bytes)}. "
         f"{in_gib(RUNTIME_BYTES)} for CUDA and NCCL are in the peak, and in Work and Start.",
         f"Start: while the model is spread. Host: the most of the node's memory{share}. Each rank builds the whole "
@@ -186,6 +189,6 @@ def _advice(training: Training, lacking: Choice) -> str:
     fields = " and ".join(differences(training.spec, changed.spec))
     fitting, num_ranks = changed.named().estimate, changed.workload().world_size
     return (
-        f"The smallest change that fits: {fields}. On {num_ranks} ranks {fitting.name} then needs "
+        f"The smallest change that fits: {fields}. On {counted(num_ranks, 'rank')} {fitting.name} then needs "
         f"{in_gib(fitting.total)} of {in_gib(changed.memory().accelerator_bytes)}."
     )

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from spottrain_api.wording import counted
 from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, install_operator
@@ -231,7 +232,7 @@ def _summary(status: Status) -> str:
     for node in status["nodes"]:
         if not node["gone"]:
             counts[node["capacityType"]] = counts.get(node["capacityType"], 0) + 1
-    return " and ".join(f"{count} {kind} nodes" for kind, count in counts.items()) or "no nodes"
+    return " and ".join(counted(count, f"{kind} node") for kind, count in counts.items()) or "no nodes"
 
 
 def _these(status: Status, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def run(folder: Path, *arguments: str, columns: int = 80, **spec: Any) -> Result
 def rows_of(output: str) -> dict[str, str]:
     """The rows of the table by the name of the strategy."""
     rows = [line.rstrip() for line in output.splitlines() if "✓" in line or "✗" in line]
-    return {row[:15].strip(): row for row in rows if not row.startswith("Of each")}
+    return {row[:15].strip(): row for row in rows if not row.startswith("For each of")}
 
 
 def in_one_line(output: str) -> str:
@@ -56,7 +56,7 @@ def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> 
     config = str(tmp_path / "config.json")
     result = run(tmp_path, "--config", config, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
     assert result.exit_code == 0, result.output
-    assert "llm: 6,738,411,520 parameters (32 layers of 4096), bf16, 1 samples at once" in result.output
+    assert "llm: 6,738,411,520 parameters (32 layers of 4096), bf16, 1 sample at once" in result.output
     assert "8 to 32 ranks" in result.output
     rows = rows_of(result.output)
     assert "✗" in rows["ddp"]
@@ -64,6 +64,16 @@ def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> 
     assert rows["fsdp"].count("✓") == 2
     assert "auto: 6.74 billion parameters on 8 ranks need about" in result.output
     assert "Each rank builds the whole model there first: 100.4 GiB on a node of 4." in in_one_line(result.output)
+
+
+def test_a_job_of_one_rank_is_singular(tmp_path: Path) -> None:
+    nodes = {"min": 1, "max": 1}
+    arguments = ("--parameters", "350M", "--layers", "1", "--accelerator-memory", "80GiB")
+    output = in_one_line(run(tmp_path, *arguments, nodes=nodes, processesPerNode=1).output)
+    assert "(1 layer of" in output
+    assert "1 sample at once of unknown length, 1 rank GiB" in output
+    assert "For each of 1 rank;" in output
+    assert "1 ranks" not in output
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

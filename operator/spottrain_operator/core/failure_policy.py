@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.wording import counted
 
 from .causes import Cause
 from .draft import Draft
@@ -127,7 +128,7 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        text = f"{_clause(message)}; {stuck} generations in a row failed like this, without making a step"
+        text = f"{_clause(message)}; {counted(stuck, 'generation')} in a row failed like this, without making a step"
         return finish(situation, draft, Phase.FAILED, "NoProgress", text)
     if failures > policy.failure_budget:
         text = (
@@ -171,7 +172,9 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
-    message = f"{len(failures)} pods ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+    message = (
+        f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+    )
     return finish(situation, draft, Phase.FAILED, "CannotStart", message)
 
 
