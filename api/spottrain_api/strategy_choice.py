@@ -141,5 +141,5 @@ def _remedy(workload: Workload, estimate: Estimate) -> str:
 
 
 def _in_words(num: int) -> str:
-    units = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"))
+    units = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand"))
     return next((f"{num / unit:.3g} {word}" for unit, word in units if num >= unit), str(num))

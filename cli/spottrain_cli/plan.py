@@ -23,8 +23,8 @@ from .job_view import UserError
 from .model_facts import count, read_config, size
 from .what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
-# Columns of a terminal that the whole table takes; in a narrower one the parts of a step are left out.
-WIDTH = 80
+# Columns of a terminal in which any table has room, for measuring.
+WIDE = 1000
 
 
 @click.command("plan")
@@ -93,8 +93,11 @@ def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, in
     return ModelFacts(**given)
 
 
-def plan_view(name: str, training: Training, width: int = WIDTH) -> RenderableType:
-    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit."""
+def plan_view(name: str, training: Training, width: int) -> RenderableType:
+    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit.
+
+    In a terminal that is too narrow for the whole table, `width` columns, the parts of a step are left out.
+    """
     smallest, spec = training.workload(), training.spec
     hidden, layers = training.model.proportions()
     tokens = f"{counted(smallest.sequence_length, 'token')} each" if smallest.sequence_length else "of unknown length"
@@ -107,7 +110,15 @@ def plan_view(name: str, training: Training, width: int = WIDTH) -> RenderableTy
         f"{smallest.precision}, {counted(smallest.micro_batch, 'sample')} at once {tokens}, {ranks}\n",
     )
     choice = training.choice()
-    return Group(head, _table(training, choice, is_whole=width >= WIDTH), Text(), _verdict(training, choice))
+    whole = _table(training, choice, is_whole=True)
+    table = whole if _width_of(whole) <= width else _table(training, choice, is_whole=False)
+    return Group(head, table, Text(), _verdict(training, choice))
+
+
+def _width_of(table: Table) -> int:
+    """Columns of a terminal in which no cell of the table is cut."""
+    console = Console(width=WIDE)
+    return console.measure(table).maximum
 
 
 def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:

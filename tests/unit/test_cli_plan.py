@@ -77,22 +77,28 @@ def test_a_job_of_one_rank_is_singular(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("parameters", ["350M", "7B", "400B"])
+@pytest.mark.parametrize("parameters", ["350M", "7B", "400B", "4T", "40T"])
 def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_path: Path) -> None:
-    """No cell is cut or goes on in the next line; in a narrow one the parts of a step are left out."""
+    """No cell is cut or goes on in the next line; the parts of a step are left out where they have no room."""
     arguments = ("--parameters", parameters, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
     result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250})
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= columns
     assert "…" not in result.output
     (head,) = (line.split() for line in result.output.splitlines() if line.startswith("GiB a rank"))
-    parts = ["Weights", "Grads", "Optim", "Activ", "Work"] if columns >= 80 else []
+    has_room = columns >= (120 if parameters.endswith("T") else 80)
+    parts = ["Weights", "Grads", "Optim", "Activ", "Work"] if has_room else []
     assert head == ["GiB", "a", "rank", *parts, "Start", "At", "128", "At", "1000", "Host"]
     rows = rows_of(result.output)
     assert len(rows) == 9
     for name, row in rows.items():
         numbers = row.removeprefix(name).replace("← auto", "").replace("✓", "").replace("✗", "").split()
         assert len([float(number) for number in numbers]) == len(parts) + 4, row
+
+
+def test_trillions_are_trillions(tmp_path: Path) -> None:
+    result = run(tmp_path, "--parameters", "4T", "--accelerator-memory", "80GiB")
+    assert "4 trillion parameters on 8 ranks" in in_one_line(result.output)
 
 
 def test_the_parts_of_a_row_are_those_of_the_estimate(tmp_path: Path) -> None:
