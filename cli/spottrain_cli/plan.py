@@ -15,6 +15,7 @@ from rich.text import Text
 
 from spottrain_api.contract import KIND
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
+from spottrain_api.mistakes import mistakes
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
@@ -67,7 +68,7 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
     """The name and the spec of the one TrainingJob in a YAML file. Raises UserError."""
     try:
         documents = [document for document in yaml.safe_load_all(file) if document]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} is not YAML: {error}") from error
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(jobs) != 1:
@@ -75,8 +76,7 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
     try:
         spec = TrainingJobSpec.model_validate(jobs[0].get("spec"))
     except ValidationError as error:
-        wrong = "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(f"The job in {file.name} is wrong: {wrong}.") from error
+        raise UserError(f"The job in {file.name} is wrong. {mistakes(error, 'spec')}") from error
     if spec.nodes.min > spec.nodes.max:
         raise UserError("nodes.min is larger than nodes.max; lower min or raise max.")
     return str(jobs[0].get("metadata", {}).get("name", "the job")), spec

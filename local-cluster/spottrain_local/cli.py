@@ -91,7 +91,8 @@ def local() -> None:
     "--nodes",
     "nodes_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file with the node pools. Default: 1 system node, 2 on-demand and 4 spot EKS nodes of 8 GPUs.",
+    help="YAML file with the node pools; the reference describes its fields. Default: 1 system node, 2 on-demand and "
+    "4 spot EKS nodes of 8 GPUs, or the nodes of the last time.",
 )
 @click.option("--no-operator", is_flag=True, help="Leave the cluster without spottrain's CRD and operator.")
 @with_sentences
