@@ -77,9 +77,9 @@ class Outage:
         self._pause = min(2 * self._pause, MAX_SAY_AGAIN_SECONDS)
         elapsed = now - self._began_at
         logger.warning(
-            "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until it "
-            "answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy keeps "
-            "trainer pods from it.",
+            "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
+            "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
+            "keeps trainer pods from it.",
             self._url,
             f"has not answered for {elapsed:.0f} s" if elapsed else "does not answer",
             str(error) or type(error).__name__,
