@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from spottrain.agreement import Agreement, Ballot
-from spottrain.drain import DrainFlag
-from spottrain.progress import ProgressReporter
+from spottrain.world.drain import DrainFlag
+from spottrain.world.progress import ProgressReporter
+from spottrain.world.stop_agreement import Ballot, StopAgreement
 
 JUDGE, PROCESSOR = "judge", "processor"
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_dir: Path) -> dict[str, list[float]]:
-    agreement, flag = Agreement(group), DrainFlag(run_dir)
+    agreement, flag = StopAgreement(group), DrainFlag(run_dir)
     reporter = ProgressReporter(run_dir, local_rank=0, generation=1)
     gradient = torch.ones(1024)
     parts = (JUDGE, "read", "flag", "start", "report")

@@ -25,8 +25,8 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from . import clean_up_on_sigterm
-from .checkpoint.world import run_ranks
+from benchmarks import clean_up_on_sigterm
+from benchmarks.checkpoint.world import run_ranks
 
 Report = dict[str, Any]
 PLAIN = "plain parallel writer"
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Report]:
         reports["file"] = measure(f"file://{folder}/files", arguments, folder, {})
         shutil.rmtree(folder / "files")
         if "s3" in arguments.stores:
-            from .checkpoint.s3 import BUCKET, s3_server  # which needs its client, and a server
+            from benchmarks.checkpoint.s3 import BUCKET, s3_server  # which needs its client, and a server
 
             console.print("[dim]S3 …[/dim]")
             with s3_server(folder / "s3") as environment:

@@ -18,9 +18,9 @@ from statistics import median
 import torch
 
 from benchmarks import clean_up_on_sigterm
-from spottrain.batch import BatchPlan
-from spottrain.data_order import DataOrder
-from spottrain.loader import Data, load_batches
+from spottrain.data.batch import BatchPlan
+from spottrain.data.loader import Data, load_batches
+from spottrain.data.order import DataOrder
 
 STEP_SECONDS = SAMPLE_SECONDS = 0.02
 NUM_WARM_UP = 10

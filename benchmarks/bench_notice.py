@@ -24,11 +24,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import clean_up_on_sigterm
+from benchmarks.recovery.managed import ManagedJob
 from spottrain_api.contract import CapacityType, Progress
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
-
-from . import clean_up_on_sigterm
-from .recovery.managed import ManagedJob
 
 NOTICE_SECONDS = 120.0
 TARGET_SECONDS = 1.0

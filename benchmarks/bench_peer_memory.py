@@ -24,12 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks import clean_up_on_sigterm
+from benchmarks.checkpoint.state import local_bytes, sharded_state
+from benchmarks.processes import free_ports
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
-
-from . import clean_up_on_sigterm
-from .checkpoint.state import local_bytes, sharded_state
-from .processes import free_ports
 
 TOKEN = "bench"
 

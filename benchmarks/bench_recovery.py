@@ -23,9 +23,9 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from . import clean_up_on_sigterm
-from .recovery import managed, plain
-from .recovery.outcome import Outcome
+from benchmarks import clean_up_on_sigterm
+from benchmarks.recovery import managed, plain
+from benchmarks.recovery.outcome import Outcome
 
 CASES = {
     "sigterm": "a node leaves with notice",

@@ -26,10 +26,10 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from . import clean_up_on_sigterm
-from .processes import run_world
-from .throughput.model import peak_tflops
-from .throughput.ranks import OURS_COMMITS, PLAIN, PLAIN_SAVES, WARM_UP, WAYS
+from benchmarks import clean_up_on_sigterm
+from benchmarks.processes import run_world
+from benchmarks.throughput.model import peak_tflops
+from benchmarks.throughput.ranks import OURS_COMMITS, PLAIN, PLAIN_SAVES, WARM_UP, WAYS
 
 Report = dict[str, Any]
 

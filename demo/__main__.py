@@ -16,16 +16,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from spottrain.audit import Audit, read_audit
+from demo.incidents import Course, DemoCluster, incidents
+from demo.results import result_table, verdict
+from spottrain.data.audit import Audit, read_audit
 from spottrain_api.contract import ENV_AUDIT_DIR
 from spottrain_api.v1alpha1 import FINISHED_PHASES
 from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
 from spottrain_cli.live_view import duration, job_view, money
 from spottrain_cli.report import html_report
 from spottrain_local.layout import checkout_root
-
-from .incidents import Course, DemoCluster, incidents
-from .results import result_table, verdict
 
 NAMESPACE, JOB = "default", "gpt"
 REFRESH_SECONDS = 0.5

@@ -6,13 +6,12 @@ import time
 
 from rich.table import Table
 
-from spottrain.audit import Audit
+from demo.incidents import Course, Happened, new_transitions
+from spottrain.data.audit import Audit
 from spottrain_api.v1alpha1 import Phase, Transition
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.report import transition_row
-
-from .incidents import Course, Happened, new_transitions
 
 
 def result_table(course: Course, job: JobSnapshot, audit: Audit) -> Table:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.dcp import load_tensors
-from spottrain.checkpoint.manifest import DTYPES, read_manifest
+from spottrain.checkpoint.format.dcp import load_tensors
+from spottrain.checkpoint.format.manifest import DTYPES, read_manifest
+from spottrain.checkpoint.format.part_reader import PartReader
 
 
 def newest_commit(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from spottrain.checkpoint.attempt import Attempt
-from spottrain.checkpoint.manifest import Receipt
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.persist import Persist, SaveHandle
-from spottrain.checkpoint.writer import write
+from memory_storage import MemoryStorage
+from spottrain.checkpoint.format.attempt import Attempt
+from spottrain.checkpoint.format.manifest import Receipt
+from spottrain.checkpoint.saving.persist import Persist, SaveHandle
+from spottrain.checkpoint.saving.writer import write
 
 
 def persist(storage: MemoryStorage, rank: int) -> Persist:

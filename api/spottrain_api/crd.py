@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from . import v1alpha1
-from .contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
+from spottrain_api import v1alpha1
+from spottrain_api.contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
 
 NAME = f"{PLURAL}.{GROUP}"
 CRD_FILE = Path(__file__).parents[2] / "crds" / f"{NAME}.yaml"

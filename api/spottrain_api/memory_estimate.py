@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .contract import Precision, Strategy
+from spottrain_api.contract import Precision, Strategy
 
 GIB = 1 << 30
 DDP, FSDP, DEEPSPEED = Strategy.DDP.value, Strategy.FSDP.value, Strategy.DEEPSPEED.value

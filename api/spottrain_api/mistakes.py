@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from .tolerant import dotted
+from spottrain_api.tolerant import dotted
 
 # By the type of pydantic's error, where its own words don't say what to do.
 _REMEDIES = {

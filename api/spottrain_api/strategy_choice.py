@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .memory_estimate import DDP, Estimate, Workload, estimates, in_gib
-from .wording import counted
+from spottrain_api.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
+from spottrain_api.wording import counted
 
 # Part of an accelerator's memory that is planned with; the allocator's fragments take the rest.
 USABLE = 0.92

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .state import TENSOR_BYTES
+from benchmarks.checkpoint.state import TENSOR_BYTES
 
 
 class DeepSpeedSave:

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from benchmarks.checkpoint.state import State, local_bytes, sharded_state
+from benchmarks.checkpoint.ways import Spottrain, Way, ways_for
 from spottrain.checkpoint import WriterProcess
-
-from .state import State, local_bytes, sharded_state
-from .ways import Spottrain, Way, ways_for
 
 Numbers = dict[str, dict[str, float]]
 

@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+from benchmarks.checkpoint.deepspeed_way import DeepSpeedSave, sync
+from benchmarks.checkpoint.state import State, local_tensors
 from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
-
-from .deepspeed_way import DeepSpeedSave, sync
-from .state import State, local_tensors
 
 
 class Way(Protocol):
@@ -200,7 +199,7 @@ def ways_for(
         Spottrain(f"{uri}/frozen", generation, writers[1], freezes=True),
     ]
     if parts.scheme != "file":
-        from .s3 import PlainS3  # which needs S3's client
+        from benchmarks.checkpoint.s3 import PlainS3  # which needs S3's client
 
         plain: list[Way] = [PlainS3(uri)] if saves else []
         return [*plain, *ours]

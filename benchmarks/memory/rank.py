@@ -18,7 +18,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 
 from benchmarks.memory.cases import Case, Gpt
-from spottrain.batch import BatchPlan
+from spottrain.data.batch import BatchPlan
 from spottrain.engines import Engine, EngineConfig, choose_engine
 from spottrain.engines.auto import facts_of
 from spottrain.engines.blocks import find_blocks, prepare_blocks

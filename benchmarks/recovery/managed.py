@@ -11,15 +11,14 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.recovery.model import CHECKPOINT_STEPS, GLOBAL_BATCH
+from benchmarks.recovery.outcome import Outcome, Step, outcome_of, read_steps
 from spottrain_api.contract import Progress
 from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobReader
 from spottrain_local.cluster import Cluster, open_cluster
 from spottrain_local.install import install_operator
 from spottrain_local.spec import ClusterSpec, NodePool
-
-from .model import CHECKPOINT_STEPS, GLOBAL_BATCH
-from .outcome import Outcome, Step, outcome_of, read_steps
 
 JOB, NAMESPACE = "recovery", "default"
 NUM_NODES, MIN_NODES, ON_DEMAND_NODES = 4, 2, 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from .outcome import Outcome, Step, outcome_of, read_steps
+from benchmarks.recovery.outcome import Outcome, Step, outcome_of, read_steps
 
 NUM_NODES, MIN_NODES = 4, 2
 HERE = Path(__file__).parent

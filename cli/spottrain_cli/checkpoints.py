@@ -21,7 +21,7 @@ from spottrain_api.wording import counted
 
 if TYPE_CHECKING:
     from spottrain.checkpoint import CheckpointStorage, Commit, Head
-    from spottrain.checkpoint.manifest import Manifest
+    from spottrain.checkpoint.format.manifest import Manifest
 
 _LARGEST = 5
 _LONGEST = 1000
@@ -60,8 +60,8 @@ def ls(uri: str, endpoint_url: str | None) -> None:
 def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
     """Show what a commit at URI consists of."""
     with _sentences():
-        from spottrain.checkpoint import codec
-        from spottrain.checkpoint.manifest import read_manifest
+        from spottrain.checkpoint.format import codec
+        from spottrain.checkpoint.format.manifest import read_manifest
 
         storage, head = _open(uri, endpoint_url)
         commit = _choose(head, step)
@@ -188,7 +188,7 @@ def _choose(head: Head, step: int | None) -> Commit:
 
 def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
     from spottrain.checkpoint import CorruptCheckpoint
-    from spottrain.checkpoint.manifest import read_manifest
+    from spottrain.checkpoint.format.manifest import read_manifest
 
     known = (str(commit.step), str(commit.generation), commit.committed_at)
     try:
@@ -201,7 +201,7 @@ def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
 
 def _unfinished(storage: CheckpointStorage, head: Head) -> int:
     """Attempts that HEAD doesn't name."""
-    from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
+    from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 
     attempts = {attempt.prefix for key, _ in storage.list(ATTEMPTS) if (attempt := Attempt.of_key(key))}
     return sum(not head.holds(attempt) for attempt in attempts)
@@ -209,8 +209,8 @@ def _unfinished(storage: CheckpointStorage, head: Head) -> int:
 
 def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
     from spottrain.checkpoint import CorruptCheckpoint
-    from spottrain.checkpoint.blocks import PartReader
-    from spottrain.checkpoint.manifest import read_manifest
+    from spottrain.checkpoint.format.manifest import read_manifest
+    from spottrain.checkpoint.format.part_reader import PartReader
 
     try:
         manifest = read_manifest(storage, commit)

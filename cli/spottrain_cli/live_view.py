@@ -16,8 +16,7 @@ from spottrain_api.contract import CapacityType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
-
-from .job_view import EventSummary, JobSnapshot
+from spottrain_cli.job_view import EventSummary, JobSnapshot
 
 PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",

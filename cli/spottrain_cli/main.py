@@ -13,12 +13,11 @@ from rich.live import Live
 from rich.table import Table
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
+from spottrain_cli.checkpoints import checkpoints
+from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
+from spottrain_cli.live_view import duration, job_view
+from spottrain_cli.plan import plan
 from spottrain_local.cli import local
-
-from .checkpoints import checkpoints
-from .job_view import JobReader, JobSnapshot, UserError, now
-from .live_view import duration, job_view
-from .plan import plan
 
 REFRESH_SECONDS = 0.5
 
@@ -117,7 +116,7 @@ def _job_row(job: JobSnapshot) -> tuple[str, ...]:
 def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
     """Write a self-contained HTML report of JOB: loss, members over time, where the time and the money went."""
     # matplotlib takes a second to import, for which no other command should wait.
-    from .report import html_report
+    from spottrain_cli.report import html_report
 
     path = output or Path(f"{job}.html")
     snapshot = JobReader(kubeconfig).read(namespace, job, with_history=True)

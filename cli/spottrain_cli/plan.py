@@ -19,10 +19,9 @@ from spottrain_api.mistakes import mistakes
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
-
-from .job_view import UserError
-from .model_facts import count, read_config, size
-from .what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
+from spottrain_cli.job_view import UserError
+from spottrain_cli.model_facts import count, read_config, size
+from spottrain_cli.what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
 # Columns of a terminal in which any table has room, for measuring.
 WIDE = 1000

@@ -20,10 +20,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import Phase, Transition
 from spottrain_api.wording import counted
-
-from .job_view import JobSnapshot
-from .live_view import duration, money, seconds
-from .throughput import Throughput, throughput
+from spottrain_cli.job_view import JobSnapshot
+from spottrain_cli.live_view import duration, money, seconds
+from spottrain_cli.throughput import Throughput, throughput
 
 # The same colour for the same thing in every picture.
 PHASE_COLOURS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from docs.reference_pages.trainingjob import sections
+
 from spottrain_api.crd import structural_schema
 from spottrain_local.spec import NodePool
-
-from .trainingjob import sections
 
 
 def pools() -> str:

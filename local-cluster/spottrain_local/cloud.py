@@ -21,7 +21,7 @@ from spottrain_local.layout import LocalClusterError, write_atomically
 from spottrain_local.shapes import new_instance_id
 from spottrain_local.spec import NodePool
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Between the end of an instance and the deletion of its Node object.
 FORGET_SECONDS = 3.0
@@ -250,7 +250,7 @@ class Cloud:
         instance.gone = True
         self._remember()
         await self._machines.kill(instance.node)
-        log.info("node %s is gone", instance.node)
+        logger.info("node %s is gone", instance.node)
         self._later(instance.node, self._forget_after(instance.node, FORGET_SECONDS))
 
     async def _forget_after(self, node: str, seconds: float) -> None:

@@ -63,8 +63,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder,
         ThreadPoolExecutor(1) as beside,
     ):
-        wait = [find_kubectl(), "wait", "--for=condition=Established", "--timeout=30s", "-f", crds]
-        established = beside.submit(_run, wait, kubeconfig)
+        established = beside.submit(_wait_until_established, crds, kubeconfig)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -83,6 +82,16 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
         )
         established.result()
+
+
+def _wait_until_established(crds: str, kubeconfig: Path) -> None:
+    """Wait until the API server serves the CRDs.
+
+    A new CRD has null for its conditions, and `kubectl wait --for=condition` fails on that. They are there as soon as
+    its names are accepted.
+    """
+    for state in ("jsonpath={.status.acceptedNames.kind}=TrainingJob", "condition=Established"):
+        _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", crds], kubeconfig)
 
 
 def find_helm(binaries: Binaries) -> str:

@@ -20,7 +20,7 @@ from spottrain_local.processes import ChildProcess, ProcessSpec
 from spottrain_local.shapes import node_shape
 from spottrain_local.spec import NodePool
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 KUBELET_PORT = 10250
 METADATA_PORT = 8169
@@ -113,7 +113,7 @@ class NodeProcesses:
                 await self._delete(f"/api/v1/nodes/{node}")
                 return
             except (ApiError, *UNREACHABLE) as error:
-                log.warning("deleting the Node %s: %s; trying again", node, error)
+                logger.warning("deleting the Node %s: %s; trying again", node, error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def forget_strangers(self) -> None:

@@ -14,7 +14,7 @@ import aiohttp
 from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
 from spottrain_local.processes import ProcessSpec
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 BUCKET = "checkpoints"
@@ -113,7 +113,7 @@ async def _poll(session: aiohttp.ClientSession, method: str, url: str, wanted: s
                 if response.status in wanted:
                     return
         except (TimeoutError, aiohttp.ClientError) as error:
-            log.debug("%s: %s", url, error)
+            logger.debug("%s: %s", url, error)
         await asyncio.sleep(0.1)
 
 

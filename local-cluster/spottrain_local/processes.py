@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,7 +96,7 @@ class ChildProcess:
             code = await self._process.wait()
             if time.monotonic() - started > STEADY_SECONDS:
                 delay = FIRST_RESTART_SECONDS
-            log.warning(
+            logger.warning(
                 "%s ended by itself (%s); starting it again in %.1f s; see %s",
                 self.spec.name,
                 f"signal {-code}" if code < 0 else f"exit code {code}",

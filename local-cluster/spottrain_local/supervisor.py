@@ -37,7 +37,7 @@ from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
 from spottrain_local.processes import ChildProcess, watch_children_by_pidfd
 from spottrain_local.spec import ClusterSpec
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NODES_POLL_SECONDS = 0.2
 STATE_POLL_SECONDS = 2.0
@@ -138,7 +138,7 @@ class Supervisor:
         self.waiting_for.remove("object store")
         await self._wait_for_nodes(started)
         self.waiting_for.remove("nodes")
-        log.info("ready")
+        logger.info("ready")
 
     async def _wait_for_nodes(self, started: datetime) -> None:
         """Wait until every node that isn't gone is Ready, by its own word since `started`."""
@@ -192,7 +192,7 @@ class Supervisor:
         await apiserver.stop(kill=True)
         await etcd.stop()
         remove_sockets(set(self.store.ports.values()))
-        log.info("stopped")
+        logger.info("stopped")
 
 
 def _renewed_at(lease: dict[str, Any]) -> datetime:

@@ -5,7 +5,7 @@ import gc
 if __name__ == "__main__":
     # To look for garbage among what is imported takes a fifth of the start, and finds next to nothing.
     gc.disable()
-    from .command import main
+    from spottrain_operator.command import main
 
     gc.freeze()
     gc.enable()

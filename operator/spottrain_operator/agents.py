@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from spottrain_api.contract import AgentReport, Assignment
-
-from .cluster import JobKey, PodIdentity
-from .core.model import ReportView
+from spottrain_operator.cluster import JobKey, PodIdentity
+from spottrain_operator.core.model import ReportView
 
 # Progress alone wakes a job this often; everything else at once.
 PROGRESS_WAKE_SECONDS = 2.0

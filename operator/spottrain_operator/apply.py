@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from .cluster import AlreadyExistsError, ClusterClient, JobKey, RefusedError
-from .core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
-from .pods import JobRef, build_pod
+from spottrain_operator.cluster import AlreadyExistsError, ClusterClient, JobKey, RefusedError
+from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
+from spottrain_operator.pods import JobRef, build_pod
 
 
 class NoPoolError(RefusedError):

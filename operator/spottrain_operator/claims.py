@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES
-
-from .cluster import ClusterClient, JobKey, Manifest
-from .core.folders import Folder, folder_of
-from .core.model import JobView, Rival
-from .observe import NotUnderstoodError, job_view
+from spottrain_operator.cluster import ClusterClient, JobKey, Manifest
+from spottrain_operator.core.folders import Folder, folder_of
+from spottrain_operator.core.model import JobView, Rival
+from spottrain_operator.observe import NotUnderstoodError, job_view
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)

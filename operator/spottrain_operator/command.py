@@ -12,12 +12,11 @@ import sys
 import click
 
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
+from spottrain_operator.cluster import ClusterError
+from spottrain_operator.lease import LeaseSettings
+from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
-from .cluster import ClusterError
-from .lease import LeaseSettings
-from .process import LeadershipLostError, OperatorSettings, run_operator
-
-log = logging.getLogger("spottrain_operator")
+logger = logging.getLogger("spottrain_operator")
 
 
 @click.command()
@@ -51,7 +50,7 @@ def main(host: str, port: int, control_url: str, namespace: str, identity: str, 
         raise click.ClickException(str(error)) from error
     except LeadershipLostError:
         # What still runs in threads or sockets must not outlive the lease.
-        log.error("the lease is lost: another operator may lead now, so this one ends")
+        logger.error("the lease is lost: another operator may lead now, so this one ends")
         os._exit(1)
 
 

@@ -18,11 +18,10 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from spottrain_api.contract import LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT, TOKEN_AUDIENCE, AgentReport
+from spottrain_operator.agents import AssignmentBoard, ReportBox
+from spottrain_operator.cluster import ClusterError, PodIdentity, TokenReviewer
 
-from .agents import AssignmentBoard, ReportBox
-from .cluster import ClusterError, PodIdentity, TokenReviewer
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 # A pod's token is good for so long after its pod is deleted; refusals are remembered briefly, against floods.
@@ -161,5 +160,5 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except web.HTTPClientError as refusal:
-        log.info("%s %s from %s: %s", request.method, request.path, request.remote, refusal.text)
+        logger.info("%s %s from %s: %s", request.method, request.path, request.remote, refusal.text)
         raise

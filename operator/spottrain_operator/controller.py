@@ -12,9 +12,9 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from .cluster import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
@@ -92,12 +92,12 @@ class Controller:
                 except ClusterError as error:
                     num_failures += 1
                     pause = backoff_seconds(num_failures, random.random())
-                    log.warning("%s: %s; next try in %.1f s", key, error, pause)
+                    logger.warning("%s: %s; next try in %.1f s", key, error, pause)
                 except Exception:
                     # A bug in one job's pass must not stop the other jobs' passes, nor end this one's.
                     num_failures += 1
                     pause = backoff_seconds(num_failures, random.random())
-                    log.exception("%s: the pass broke off; next try in %.1f s", key, pause)
+                    logger.exception("%s: the pass broke off; next try in %.1f s", key, pause)
             if pause:
                 await asyncio.sleep(pause)
                 wake.set()

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
-
-from .cluster import ClusterClient, Manifest
-from .core.model import Event
+from spottrain_operator.cluster import ClusterClient, Manifest
+from spottrain_operator.core.model import Event
 
 COMPONENT = "spottrain-operator"
 REPEAT_SECONDS = 300.0

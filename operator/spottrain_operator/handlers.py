@@ -14,10 +14,9 @@ from typing import Any
 import kopf
 
 from spottrain_api.contract import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
-
-from .cluster import JobKey
-from .controller import Controller
-from .kubernetes_cluster import serviceaccount_dir
+from spottrain_operator.cluster import JobKey
+from spottrain_operator.controller import Controller
+from spottrain_operator.kubernetes_cluster import serviceaccount_dir
 
 # A watch that is silently dead is noticed after the inactivity timeout (the server sends a bookmark a minute).
 WATCH_SERVER_SECONDS = 300

@@ -14,10 +14,9 @@ from datetime import datetime
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, CapacityType
 from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name, thin_out
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
+from spottrain_operator.cluster import ClusterError, ConfigMapClient, JobKey, Manifest
 
-from .cluster import ClusterError, ConfigMapClient, JobKey, Manifest
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Between two writes, unless the phase or the generation changes.
 WRITE_SECONDS = 10.0
@@ -46,7 +45,7 @@ class HistoryKeeper:
                 await self._write(key, job)
                 self._written_at[key] = point.at
         except ClusterError as error:
-            log.warning("the history of %s was not written: %s", key, error)
+            logger.warning("the history of %s was not written: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
         stored = await self._config_maps.read_config_map(*_name(key))
@@ -107,7 +106,7 @@ def parse(config_map: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...
         rows = csv.reader(io.StringIO(config_map.get("data", {}).get(HISTORY_KEY, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
     except ValueError as error:
-        log.warning("the history of %s can't be read and begins anew: %s", job["metadata"]["name"], error)
+        logger.warning("the history of %s can't be read and begins anew: %s", job["metadata"]["name"], error)
         return ()
 
 

@@ -17,8 +17,7 @@ import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
-
-from .cluster import (
+from spottrain_operator.cluster import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,

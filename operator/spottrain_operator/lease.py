@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from .cluster import ClusterError, LeaseClient, Manifest
+from spottrain_operator.cluster import ClusterError, LeaseClient, Manifest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class LeaderElection:
             if await self._attempt():
                 break
             await asyncio.sleep(self._settings.retry_seconds)
-        log.info("%s leads", self._settings.identity)
+        logger.info("%s leads", self._settings.identity)
 
     async def hold(self) -> None:
         """Renew until the lease is lost, then return: whoever calls this must stop acting at once."""
@@ -67,7 +67,7 @@ class LeaderElection:
                 held = False
             if not held and (self._taken_by_another() or self._seconds_left() <= 0):
                 self.is_leader = False
-        log.error("%s no longer leads", self._settings.identity)
+        logger.error("%s no longer leads", self._settings.identity)
 
     async def release(self) -> None:
         """Let the next one take over at once, as far as the API server can be reached."""
@@ -79,7 +79,7 @@ class LeaderElection:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._leases.write_lease(lease)
         except ClusterError as error:
-            log.warning("could not release the lease: %s", error)
+            logger.warning("could not release the lease: %s", error)
 
     async def _attempt(self) -> bool:
         """Try once to take or renew the lease."""
@@ -93,7 +93,7 @@ class LeaderElection:
                 return False
             await self._leases.write_lease(self._mine(lease))
         except ClusterError as error:
-            log.warning("could not renew the lease %s: %s", settings.name, error)
+            logger.warning("could not renew the lease %s: %s", settings.name, error)
             return False
         self._renewed_at = begun_at
         self.is_leader = True

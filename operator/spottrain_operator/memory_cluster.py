@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from .cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
 
 
 class MemoryCluster:

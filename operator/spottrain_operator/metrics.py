@@ -20,9 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
-
-from .cluster import JobKey
-from .core.model import JobView, ReportView
+from spottrain_operator.cluster import JobKey
+from spottrain_operator.core.model import JobView, ReportView
 
 # Not "job" and "namespace": those are Prometheus' own names for the target, which would win over ours.
 JOB = ("job_namespace", "job_name")

@@ -22,13 +22,12 @@ from spottrain_api.contract import (
 )
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_operator.apply import NoPoolError
+from spottrain_operator.cluster import Manifest, RefusedError
+from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
+from spottrain_operator.pods import ANNOTATION_POOL
 
-from .apply import NoPoolError
-from .cluster import Manifest, RefusedError
-from .core.model import JobView, NodeView, PodView, Refusal
-from .pods import ANNOTATION_POOL
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 # Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
@@ -211,7 +210,7 @@ def _notice(meta: Manifest) -> Notice | None:
     try:
         return Notice.from_json(text)
     except ValidationError as error:
-        log.warning("node %s: its notice can't be read and is ignored: %s", meta["name"], error)
+        logger.warning("node %s: its notice can't be read and is ignored: %s", meta["name"], error)
         return None
 
 

@@ -39,9 +39,8 @@ from spottrain_api.contract import (
     CapacityType,
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
-
-from .cluster import Manifest
-from .placement import node_affinity, tolerations
+from spottrain_operator.cluster import Manifest
+from spottrain_operator.placement import node_affinity, tolerations
 
 CONTAINER = "trainer"
 ANNOTATION_POOL = f"{GROUP}/pool"

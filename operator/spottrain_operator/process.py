@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import kopf
 from aiohttp import web
 
-from .agents import AssignmentBoard, ReportBox
-from .clock import SteadyClock
-from .cluster import ClusterError, ConflictError, JobKey
-from .control_api import ControlApi
-from .controller import Controller, PassResult
-from .core.plan import plan
-from .handlers import NodeIndex, build_registry, build_settings
-from .history import HistoryKeeper
-from .kubernetes_cluster import KubernetesCluster, client_configuration
-from .lease import LeaderElection, LeaseSettings
-from .metrics import Metrics
-from .reconcile import Reconciler
+from spottrain_operator.agents import AssignmentBoard, ReportBox
+from spottrain_operator.clock import SteadyClock
+from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
+from spottrain_operator.control_api import ControlApi
+from spottrain_operator.controller import Controller, PassResult
+from spottrain_operator.core.plan import plan
+from spottrain_operator.handlers import NodeIndex, build_registry, build_settings
+from spottrain_operator.history import HistoryKeeper
+from spottrain_operator.kubernetes_cluster import KubernetesCluster, client_configuration
+from spottrain_operator.lease import LeaderElection, LeaseSettings
+from spottrain_operator.metrics import Metrics
+from spottrain_operator.reconcile import Reconciler
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 
@@ -82,7 +82,7 @@ class Operator:
             # kopf takes the signals over from here on: its watches end, without an error, at SIGTERM.
             if not self._election.is_leader:
                 raise LeadershipLostError
-        log.info("stopped")
+        logger.info("stopped")
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
@@ -97,7 +97,7 @@ class Operator:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, self._settings.host, self._settings.port).start()
-        log.info("control API on %s:%d", self._settings.host, self._settings.port)
+        logger.info("control API on %s:%d", self._settings.host, self._settings.port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(

@@ -21,19 +21,28 @@ from spottrain_api.contract import (
     shutdown_grace_seconds,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
-
-from .agents import AssignmentBoard, ReportBox
-from .apply import apply
-from .claims import RivalFinder
-from .cluster import ClusterClient, JobKey, Manifest, RefusedError
-from .controller import PassResult
-from .core.assignments import assignment_for
-from .core.model import Action, CreatePod, Event, JobView, NodeView, Observed, Plan, PodView, Refusal
-from .core.understanding import NOT_UNDERSTOOD, REASON, sentence
-from .events import EventRecorder
-from .history import HistoryKeeper
-from .metrics import Metrics
-from .observe import (
+from spottrain_operator.agents import AssignmentBoard, ReportBox
+from spottrain_operator.apply import apply
+from spottrain_operator.claims import RivalFinder
+from spottrain_operator.cluster import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.controller import PassResult
+from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.model import (
+    Action,
+    CreatePod,
+    Event,
+    JobView,
+    NodeView,
+    Observed,
+    Plan,
+    PodView,
+    Refusal,
+)
+from spottrain_operator.core.understanding import NOT_UNDERSTOOD, REASON, sentence
+from spottrain_operator.events import EventRecorder
+from spottrain_operator.history import HistoryKeeper
+from spottrain_operator.metrics import Metrics
+from spottrain_operator.observe import (
     NotUnderstoodError,
     job_view,
     may_wait_for_volumes,
@@ -43,8 +52,8 @@ from .observe import (
     refusal,
     with_newest_event,
 )
-from .pods import template_hash
-from .write_back import as_written, with_condition
+from spottrain_operator.pods import template_hash
+from spottrain_operator.write_back import as_written, with_condition
 
 Planner = Callable[[Observed, datetime], Plan]
 

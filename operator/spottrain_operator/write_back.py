@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from spottrain_api.v1alpha1 import Condition, GenerationStatus, TrainingJobStatus
-
-from .cluster import Manifest
+from spottrain_operator.cluster import Manifest
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:

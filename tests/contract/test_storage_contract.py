@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from memory_storage import MemoryStorage
 from object_stores import ObjectStore
 from spottrain.checkpoint.errors import (
     ObjectNotFound,
@@ -20,10 +21,9 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain.checkpoint.file_storage import FileStorage
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import CheckpointStorage
-from spottrain.checkpoint.stores import open_storage
+from spottrain.checkpoint.stores.file_storage import FileStorage
+from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 Open = Callable[[], CheckpointStorage]
 ROUNDS = 20
@@ -327,7 +327,7 @@ ARN = "arn:aws:s3:eu-west-1:123456789012:accesspoint"
 @pytest.mark.parametrize("bucket", ["b", "Old_Bucket.1", f"{ARN}:name", f"{ARN}/name"])
 def test_any_name_that_some_server_takes_is_taken(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
-    monkeypatch.setattr("spottrain.checkpoint.s3_storage.S3Storage", lambda **where: opened.append(where))
+    monkeypatch.setattr("spottrain.checkpoint.stores.s3_storage.S3Storage", lambda **where: opened.append(where))
     open_storage(f"s3://{bucket}/p/q")
     assert opened == [{"bucket": bucket, "prefix": "p/q", "endpoint_url": None}]
 

@@ -19,9 +19,9 @@ from spottrain.checkpoint import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain.checkpoint.gcs_storage import GcsStorage
-from spottrain.checkpoint.s3_storage import S3Storage
-from spottrain.checkpoint.storage import ANSWER_SECONDS
+from spottrain.checkpoint.stores.gcs_storage import GcsStorage
+from spottrain.checkpoint.stores.s3_storage import S3Storage
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS
 
 Store = tuple[CheckpointStorage, FaultyProxy]
 

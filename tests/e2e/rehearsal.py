@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from cluster_fixtures import Kubectl, processes_of, wait_for
-from spottrain.audit import Audit, AuditRecord, read_audit
+from spottrain.data.audit import Audit, AuditRecord, read_audit
 from spottrain_agent.records import WorkerStarted, worker_started_file
 from spottrain_api.contract import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, VERSION, CapacityType, Member, Progress
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase, TrainingJobStatus

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from spottrain.batch import BatchPlan  # noqa: E402
+from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402

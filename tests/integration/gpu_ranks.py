@@ -14,9 +14,9 @@ import torch.distributed as dist
 from benchmarks.memory.cases import Case
 from benchmarks.memory.rank import Peaks, estimated, measured
 
-from spottrain.batch import BatchPlan
 from spottrain.checkpoint import open_storage
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.data.batch import BatchPlan
 from spottrain.engines import Engine, EngineConfig, choose_engine
 from spottrain_api.contract import DeepSpeedConfig
 

@@ -19,8 +19,8 @@ from torch import nn
 
 import spottrain
 from commits import newest_commit
-from spottrain.checkpoint.writer import start_writer, started_writer
-from spottrain.failures import Drained
+from spottrain.checkpoint.saving.writer import start_writer, started_writer
+from spottrain.world.failures import Drained
 from spottrain_agent.processes import is_alive
 from spottrain_api.contract import CheckpointConfig, DeepSpeedConfig, DrainRequest, FsdpConfig, TrainerConfig
 

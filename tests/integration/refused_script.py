@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 import spottrain  # noqa: E402
-from spottrain.failures import UserError  # noqa: E402
+from spottrain.world.failures import UserError  # noqa: E402
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")

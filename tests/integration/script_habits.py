@@ -18,9 +18,9 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from spottrain.batch import BatchPlan  # noqa: E402
+from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
-from spottrain.failures import UserError  # noqa: E402
+from spottrain.world.failures import UserError  # noqa: E402
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spottrain.audit import read_audit
 from spottrain.checkpoint.export import export
+from spottrain.data.audit import read_audit
 from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 

@@ -109,7 +109,7 @@ async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
     await pods.warm()
     script = """
         import pathlib, sys, time
-        from spottrain.checkpoint.writer import started_writer
+        from spottrain.checkpoint.saving.writer import started_writer
         writer = started_writer()
         pathlib.Path(sys.argv[1], "pid").write_text(str(writer and writer.pid))
         while {names_session} and not pathlib.Path(sys.argv[1], "go on").exists():

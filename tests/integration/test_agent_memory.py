@@ -11,7 +11,7 @@ import pytest
 
 from agent_pods import GATHER, FakeOperator, Pods
 from spottrain.checkpoint import StorageDenied
-from spottrain.checkpoint.member_memory import MemberMemory
+from spottrain.checkpoint.peers.member_memory import MemberMemory
 from spottrain_agent.processes import descendants
 from spottrain_api.contract import AgentPhase, Assignment, MemoryStep, PeerMemory
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from object_stores import JobStore
-from spottrain.audit import read_audit
 from spottrain.checkpoint import CheckpointStorage, Commit
-from spottrain.checkpoint.attempt import ATTEMPTS
-from spottrain.checkpoint.head import HEAD_KEY
-from spottrain.checkpoint.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.format.attempt import ATTEMPTS
+from spottrain.checkpoint.format.head import HEAD_KEY
+from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
+from spottrain.data.audit import read_audit
 from spottrain_api.contract import FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from integration.gpu_checkpoint_ranks import in_a_process, in_a_world_of_two, save_half, save_with_a_writer
-from spottrain import random_state
-from spottrain.checkpoint import Checkpointer, Replicas, codec, open_storage
-from spottrain.checkpoint.dcp import plan_save
-from spottrain.checkpoint.staging import SharedMemory, StagingBuffer, _pin
+from spottrain.checkpoint import Checkpointer, Replicas, open_storage
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.dcp import plan_save
+from spottrain.checkpoint.saving.staging import SharedMemory, StagingBuffer, _pin
+from spottrain.data import random_state
 from spottrain_agent.memory_store import MemoryServer, Shelf
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
 

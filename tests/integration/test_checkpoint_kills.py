@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from object_stores import JobStore
-from spottrain.audit import read_audit
+from spottrain.data.audit import read_audit
 from spottrain_api.contract import Progress
 from trainer_runs import Run, assert_succeeded
 

@@ -12,7 +12,7 @@ import pytest
 from forked_ranks import forked_ranks
 from object_stores import ObjectStore
 from spottrain.checkpoint import Checkpointer, open_storage, read_head
-from spottrain.checkpoint.manifest import Manifest, read_manifest
+from spottrain.checkpoint.format.manifest import Manifest, read_manifest
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
 

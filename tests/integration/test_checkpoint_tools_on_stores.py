@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from object_stores import JobStore
 from spottrain.checkpoint import Checkpointer
-from spottrain.training_state import model_config
+from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 
 STEPS = (10, 20)

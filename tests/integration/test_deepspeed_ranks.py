@@ -14,7 +14,7 @@ from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.export import export
-from spottrain.checkpoint.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain_api.contract import (
     CheckpointConfig,
     DeepSpeedConfig,

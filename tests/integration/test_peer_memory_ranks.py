@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cluster_fixtures import wait_for
-from spottrain.audit import read_audit
+from spottrain.data.audit import read_audit
 from spottrain_agent.memory_store import MemoryServer, Shelf
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
 from trainer_runs import STEPS, Run, assert_succeeded

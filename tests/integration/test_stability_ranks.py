@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spottrain.audit import read_audit
+from spottrain.data.audit import read_audit
 from spottrain_api.contract import FailureReason, LossSpikeConfig, StabilityAction, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 

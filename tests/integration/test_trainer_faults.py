@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spottrain.audit import read_audit
+from spottrain.data.audit import read_audit
 from spottrain_api.contract import CommitRef, DrainRequest, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 

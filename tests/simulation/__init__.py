@@ -6,7 +6,7 @@ through the node, nodes that go with and without notice, agents that restart, an
 any two writes or is away for minutes. All randomness comes from one seed.
 """
 
-from .parts import Node, spec_of
-from .world import World
+from simulation.parts import Node, spec_of
+from simulation.world import World
 
 __all__ = ["Node", "World", "spec_of"]

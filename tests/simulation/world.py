@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from simulation.invariants import problems_of
+from simulation.parts import NOT_READY_AFTER, START_SECONDS, STEP_SECONDS, Node, Pod, Ranks, Training, at
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
@@ -21,9 +23,6 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJob
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
-
-from .invariants import problems_of
-from .parts import NOT_READY_AFTER, START_SECONDS, STEP_SECONDS, Node, Pod, Ranks, Training, at
 
 TICK = 0.25
 COMMIT_SECONDS = 0.75

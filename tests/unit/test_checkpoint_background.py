@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 
+from memory_storage import MemoryStorage
 from spottrain.checkpoint.background import Background
-from spottrain.checkpoint.body import Body
-from spottrain.checkpoint.commits import Commit
-from spottrain.checkpoint.head import commit, read_head
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.retention import CleanUp, Retention
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.head import commit, read_head
+from spottrain.checkpoint.saving.retention import CleanUp, Retention
+from spottrain.checkpoint.stores.upload_body import Body
 
 
 def test_work_is_done_in_order_by_one_thread() -> None:

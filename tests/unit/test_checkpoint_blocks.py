@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.checkpoint.blocks import PartReader, Span
+from memory_storage import MemoryStorage
 from spottrain.checkpoint.errors import CorruptCheckpoint
-from spottrain.checkpoint.manifest import DataFile, Manifest, block_checksums, data_key
-from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.format.manifest import DataFile, Manifest, block_checksums, data_key
+from spottrain.checkpoint.format.part_reader import PartReader, Span
 
 BLOCK = 16
 SIZES = (100, 1, 64)

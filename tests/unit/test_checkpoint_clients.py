@@ -11,9 +11,9 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from spottrain.checkpoint.errors import StorageUnavailable
-from spottrain.checkpoint.gcs_storage import GcsStorage
-from spottrain.checkpoint.s3_client import s3_client
-from spottrain.checkpoint.s3_storage import S3Storage
+from spottrain.checkpoint.stores.gcs_storage import GcsStorage
+from spottrain.checkpoint.stores.s3_client import s3_client
+from spottrain.checkpoint.stores.s3_storage import S3Storage
 
 
 class Server:

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.checkpoint import codec
 from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
+from spottrain.checkpoint.format import codec
 
 keys = st.text(max_size=8) | st.sampled_from(["$tensor", "$items", "$", "a.b", ""])
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
+from memory_storage import MemoryStorage
 from rank_parts import persist
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
-from spottrain.checkpoint.head import HEAD_KEY
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.format.head import HEAD_KEY
+from spottrain.checkpoint.stores.storage import Buffer
 
 
 class BrokenStorage(MemoryStorage):

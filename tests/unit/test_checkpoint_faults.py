@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
+from memory_storage import MemoryStorage
 from rank_parts import persist
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
@@ -27,12 +28,11 @@ from spottrain.checkpoint.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from spottrain.checkpoint.file_storage import FileStorage
-from spottrain.checkpoint.head import HEAD_KEY, read_head
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.retention import Retention
-from spottrain.checkpoint.storage import Buffer
-from spottrain.checkpoint.stores import open_storage
+from spottrain.checkpoint.format.head import HEAD_KEY, read_head
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.stores.file_storage import FileStorage
+from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.stores.storage import Buffer
 from spottrain_cli.checkpoints import checkpoints
 
 

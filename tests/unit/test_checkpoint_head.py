@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spottrain.checkpoint.commits import Commit
+from memory_storage import MemoryStorage
 from spottrain.checkpoint.errors import (
     CheckpointMismatch,
     CorruptCheckpoint,
@@ -15,9 +15,9 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageUnavailable,
 )
-from spottrain.checkpoint.head import HEAD_KEY, commit, fence, prune, read_head
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.head import HEAD_KEY, commit, fence, prune, read_head
+from spottrain.checkpoint.stores.storage import Buffer
 
 ROUNDS = 200
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.checkpoint.attempt import ATTEMPTS, Attempt
-from spottrain.checkpoint.commits import Commit, Head
+from memory_storage import MemoryStorage
 from spottrain.checkpoint.errors import Fenced, SharedWeightsGone, StepBehind
-from spottrain.checkpoint.head import commit, fence, read_head
-from spottrain.checkpoint.manifest import FROZEN_SUFFIX
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.retention import Retention, clean_up
-from spottrain.checkpoint.storage import Buffer, CheckpointStorage
+from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.format.commits import Commit, Head
+from spottrain.checkpoint.format.head import commit, fence, read_head
+from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.saving.retention import Retention, clean_up
+from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
 
 RETENTION = Retention(last=1, every=20)
 SAVES = 3

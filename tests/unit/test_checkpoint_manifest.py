@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from spottrain.checkpoint.commits import Commit
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
-from spottrain.checkpoint.manifest import (
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.manifest import (
     Chunk,
     DataFile,
     Entry,

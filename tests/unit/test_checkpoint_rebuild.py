@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memory_storage import MemoryStorage
 from spottrain.checkpoint import Checkpointer
-from spottrain.checkpoint.commits import Head
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, Fenced
-from spottrain.checkpoint.head import HEAD_KEY, fence, read_head
-from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.format.commits import Head
+from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
 
 
 def checkpointer(storage: MemoryStorage, generation: int) -> Checkpointer:

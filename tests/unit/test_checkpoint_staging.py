@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from spottrain.checkpoint.codec import Tensors
-from spottrain.checkpoint.dcp import plan_save
-from spottrain.checkpoint.staging import Staged, StagingBuffer
+from spottrain.checkpoint.format.codec import Tensors
+from spottrain.checkpoint.format.dcp import plan_save
+from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 
 
 class CudaRuntime:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint import Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.stores import open_storage
-from spottrain.training_state import model_config
+from spottrain.checkpoint.stores.open import open_storage
+from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 
 WEIGHT = torch.arange(12, dtype=torch.bfloat16).view(3, 4)

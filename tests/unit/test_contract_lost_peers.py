@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spottrain.failures import failure_of
+from spottrain.world.failures import failure_of
 from spottrain_agent.records import WorkerEnded
 from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
 from spottrain_api.contract import FailureReason

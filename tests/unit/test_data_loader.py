@@ -22,11 +22,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from cluster_fixtures import wait_for
-from spottrain import random_state
-from spottrain.batch import BatchPlan
-from spottrain.data_order import DataOrder
-from spottrain.failures import LOST_WORKER, failure_of
-from spottrain.loader import NUM_MEASURED, Data, FromWorkers, load_batches
+from spottrain.data import random_state
+from spottrain.data.batch import BatchPlan
+from spottrain.data.loader import NUM_MEASURED, Data, FromWorkers, load_batches
+from spottrain.data.order import DataOrder
+from spottrain.world.failures import LOST_WORKER, failure_of
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -303,10 +303,10 @@ def is_running(pid: int) -> bool:
 
 RANK_WITH_A_WORKER = """
 import os, signal, time, torch
-from spottrain.batch import BatchPlan
-from spottrain.data_order import DataOrder
-from spottrain.failures import failure_of
-from spottrain.loader import Data, load_batches
+from spottrain.data.batch import BatchPlan
+from spottrain.data.order import DataOrder
+from spottrain.world.failures import failure_of
+from spottrain.data.loader import Data, load_batches
 
 class Numbers:
     def __len__(self):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spottrain.batch import BatchPlan
+from spottrain.data.batch import BatchPlan
 from spottrain.engines import EngineConfig, choose_engine
 from spottrain.engines.deepspeed_config import merged_config
 from spottrain_api.contract import DeepSpeedConfig

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.checkpoint.dcp import plan_save, written_tensors
+from spottrain.checkpoint.format.dcp import plan_save, written_tensors
 from spottrain.engines.deepspeed_parts import FlatPart, boxes
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)

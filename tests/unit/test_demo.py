@@ -11,7 +11,7 @@ from demo.incidents import SETTLED_STEPS, Course, Incident
 from demo.results import verdict
 
 from distribution import ROOT, build_wheel
-from spottrain.audit import Audit, AuditHeader
+from spottrain.data.audit import Audit, AuditHeader
 from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 

@@ -14,8 +14,8 @@ import pytest
 
 import spottrain
 from spottrain import schedules
-from spottrain.batch import BatchPlan
-from spottrain.foreign_loop import ForeignLoop
+from spottrain.data.batch import BatchPlan
+from spottrain.loop.foreign_loop import ForeignLoop
 
 WITH_EXAMPLES: dict[str, Any] = {
     "session": spottrain.session,

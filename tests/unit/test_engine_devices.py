@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from spottrain.data.loader import to_device
 from spottrain.engines.adopted import AdoptedEngine
 from spottrain.engines.ddp import settle_buckets
-from spottrain.failures import UserError
-from spottrain.launch import Launch, join_world
-from spottrain.loader import to_device
+from spottrain.world.failures import UserError
+from spottrain.world.launch import Launch, join_world
 
 META = torch.device("meta")
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spottrain.batch import BatchPlan
+from spottrain.data.batch import BatchPlan
 from spottrain.engines import EngineConfig
 from spottrain.engines.fsdp import FsdpEngine, kept_whole
-from spottrain.failures import UserError
+from spottrain.world.failures import UserError
 
 
 class Block(nn.Module):

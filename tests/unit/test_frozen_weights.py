@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from memory_storage import MemoryStorage
 from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Retention
-from spottrain.checkpoint.commits import Head
 from spottrain.checkpoint.errors import SharedWeightsGone, StorageUnavailable
-from spottrain.checkpoint.head import HEAD_KEY, fence, read_head
-from spottrain.checkpoint.manifest import FROZEN_SUFFIX, read_manifest
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.retention import clean_up
-from spottrain.checkpoint.storage import Buffer
+from spottrain.checkpoint.format.commits import Head
+from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
+from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX, read_manifest
+from spottrain.checkpoint.saving.retention import clean_up
+from spottrain.checkpoint.stores.storage import Buffer
 from staging_memory import staging_memory
 
 FROZEN = {"model.base", "model.table"}

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import spottrain
 from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.head import HEAD_KEY
+from spottrain.checkpoint.format.head import HEAD_KEY
 
 WIDTH, LAYERS, RANK = 512, 4, 64
 # The adapters of all layers, two matrices each, with AdamW's two moments.

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import torch
 
+from memory_storage import MemoryStorage
 from simulation import spec_of
 from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Replicas, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.errors import ObjectNotFound
-from spottrain.checkpoint.member_memory import MemberMemory
-from spottrain.checkpoint.memory_storage import MemoryStorage
+from spottrain.checkpoint.peers.member_memory import MemberMemory
 from spottrain_agent.memory_store import MemoryServer, Shelf
 from spottrain_api.contract import (
     AgentPhase,

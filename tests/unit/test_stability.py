@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from spottrain.checkpoint import codec
-from spottrain.failures import UserError
+from spottrain.checkpoint.format import codec
+from spottrain.loop.stability import MAX_SKIPPED_IN_A_ROW, StabilityGuard, Verdict
 from spottrain.schedules import Schedule, warmup_cosine, warmup_stable_decay
-from spottrain.stability import MAX_SKIPPED_IN_A_ROW, StabilityGuard, Verdict
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason, LossSpikeConfig, StabilityAction, StabilityConfig
 
 SKIP, ROLLBACK, FAIL = StabilityAction.SKIP, StabilityAction.ROLLBACK, StabilityAction.FAIL

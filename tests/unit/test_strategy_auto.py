@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 import spottrain
-from spottrain.batch import BatchPlan
 from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.data.batch import BatchPlan
 from spottrain.engines.auto import Machine, applied, choose_automatically, facts_of, least_of_all
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import EngineConfig

@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from memory_storage import MemoryStorage
 from spottrain.checkpoint import Checkpointer, Retention
-from spottrain.checkpoint.memory_storage import MemoryStorage
-from spottrain.checkpoint.storage import Buffer
-from spottrain.checkpointing import CheckpointSchedule
-from spottrain.interval import CommitInterval
-from spottrain.progress import ProgressReporter
+from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.recovery.interval import CommitInterval
+from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract import FailureReason, Interruptions
 
 STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
-from spottrain.batch import BatchPlan
-from spottrain.data_order import DataOrder
+from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
+from spottrain.data.batch import BatchPlan
+from spottrain.data.order import DataOrder
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**64)

@@ -22,22 +22,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spottrain
 from cluster_fixtures import wait_for
-from spottrain import random_state
-from spottrain.agreement import Agreement, Ballot, Decision
-from spottrain.batch import BatchPlan
 from spottrain.checkpoint.errors import Fenced, StorageDenied, StorageUnavailable
-from spottrain.drain import DrainFlag
+from spottrain.data import random_state
+from spottrain.data.batch import BatchPlan
 from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.ddp import DdpEngine
-from spottrain.failures import Drained, failure_of, start_error
-from spottrain.interval import (
+from spottrain.loop.step import LossMeter, Step
+from spottrain.recovery.interval import (
     MAX_INTERVAL_SECONDS,
     MIN_INTERVAL_SECONDS,
     CheckpointCost,
     CommitInterval,
 )
-from spottrain.progress import ProgressReporter
-from spottrain.step import LossMeter, Step
+from spottrain.world.drain import DrainFlag
+from spottrain.world.failures import Drained, failure_of, start_error
+from spottrain.world.progress import ProgressReporter
+from spottrain.world.stop_agreement import Ballot, Decision, StopAgreement
 from spottrain_api.contract import (
     DrainRequest,
     FailureReason,
@@ -156,7 +156,7 @@ def test_random_numbers_go_on_where_they_were_captured() -> None:
 
 
 def test_a_world_of_one_agrees_with_itself_one_boundary_later() -> None:
-    agreement = Agreement(None)
+    agreement = StopAgreement(None)
     assert agreement.read() == Decision()
     agreement.start(Ballot(drain=True, loss=2.5, has_loss=True))
     assert agreement.read() == Decision(drain=True, loss=2.5)

@@ -4,9 +4,9 @@
 the loop. `Session.prepare` has an example.
 """
 
-from spottrain.session import Session, session
-from spottrain.step import Step
-from spottrain.training import Training
+from spottrain.loop.session import Session, session
+from spottrain.loop.step import Step
+from spottrain.loop.training import Training
 from spottrain_api.contract import LossSpikeConfig, StabilityAction, StabilityConfig
 
 __all__ = ["LossSpikeConfig", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]

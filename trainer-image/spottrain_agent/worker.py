@@ -77,7 +77,7 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
 def _start_writer() -> None:
     """While nothing of the script has run: there are no threads and no CUDA context yet that a fork would break."""
     try:
-        from spottrain.checkpoint.writer import start_writer  # of what the zygote has imported
+        from spottrain.checkpoint.saving.writer import start_writer  # of what the zygote has imported
     except ImportError:
         return  # the script will say so itself
     start_writer()

@@ -41,7 +41,7 @@ PRELOADED_MODULES = (
     "torch.profiler._cupti_monitor",
     "torch.utils.data",
     "spottrain",
-    "spottrain.checkpoint.s3_storage",
+    "spottrain.checkpoint.stores.s3_storage",
 )
 
 

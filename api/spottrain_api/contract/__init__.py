@@ -8,7 +8,7 @@ a lost, repeated or late message does no harm.
 Times are timezone-aware UTC; durations are seconds.
 """
 
-from .assignments import (
+from spottrain_api.contract.assignments import (
     AgentPhase,
     AgentReport,
     Assignment,
@@ -18,9 +18,17 @@ from .assignments import (
     GenerationAssignment,
     Member,
 )
-from .choices import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice, Precision, Sharding, StabilityAction, Strategy
-from .clocks import clock_offset
-from .configuration import (
+from spottrain_api.contract.choices import (
+    AUTO_INTERVAL,
+    INTERVAL_PATTERN,
+    OnNotice,
+    Precision,
+    Sharding,
+    StabilityAction,
+    Strategy,
+)
+from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.configuration import (
     CheckpointConfig,
     DeepSpeedConfig,
     DrainRequest,
@@ -30,15 +38,10 @@ from .configuration import (
     StabilityConfig,
     TrainerConfig,
 )
-from .lost_peers import is_lost_peer
-from .memory import (
-    MemoryCheckpoint,
-    MemoryHolder,
-    MemoryStep,
-    PeerMemory,
-)
-from .message import Message
-from .names import (
+from spottrain_api.contract.lost_peers import is_lost_peer
+from spottrain_api.contract.memory import MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.names import (
     ANNOTATION_NOTICE,
     API_VERSION,
     CONTROL_PORT,
@@ -82,7 +85,7 @@ from .names import (
     outcome_file,
     progress_file,
 )
-from .nodes import (
+from spottrain_api.contract.nodes import (
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     LABEL_SHUTDOWN_GRACE,
@@ -90,13 +93,8 @@ from .nodes import (
     TaintMeaning,
     shutdown_grace_seconds,
 )
-from .notices import (
-    POD_NOTICE_PREFIX,
-    Notice,
-    NoticeKind,
-    NoticeList,
-)
-from .reports import (
+from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.reports import (
     FATAL_REASONS,
     CheckpointTimings,
     CommitRef,

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .configuration import DrainRequest, TrainerConfig
-from .memory import MemoryStep
-from .message import Message
-from .notices import Notice
-from .reports import CommitRef, Failure, Progress
+from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
+from spottrain_api.contract.memory import MemoryStep
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CommitRef, Failure, Progress
 
 
 class CapacityType(StrEnum):

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from .choices import AUTO_INTERVAL, OnNotice, Precision, Sharding, StabilityAction, Strategy
-from .memory import PeerMemory
-from .message import Message
-from .reports import CommitRef
+from spottrain_api.contract.choices import AUTO_INTERVAL, OnNotice, Precision, Sharding, StabilityAction, Strategy
+from spottrain_api.contract.memory import PeerMemory
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.reports import CommitRef
 
 
 class DrainRequest(Message):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .message import Message
+from spottrain_api.contract.message import Message
 
 
 class MemoryStep(Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .notices import NoticeKind
+from spottrain_api.contract.notices import NoticeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from .message import Message
+from spottrain_api.contract.message import Message
 
 
 class NoticeKind(StrEnum):

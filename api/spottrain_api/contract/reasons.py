@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .reports import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ These models are the single source of the CRD: `python -m spottrain_api.crd` gen
 descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
-from ..contract import INTERVAL_PATTERN, OnNotice, Precision, Sharding, Strategy
-from .capacity import (
+from spottrain_api.contract import INTERVAL_PATTERN, OnNotice, Precision, Sharding, Strategy
+from spottrain_api.v1alpha1.capacity import (
     MAX_MEMBERS,
     Capacity,
     Fallback,
@@ -16,8 +16,8 @@ from .capacity import (
     PoolProvider,
     SpotCapacity,
 )
-from .checkpoint import Checkpoint
-from .pod_template import (
+from spottrain_api.v1alpha1.checkpoint import Checkpoint
+from spottrain_api.v1alpha1.pod_template import (
     EntrypointSpec,
     EnvVar,
     EnvVarSource,
@@ -28,10 +28,10 @@ from .pod_template import (
     Volume,
     VolumeMount,
 )
-from .resource import FreeForm, Resource
-from .spec import RunPolicy, TrainingJobSpec
-from .stability import LossSpike, Stability
-from .status import (
+from spottrain_api.v1alpha1.resource import FreeForm, Resource
+from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec
+from spottrain_api.v1alpha1.stability import LossSpike, Stability
+from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
     Condition,
@@ -45,7 +45,7 @@ from .status import (
     TrainingJobStatus,
     Transition,
 )
-from .training import Batch, DeepSpeed, Fsdp
+from spottrain_api.v1alpha1.training import Batch, DeepSpeed, Fsdp
 
 __all__ = [
     "FINISHED_PHASES",

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..contract import CapacityType
-from .pod_template import Toleration
-from .resource import Resource
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1.pod_template import Toleration
+from spottrain_api.v1alpha1.resource import Resource
 
 MAX_MEMBERS = 512
 

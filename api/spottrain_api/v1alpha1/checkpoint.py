@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..contract import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice
-from .resource import Resource
+from spottrain_api.contract import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice
+from spottrain_api.v1alpha1.resource import Resource
 
 
 class Checkpoint(Resource):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .resource import FreeForm, Resource
+from spottrain_api.v1alpha1.resource import FreeForm, Resource
 
 
 class EntrypointSpec(Resource):

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..contract import Precision, Strategy
-from .capacity import Capacity, Nodes
-from .checkpoint import Checkpoint
-from .pod_template import EntrypointSpec, EnvVar, PodTemplate, Resources
-from .resource import Resource
-from .stability import Stability
-from .training import Batch, DeepSpeed, Fsdp
+from spottrain_api.contract import Precision, Strategy
+from spottrain_api.v1alpha1.capacity import Capacity, Nodes
+from spottrain_api.v1alpha1.checkpoint import Checkpoint
+from spottrain_api.v1alpha1.pod_template import EntrypointSpec, EnvVar, PodTemplate, Resources
+from spottrain_api.v1alpha1.resource import Resource
+from spottrain_api.v1alpha1.stability import Stability
+from spottrain_api.v1alpha1.training import Batch, DeepSpeed, Fsdp
 
 
 class RunPolicy(Resource):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..contract import StabilityAction
-from .resource import Resource
+from spottrain_api.contract import StabilityAction
+from spottrain_api.v1alpha1.resource import Resource
 
 
 class LossSpike(Resource):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from ..contract import CommitRef, Member, MemoryCheckpoint, StrategyChoice
-from .resource import Resource
+from spottrain_api.contract import CommitRef, Member, MemoryCheckpoint, StrategyChoice
+from spottrain_api.v1alpha1.resource import Resource
 
 
 class StatusResource(Resource):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..contract import Sharding
-from .resource import FreeForm, Resource
+from spottrain_api.contract import Sharding
+from spottrain_api.v1alpha1.resource import FreeForm, Resource
 
 
 class Fsdp(Resource):

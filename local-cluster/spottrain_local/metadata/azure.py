@@ -10,8 +10,8 @@ from email.utils import format_datetime
 
 from aiohttp import web
 
-from .identity import Instance
-from .interruption import Interruption
+from spottrain_local.metadata.identity import Instance
+from spottrain_local.metadata.interruption import Interruption
 
 API_VERSIONS = frozenset({"2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"})
 _EVENT_TYPES = {"preempt": "Preempt", "maintenance": "Redeploy"}

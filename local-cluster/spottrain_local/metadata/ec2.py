@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from aiohttp import web
 
-from .identity import Instance, utc_text
+from spottrain_local.metadata.identity import Instance, utc_text
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"

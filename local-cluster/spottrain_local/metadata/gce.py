@@ -9,7 +9,7 @@ import time
 
 from aiohttp import web
 
-from .identity import Instance
+from spottrain_local.metadata.identity import Instance
 
 _POLL_SECONDS = 0.1
 _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from .interruption import Interruption
+from spottrain_local.metadata.interruption import Interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

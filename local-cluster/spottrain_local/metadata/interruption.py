@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Interruption(BaseModel):
@@ -29,6 +29,6 @@ def read_interruption(path: Path, now: datetime) -> Interruption | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        log.warning("%s can't be used, so no interruption is announced: %s", path, error)
+        logger.warning("%s can't be used, so no interruption is announced: %s", path, error)
         return None
     return found if found.notice_at <= now else None

@@ -6,9 +6,9 @@ from typing import Literal
 
 from aiohttp import web
 
-from . import azure, ec2, gce
-from .identity import Instance
-from .interruption import Interruption, read_interruption
+from spottrain_local.metadata import azure, ec2, gce
+from spottrain_local.metadata.identity import Instance
+from spottrain_local.metadata.interruption import Interruption, read_interruption
 
 _ROUTES = {"eks": ec2.add_routes, "gke": gce.add_routes, "aks": azure.add_routes}
 

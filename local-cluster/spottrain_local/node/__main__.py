@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .process import main
+from spottrain_local.node.process import main
 
 parser = argparse.ArgumentParser(prog="python -m spottrain_local.node", description=__doc__)
 parser.add_argument("--config", type=Path, required=True, help="the node's configuration, a JSON file")

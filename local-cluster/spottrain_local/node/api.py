@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import aiohttp
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 JSONObject = dict[str, Any]
 
@@ -140,9 +140,9 @@ async def list_and_watch(client: ApiClient, path: str, **query: str) -> AsyncIte
                     yield event
         except ApiError as error:
             if error.status != 410:
-                log.warning("watching %s: %s", path, error)
+                logger.warning("watching %s: %s", path, error)
                 await asyncio.sleep(1)
             version = ""
         except (*UNREACHABLE, ValueError) as error:
-            log.info("watching %s: %s; connecting again", path, error)
+            logger.info("watching %s: %s; connecting again", path, error)
             await asyncio.sleep(0.5)

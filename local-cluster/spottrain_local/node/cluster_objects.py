@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from .api import ApiClient, ApiError, JSONObject
+from spottrain_local.node.api import ApiClient, ApiError, JSONObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

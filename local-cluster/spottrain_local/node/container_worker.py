@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .api import UNREACHABLE, ApiError, JSONObject
-from .cluster_objects import ObjectSource
-from .config import NodeConfig
-from .containers import (
+from spottrain_local.node.api import UNREACHABLE, ApiError, JSONObject
+from spottrain_local.node.cluster_objects import ObjectSource
+from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.containers import (
     ContainerRecord,
     ContainerRun,
     ContainerRuntime,
@@ -22,18 +22,18 @@ from .containers import (
     Terminated,
     Waiting,
 )
-from .downward import PodPlace
-from .environment import ContainerConfigError, ContainerFiles, build_environment, expand
-from .events import EventRecorder
-from .paths import PathRewriter
-from .probes import HandlerTarget, probe_forever, run_handler
-from .restarts import Backoff, restarts
-from .shim import timestamp
-from .tasks import background, until
-from .termination_message import termination_message
-from .volumes import PodVolumes
+from spottrain_local.node.downward import PodPlace
+from spottrain_local.node.environment import ContainerConfigError, ContainerFiles, build_environment, expand
+from spottrain_local.node.events import EventRecorder
+from spottrain_local.node.paths import PathRewriter
+from spottrain_local.node.probes import HandlerTarget, probe_forever, run_handler
+from spottrain_local.node.restarts import Backoff, restarts
+from spottrain_local.node.shim import timestamp
+from spottrain_local.node.tasks import background, until
+from spottrain_local.node.termination_message import termination_message
+from spottrain_local.node.volumes import PodVolumes
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONFIG_RETRY_SECONDS = 1.0
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .api import JSONObject
-from .cluster_objects import ObjectSource
-from .config import NodeConfig
-from .downward import PodPlace, field_value, resource_value
-from .paths import PathRewriter
+from spottrain_local.node.api import JSONObject
+from spottrain_local.node.cluster_objects import ObjectSource
+from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.downward import PodPlace, field_value, resource_value
+from spottrain_local.node.paths import PathRewriter
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"

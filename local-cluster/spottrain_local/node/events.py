@@ -5,9 +5,9 @@ import logging
 from datetime import UTC, datetime
 from typing import Literal
 
-from .api import UNREACHABLE, ApiClient, ApiError, JSONObject
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
 
@@ -38,7 +38,7 @@ class EventRecorder:
             try:
                 await self._write(pod, kind, reason, message)
             except (ApiError, *UNREACHABLE) as error:
-                log.info("event %s was lost: %s", reason, error)
+                logger.info("event %s was lost: %s", reason, error)
 
     async def _write(self, pod: JSONObject, kind: EventType, reason: str, message: str) -> None:
         metadata = pod["metadata"]

@@ -9,22 +9,21 @@ from pathlib import Path
 from aiohttp import web
 
 from spottrain_local.metadata.server import build_app as build_metadata_app
+from spottrain_local.node import log_server
+from spottrain_local.node.addresses import AddressPool
+from spottrain_local.node.api import ApiClient, JSONObject, list_and_watch
+from spottrain_local.node.cluster_objects import ApiObjectSource
+from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.container_worker import PodContext
+from spottrain_local.node.containers import ContainerRuntime
+from spottrain_local.node.downward import PodPlace
+from spottrain_local.node.events import EventRecorder
+from spottrain_local.node.node_status import NodeRegistration, instance_id
+from spottrain_local.node.pod_status import TERMINAL_PHASES
+from spottrain_local.node.pod_worker import PodWorker
+from spottrain_local.node.volumes import PodVolumes
 
-from . import log_server
-from .addresses import AddressPool
-from .api import ApiClient, JSONObject, list_and_watch
-from .cluster_objects import ApiObjectSource
-from .config import NodeConfig
-from .container_worker import PodContext
-from .containers import ContainerRuntime
-from .downward import PodPlace
-from .events import EventRecorder
-from .node_status import NodeRegistration, instance_id
-from .pod_status import TERMINAL_PHASES
-from .pod_worker import PodWorker
-from .volumes import PodVolumes
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_MESSAGE = "Pod was terminated in response to imminent node shutdown."
 
@@ -57,7 +56,7 @@ class Kubelet:
                     asyncio.create_task(self._registration.run()),
                     asyncio.create_task(self._follow_pods()),
                 ]
-                log.info("node %s is registered", self._config.name)
+                logger.info("node %s is registered", self._config.name)
                 await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
                 _raise_first_error(background)
                 await self._shut_down()
@@ -137,7 +136,7 @@ class Kubelet:
             try:
                 worker = self._new_worker(pod)
             except ValueError as error:
-                log.error("pod %s has to wait: %s", pod["metadata"]["name"], error)
+                logger.error("pod %s has to wait: %s", pod["metadata"]["name"], error)
                 return
             self._workers[uid] = worker
             self._tasks[uid] = asyncio.create_task(self._run_pod(uid, worker))
@@ -149,7 +148,7 @@ class Kubelet:
         except Exception:
             # One pod's failure is not the node's: it is reported, and the pod stays as it is.
             metadata = worker.context.pod["metadata"]
-            log.exception("pod %s/%s: its worker failed", metadata["namespace"], metadata["name"])
+            logger.exception("pod %s/%s: its worker failed", metadata["namespace"], metadata["name"])
         else:
             del self._workers[uid], self._tasks[uid]
 
@@ -203,7 +202,7 @@ class Kubelet:
             async with asyncio.timeout(self._config.shutdown_grace_seconds + 3):
                 await asyncio.gather(*(worker.finished() for worker in workers))
         except TimeoutError:
-            log.warning("node %s shuts down before the end of all its pods is on record", self._config.name)
+            logger.warning("node %s shuts down before the end of all its pods is on record", self._config.name)
 
 
 def _raise_first_error(tasks: list[asyncio.Task[None]]) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from .api import JSONObject
-from .containers import ContainerRecord, Terminated, Waiting
-from .pod_worker import PodWorker
+from spottrain_local.node.api import JSONObject
+from spottrain_local.node.containers import ContainerRecord, Terminated, Waiting
+from spottrain_local.node.pod_worker import PodWorker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NO_STREAMING = (
     "this node runs pods as processes of its machine and has no exec, attach or port-forward: "
@@ -197,7 +197,7 @@ async def _stream(
             records = reader.more()
         await response.write_eof()
     except ConnectionError:
-        log.debug("the reader of %s went away", path)
+        logger.debug("the reader of %s went away", path)
     finally:
         reader.close()
     return response

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from .api import UNREACHABLE, ApiClient, ApiError, JSONObject
-from .config import NodeConfig
-from .events import now_text
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
+from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.events import now_text
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 40
 STATUS_SECONDS = 60.0
@@ -120,7 +120,7 @@ class NodeRegistration:
                 await self._register_once()
                 return
             except (ApiError, *UNREACHABLE) as error:
-                log.info("node %s can't register yet: %s", self._config.name, error)
+                logger.info("node %s can't register yet: %s", self._config.name, error)
                 await asyncio.sleep(0.3)
 
     async def _register_once(self) -> None:
@@ -162,11 +162,11 @@ class NodeRegistration:
                     renewals = 0
                     await self._client.patch(f"{self._path}/status", {"status": self._status(ready=True)})
             except ApiError as error:
-                log.warning("node %s: %s", self._config.name, error)
+                logger.warning("node %s: %s", self._config.name, error)
                 if error.status == 404:
                     await self.register()
             except UNREACHABLE as error:
-                log.info("node %s can't renew its lease: %s", self._config.name, error)
+                logger.info("node %s can't renew its lease: %s", self._config.name, error)
 
     async def shut_down(self) -> None:
         """Say that the node goes away."""
@@ -175,7 +175,7 @@ class NodeRegistration:
             async with asyncio.timeout(2):
                 await self._client.patch(f"{self._path}/status", {"status": self._status(ready=False)})
         except (ApiError, *UNREACHABLE) as error:
-            log.info("node %s could not say that it shuts down: %s", self._config.name, error)
+            logger.info("node %s could not say that it shuts down: %s", self._config.name, error)
 
     async def _renew(self) -> None:
         name = self._config.name

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .api import JSONObject
-from .containers import ContainerRecord, ContainerState, Running, Terminated, Waiting
-from .quantity import parse_quantity
+from spottrain_local.node.api import JSONObject
+from spottrain_local.node.containers import ContainerRecord, ContainerState, Running, Terminated, Waiting
+from spottrain_local.node.quantity import parse_quantity
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 

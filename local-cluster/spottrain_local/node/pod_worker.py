@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .api import UNREACHABLE, ApiClient, ApiError, JSONObject
-from .container_worker import ContainerWorker, PodContext
-from .containers import ContainerKind, ContainerRecord, Running, Terminated, Waiting
-from .events import now_text
-from .pod_status import TERMINAL_PHASES, compute_status, parse_state
-from .tasks import background, until
-from .volumes import VolumeError
+from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
+from spottrain_local.node.container_worker import ContainerWorker, PodContext
+from spottrain_local.node.containers import ContainerKind, ContainerRecord, Running, Terminated, Waiting
+from spottrain_local.node.events import now_text
+from spottrain_local.node.pod_status import TERMINAL_PHASES, compute_status, parse_state
+from spottrain_local.node.tasks import background, until
+from spottrain_local.node.volumes import VolumeError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORCED_GRACE_SECONDS = 1.0
 _SETUP_RETRY_SECONDS = 1.0
@@ -207,7 +207,7 @@ class PodWorker:
             try:
                 await self.context.volumes.refresh(self.context.pod)
             except (VolumeError, ApiError, *UNREACHABLE) as error:
-                log.info("volumes of %s stay as they are: %s", self.context.pod["metadata"]["name"], error)
+                logger.info("volumes of %s stay as they are: %s", self.context.pod["metadata"]["name"], error)
 
     async def _deadline(self) -> None:
         seconds = self.context.pod["spec"].get("activeDeadlineSeconds")
@@ -263,7 +263,7 @@ class PodWorker:
             if error.status in (404, 409):
                 self._gone.set()
                 return True
-            log.warning("the status of pod %s was refused: %s", metadata["name"], error)
+            logger.warning("the status of pod %s was refused: %s", metadata["name"], error)
             return False
         except UNREACHABLE:
             return False
@@ -295,9 +295,9 @@ class PodWorker:
             except ApiError as error:
                 if error.status in (404, 409):
                     return
-                log.warning("pod %s can't be deleted: %s", self._path(), error)
+                logger.warning("pod %s can't be deleted: %s", self._path(), error)
             except UNREACHABLE as error:
-                log.info("pod %s is not deleted yet: %s", self._path(), error)
+                logger.info("pod %s is not deleted yet: %s", self._path(), error)
             await asyncio.sleep(0.5)
 
 

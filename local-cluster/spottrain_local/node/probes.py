@@ -9,9 +9,9 @@ from typing import Literal
 
 import aiohttp
 
-from .api import JSONObject
+from spottrain_local.node.api import JSONObject
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # How soon a success is seen where one is waited for.
 EAGER_SECONDS = 0.2

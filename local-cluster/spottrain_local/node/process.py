@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-from .api import ApiClient
-from .config import ConfigError, NodeConfig, load_config
-from .kubelet import Kubelet
-from .process_runtime import ProcessRuntime
+from spottrain_local.node.api import ApiClient
+from spottrain_local.node.config import ConfigError, NodeConfig, load_config
+from spottrain_local.node.kubelet import Kubelet
+from spottrain_local.node.process_runtime import ProcessRuntime
 
 
 def main(config_file: Path, *, verbose: bool = False) -> int:

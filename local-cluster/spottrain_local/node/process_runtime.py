@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import shim
-from .containers import ContainerRun, StartError, Terminated
+from spottrain_local.node import shim
+from spottrain_local.node.containers import ContainerRun, StartError, Terminated
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 50 * 2**20
 _SHIM = str(Path(shim.__file__))
@@ -89,7 +89,7 @@ class ProcessRuntime:
         popen.wait()
         self._shims.discard(popen.pid)
         if self._owns_process and (strays := self._strays()):
-            log.warning("a shim was killed; killing the %d processes it left", len(strays))
+            logger.warning("a shim was killed; killing the %d processes it left", len(strays))
             task = asyncio.create_task(self._kill_strays())
             self._clearing.add(task)
             task.add_done_callback(self._clearing.discard)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .containers import ContainerKind, Terminated
+from spottrain_local.node.containers import ContainerKind, Terminated
 
 
 def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:

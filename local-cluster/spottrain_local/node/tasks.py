@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None:
@@ -38,4 +38,4 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        log.error("%s failed", task.get_coro(), exc_info=error)
+        logger.error("%s failed", task.get_coro(), exc_info=error)

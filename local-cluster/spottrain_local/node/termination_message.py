@@ -1,7 +1,7 @@
 """What a container says about its end (terminationMessagePath and terminationMessagePolicy)."""
 
-from .api import JSONObject
-from .containers import ContainerRun, Terminated
+from spottrain_local.node.api import JSONObject
+from spottrain_local.node.containers import ContainerRun, Terminated
 
 MAX_BYTES = 4096
 FALLBACK_BYTES = 2048

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .api import JSONObject
-from .cluster_objects import ObjectSource, Token, TokenRequest
-from .downward import PodPlace, field_value, resource_value
-from .environment import ContainerConfigError, config_map_data, expand, secret_data
-from .paths import PathRewriter
+from spottrain_local.node.api import JSONObject
+from spottrain_local.node.cluster_objects import ObjectSource, Token, TokenRequest
+from spottrain_local.node.downward import PodPlace, field_value, resource_value
+from spottrain_local.node.environment import ContainerConfigError, config_map_data, expand, secret_data
+from spottrain_local.node.paths import PathRewriter
 
 # Mounts that programs and libraries name in their own code: rewriting them in arguments would not help.
 UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
-
-from .draft import Draft
-from .progress import is_due
-from .situation import PodFacts, Situation
-from .timing import seconds_between
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.progress import is_due
+from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.timing import seconds_between
 
 _SECONDS_PER_HOUR = 3600.0
 

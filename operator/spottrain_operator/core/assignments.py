@@ -18,11 +18,10 @@ from spottrain_api.contract import (
     TrainerConfig,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Resource
-
-from .causes import PREEMPTIONS
-from .memory import peer_memory
-from .model import JobView
-from .timing import MAX_TRANSITIONS, seconds_between
+from spottrain_operator.core.causes import PREEMPTIONS
+from spottrain_operator.core.memory import peer_memory
+from spottrain_operator.core.model import JobView
+from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from .capacity import places
-from .draft import Draft
-from .failure_policy import CANNOT_START, start_failures
-from .model import DeleteJob, DeletePod
-from .rivals import rival_of
-from .situation import BUSY, PodFacts, Situation
-from .timing import SILENT_ALONE, STRAY, STUCK_START, seconds_between
+from spottrain_operator.core.capacity import places
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
+from spottrain_operator.core.model import DeleteJob, DeletePod
+from spottrain_operator.core.rivals import rival_of
+from spottrain_operator.core.situation import BUSY, PodFacts, Situation
+from spottrain_operator.core.timing import SILENT_ALONE, STRAY, STUCK_START, seconds_between
 
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:

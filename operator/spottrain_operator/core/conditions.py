@@ -5,16 +5,15 @@ from __future__ import annotations
 from spottrain_api.contract import CapacityType, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
-
-from .capacity import places
-from .causes import PREEMPTIONS
-from .draft import Draft
-from .members import says_nothing
-from .pod_health import heed_pods
-from .progress import reported_at_all
-from .rivals import BLOCKED
-from .situation import Situation
-from .understanding import NOT_UNDERSTOOD
+from spottrain_operator.core.capacity import places
+from spottrain_operator.core.causes import PREEMPTIONS
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.members import says_nothing
+from spottrain_operator.core.pod_health import heed_pods
+from spottrain_operator.core.progress import reported_at_all
+from spottrain_operator.core.rivals import BLOCKED
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.understanding import NOT_UNDERSTOOD
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,

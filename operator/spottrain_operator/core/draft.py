@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, GenerationStatus, TrainingJobStatus
-
-from .model import Action, Event
-from .situation import Situation
+from spottrain_operator.core.model import Action, Event
+from spottrain_operator.core.situation import Situation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

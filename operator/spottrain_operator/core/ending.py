@@ -6,14 +6,13 @@ from datetime import datetime
 
 from spottrain_api.contract import AgentPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
-
-from .accounting import account
-from .causes import FAILURES, PREEMPTIONS, Cause, outranks
-from .draft import Draft
-from .members import STILL_IN, MemberFacts, MemberState
-from .progress import record_progress
-from .situation import Situation
-from .timing import JUST_NOW, PLANNED_DRAIN, after
+from spottrain_operator.core.accounting import account
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, Cause, outranks
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState
+from spottrain_operator.core.progress import record_progress
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, after
 
 
 def request_end(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_api.wording import counted
-
-from .causes import Cause
-from .draft import Draft
-from .ending import finish, request_end
-from .members import (
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.ending import finish, request_end
+from spottrain_operator.core.members import (
     STILL_IN,
     MemberFacts,
     MemberState,
@@ -20,10 +19,10 @@ from .members import (
     members_of,
     worked_unseen,
 )
-from .model import PodView
-from .progress import newest_progress
-from .situation import PodFacts, Situation
-from .timing import (
+from spottrain_operator.core.model import PodView
+from spottrain_operator.core.progress import newest_progress
+from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.timing import (
     MAX_GENERATIONS_WITHOUT_PROGRESS,
     MAX_START_FAILURES,
     REFUSAL_PATIENCE,
@@ -32,7 +31,7 @@ from .timing import (
     STUCK_START,
     seconds_between,
 )
-from .transitions import open_transition
+from spottrain_operator.core.transitions import open_transition
 
 # What a kubelet says of a container that can't start, and won't by waiting.
 CANNOT_START = frozenset(

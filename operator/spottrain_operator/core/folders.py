@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model import JobView
+from spottrain_operator.core.model import JobView
 
 Folder = tuple[str, ...]  # what it is in (an endpoint and a bucket, or a volume), and the path there
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from spottrain_api.v1alpha1 import GenerationState
-
-from .capacity import places
-from .causes import Cause
-from .draft import Draft
-from .ending import request_end
-from .members import members_of, says_nothing
-from .situation import PodFacts, Situation
-from .timing import (
+from spottrain_operator.core.capacity import places
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.ending import request_end
+from spottrain_operator.core.members import members_of, says_nothing
+from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.timing import (
     GROWTH_INTERVAL,
     GROWTH_MIN_REMAINING,
     GROWTH_PATIENCE,

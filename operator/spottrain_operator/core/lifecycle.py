@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from spottrain_api.v1alpha1 import GenerationState, Phase
-
-from .capacity import places
-from .causes import Cause
-from .draft import Draft
-from .ending import finish, request_end
-from .members import members_of
-from .situation import Situation
-from .timing import seconds_between
+from spottrain_operator.core.capacity import places
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.ending import finish, request_end
+from spottrain_operator.core.members import members_of
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import seconds_between
 
 
 def heed_user(situation: Situation, draft: Draft) -> Draft:

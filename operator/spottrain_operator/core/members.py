@@ -9,10 +9,9 @@ from enum import StrEnum
 
 from spottrain_api.contract import AgentPhase, AgentReport, Failure, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
-
-from .model import PodView
-from .situation import BUSY, PodFacts, Situation
-from .timing import (
+from spottrain_operator.core.model import PodView
+from spottrain_operator.core.situation import BUSY, PodFacts, Situation
+from spottrain_operator.core.timing import (
     CULPRIT_LAST_WORD,
     IN_FLIGHT,
     RESTARTED,

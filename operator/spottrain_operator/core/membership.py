@@ -6,19 +6,24 @@ from datetime import datetime
 
 from spottrain_api.contract import Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
-
-from .capacity import places
-from .causes import FAILURES, PREEMPTIONS, Cause
-from .draft import Draft
-from .ending import finish, request_end
-from .failure_policy import charge_failure, failure_message, hang_message, made_progress, meets_an_earlier_job
-from .growth import coming
-from .members import STILL_IN, MemberFacts, MemberState, culprits, members_of
-from .memory import newest_in_memory
-from .progress import newest_progress, record_progress
-from .rivals import rival_of
-from .situation import PodFacts, Situation
-from .timing import (
+from spottrain_operator.core.capacity import places
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.ending import finish, request_end
+from spottrain_operator.core.failure_policy import (
+    charge_failure,
+    failure_message,
+    hang_message,
+    made_progress,
+    meets_an_earlier_job,
+)
+from spottrain_operator.core.growth import coming
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of
+from spottrain_operator.core.memory import newest_in_memory
+from spottrain_operator.core.progress import newest_progress, record_progress
+from spottrain_operator.core.rivals import rival_of
+from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.timing import (
     CULPRIT_GRACE,
     DRAIN_OVERTIME,
     FIRST_GENERATION_PATIENCE,
@@ -27,8 +32,8 @@ from .timing import (
     after,
     seconds_between,
 )
-from .transitions import close_transitions, open_transition
-from .understanding import waits_to_be_understood
+from spottrain_operator.core.transitions import close_transitions, open_transition
+from spottrain_operator.core.understanding import waits_to_be_understood
 
 
 def succeed(situation: Situation, draft: Draft) -> Draft:

@@ -10,9 +10,8 @@ import hmac
 from collections.abc import Iterable
 
 from spottrain_api.contract import CommitRef, Member, MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
-
-from .model import JobView
-from .situation import BUSY, Situation
+from spottrain_operator.core.model import JobView
+from spottrain_operator.core.situation import BUSY, Situation
 
 
 def newest_in_memory(situation: Situation, commit: CommitRef | None) -> MemoryCheckpoint | None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract import TAINT_PREEMPTION, TAINTS, AgentReport, Notice, NoticeKind
-
-from .model import NodeView, PodView
-from .timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
+from spottrain_operator.core.model import NodeView, PodView
+from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
 # Taints that say that a node goes: the watcher's own, and those of others but for mere recommendations.
 DOOMING_TAINTS = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from . import (
+from spottrain_operator.core import (
     accounting,
     capacity,
     cleanup,
@@ -20,9 +20,9 @@ from . import (
     transitions,
     understanding,
 )
-from .draft import Draft, Policy
-from .model import Observed, Plan
-from .situation import Situation
+from spottrain_operator.core.draft import Draft, Policy
+from spottrain_operator.core.model import Observed, Plan
+from spottrain_operator.core.situation import Situation
 
 # What is known comes first, then what ends a generation (the strongest reason first), then the next one, and
 # last the pods. A policy that finishes the job ends the list.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .capacity import missing
-from .draft import Draft
-from .failure_policy import CANNOT_START, start_sentence
-from .model import PodView
-from .situation import Situation
+from spottrain_operator.core.capacity import missing
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
+from spottrain_operator.core.model import PodView
+from spottrain_operator.core.situation import Situation
 
 PODS_HEALTHY = "PodsHealthy"
 

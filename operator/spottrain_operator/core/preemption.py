@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.v1alpha1 import GenerationState
-
-from .causes import Cause
-from .draft import Draft
-from .ending import request_end
-from .members import STILL_IN, MemberFacts, MemberState, members_of
-from .situation import Situation
-from .timing import UNKNOWN_LEAD, after
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.ending import request_end
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, members_of
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import UNKNOWN_LEAD, after
 
 
 def heed_losses(situation: Situation, draft: Draft) -> Draft:

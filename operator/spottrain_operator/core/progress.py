@@ -7,10 +7,9 @@ from datetime import datetime
 
 from spottrain_api.contract import CommitRef, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
-
-from .draft import Draft
-from .situation import Situation
-from .timing import RECORD_INTERVAL, seconds_between
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from spottrain_api.v1alpha1 import GenerationState
-
-from .draft import Draft
-from .rivals import rival_of
-from .situation import Situation
-from .timing import RECORD_INTERVAL, seconds_between
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.rivals import rival_of
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 # While a generation ends, each moment of inattention is a moment without a step.
 _ENDING = 0.5

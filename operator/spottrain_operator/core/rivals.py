@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .draft import Draft
-from .model import Rival
-from .situation import Situation
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.model import Rival
+from spottrain_operator.core.situation import Situation
 
 BLOCKED = "Blocked"
 REASON = "CheckpointURIInUse"

@@ -11,10 +11,9 @@ from typing import Any
 
 from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec
-
-from .model import NodeView, Observed, PodView, Refusal
-from .notices import Doom, doom_of
-from .timing import (
+from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
+from spottrain_operator.core.notices import Doom, doom_of
+from spottrain_operator.core.timing import (
     CANDIDATE_REPORT_AGE,
     OPERATOR_RESTART_GRACE,
     SILENT_ON_LOST_NODE,

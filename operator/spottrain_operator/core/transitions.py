@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.v1alpha1 import GenerationStatus, Transition
-
-from .causes import Cause
-from .draft import Draft
-from .progress import newest_progress
-from .situation import Situation
-from .timing import MAX_TRANSITIONS, seconds_between
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.progress import newest_progress
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 
 def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spottrain_api.wording import listed
-
-from .draft import Draft
-from .situation import Situation
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.situation import Situation
 
 NOT_UNDERSTOOD = "SpecNotUnderstood"
 REASON = "NewerVersion"

@@ -24,10 +24,10 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
-from spottrain.failures import UserError
-from spottrain.foreign_loop import ForeignLoop
-from spottrain.loader import MapDataset
-from spottrain.session import Session
+from spottrain.data.loader import MapDataset
+from spottrain.loop.foreign_loop import ForeignLoop
+from spottrain.loop.session import Session
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 # Where Accelerate has what the job must leave to it.

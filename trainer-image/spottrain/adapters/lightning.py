@@ -23,11 +23,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from spottrain import random_state
-from spottrain.failures import UserError
-from spottrain.foreign_loop import ForeignLoop
-from spottrain.loader import MapDataset
-from spottrain.session import Session
+from spottrain.data import random_state
+from spottrain.data.loader import MapDataset
+from spottrain.loop.foreign_loop import ForeignLoop
+from spottrain.loop.session import Session
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 # Where Lightning has what the job must leave to it.

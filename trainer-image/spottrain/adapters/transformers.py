@@ -25,11 +25,11 @@ from transformers.optimization import GreedyLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
-from spottrain import random_state
-from spottrain.acceptance import check_dataset
-from spottrain.failures import UserError
-from spottrain.foreign_loop import ForeignLoop
-from spottrain.session import Session
+from spottrain.data import random_state
+from spottrain.loop.acceptance import check_dataset
+from spottrain.loop.foreign_loop import ForeignLoop
+from spottrain.loop.session import Session
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 # What a TrainerState has of the run, beside what follows from the arguments of this generation.

@@ -16,7 +16,6 @@ Newer steps may be in the memory of members (replicas.py), for a loss without no
 """
 
 from spottrain.checkpoint.checkpointer import Checkpointer, Loaded
-from spottrain.checkpoint.commits import Commit, Head
 from spottrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
@@ -33,13 +32,14 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     UnsupportedState,
 )
-from spottrain.checkpoint.head import read_head
-from spottrain.checkpoint.persist import SaveHandle
-from spottrain.checkpoint.replicas import Replicas
-from spottrain.checkpoint.retention import Retention
-from spottrain.checkpoint.storage import CheckpointStorage
-from spottrain.checkpoint.stores import open_storage
-from spottrain.checkpoint.writer import WriterProcess
+from spottrain.checkpoint.format.commits import Commit, Head
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.persist import SaveHandle
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.writer import WriterProcess
+from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 __all__ = [
     "CheckpointError",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _Work = tuple[Callable[[], None], Future[None]]
 
@@ -44,7 +44,7 @@ def _do(work: Callable[[], None], future: Future[None]) -> None:
     try:
         work()
     except Exception as error:
-        log.exception("What ran beside the training failed")
+        logger.exception("What ran beside the training failed")
         future.set_exception(error)
     else:
         future.set_result(None)

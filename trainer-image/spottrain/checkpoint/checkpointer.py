@@ -12,28 +12,28 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spottrain.checkpoint import codec
-from spottrain.checkpoint.agreement import Agreement, attempt
-from spottrain.checkpoint.attempt import Attempt
 from spottrain.checkpoint.background import Background
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.commits import Commit
-from spottrain.checkpoint.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.collectives import Collectives, attempt
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.fill import fill
-from spottrain.checkpoint.frozen import FrozenWeights
-from spottrain.checkpoint.head import fence, read_head
-from spottrain.checkpoint.manifest import Manifest, Receipt, read_manifest
-from spottrain.checkpoint.persist import Persist, SaveHandle
-from spottrain.checkpoint.replicas import Replicas
-from spottrain.checkpoint.retention import CleanUp, Retention, clean_up
-from spottrain.checkpoint.staging import StagingBuffer
-from spottrain.checkpoint.storage import CheckpointStorage
-from spottrain.checkpoint.upload import Upload
-from spottrain.checkpoint.writer import WriterProcess
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.attempt import Attempt
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.format.head import fence, read_head
+from spottrain.checkpoint.format.manifest import Manifest, Receipt, read_manifest
+from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.frozen import FrozenWeights
+from spottrain.checkpoint.saving.persist import Persist, SaveHandle
+from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.staging import StagingBuffer
+from spottrain.checkpoint.saving.upload import Upload
+from spottrain.checkpoint.saving.writer import WriterProcess
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract import MemoryCheckpoint
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +95,11 @@ class Checkpointer:
         self._rank = rank
         self._world_size = world_size
         self._group = process_group if world_size > 1 else None
-        self._agreement = Agreement(self._group, rank)
+        self._collectives = Collectives(self._group, rank)
         self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
-        self._frozen = FrozenWeights(self._agreement, rank=rank, world_size=world_size, group=self._group)
+        self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
         self._upload = Upload(storage, writer, rank=rank)
         self._background = Background("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
@@ -114,17 +114,17 @@ class Checkpointer:
         With `verify`, all its bytes are read first, and a damaged commit is passed over, with a warning,
         for the newest kept one that is whole. Raises Fenced, and what keeps the bytes from being read.
         """
-        head = self._agreement.from_rank_0(lambda: fence(self._storage, self._generation))
+        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         if not verify:
             return head.newest
         for candidate in head.commits:
-            damage = self._agreement.first_error(partial(self._verify, candidate))
+            damage = self._collectives.first_error(partial(self._verify, candidate))
             if damage is None:
                 return candidate
             if not isinstance(damage, CorruptCheckpoint):
                 raise damage  # a store that doesn't answer says nothing about the commit
-            log.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
+            logger.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
         if head.commits:
             raise CorruptCheckpoint(
                 f"None of the {len(head.commits)} kept checkpoints is whole; see the warnings above. Restore "
@@ -135,7 +135,7 @@ class Checkpointer:
     def newest_extra(self) -> dict[str, Any]:
         """The `extra` of the newest commit whose manifest is whole, the same on all ranks; empty where there is
         none."""
-        return self._agreement.from_rank_0(self._newest_extra)
+        return self._collectives.from_rank_0(self._newest_extra)
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
         """Fill the tensors of `state` in place, and replace its other values by the stored ones. `frozen` are the
@@ -169,9 +169,9 @@ class Checkpointer:
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
         """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
         store goes on in the background."""
-        tensors, _ = self._agreement.together(lambda: codec.split(state))
+        tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
-        (changed, unwritten), _ = self._agreement.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
+        (changed, unwritten), _ = self._collectives.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
         # A save that is under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(once)):
             self._frozen.prepare(new)
@@ -211,14 +211,14 @@ class Checkpointer:
         # The ranks finish their parts at different times, so only together they know how it stands. One question is
         # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
         # processors that slows the copy of the others.
-        (failed, busy, unsaved, changed, unwritten), unique = self._agreement.any_and_token(
+        (failed, busy, unsaved, changed, unwritten), unique = self._collectives.any_and_token(
             failed,
             self._is_busy(),
             self._is_unsaved(step, asynchronous),
             failed or self._is_new(own),
             self._frozen.is_unwritten(once),
         )
-        parts = self._agreement.settled(parts, failed)
+        parts = self._collectives.settled(parts, failed)
         if busy and not asynchronous:
             raise SaveFailed(
                 f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
@@ -301,7 +301,7 @@ class Checkpointer:
             return
         if self._rank != 0:
             handle.join(timeout_seconds)
-        if (error := self._agreement.first_error(self._raise_failure)) is not None:
+        if (error := self._collectives.first_error(self._raise_failure)) is not None:
             handle.give_up(error)
 
     def settle(self, timeout_seconds: float | None = None) -> None:
@@ -343,7 +343,7 @@ class Checkpointer:
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
         """What the save ended with on rank 0 holds for all ranks."""
-        handle.commit, handle.error = self._agreement.from_rank_0(handle.wait), None
+        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
         return handle
 
     def _is_new(self, tensors: codec.Tensors) -> bool:
@@ -366,8 +366,8 @@ class Checkpointer:
             fill(state, tensors, manifest, parts)
             return manifest
 
-        manifest = self._agreement.together(work)
-        replaced = self._agreement.union(self._frozen.loaded(tensors, frozen, manifest))
+        manifest = self._collectives.together(work)
+        replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
         same_world = manifest.world_size == self._world_size
         return Loaded(
             step=manifest.step,
@@ -382,7 +382,7 @@ class Checkpointer:
             try:
                 extra: dict[str, Any] = codec.join(read_manifest(self._storage, commit).extra, {})
             except CorruptCheckpoint as error:
-                log.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
+                logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
             else:
                 return extra
         return {}

@@ -18,13 +18,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from spottrain.checkpoint import codec
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.commits import Commit
-from spottrain.checkpoint.dcp import load_tensors
 from spottrain.checkpoint.errors import CheckpointMismatch, ExportFailed
-from spottrain.checkpoint.manifest import DTYPES, Manifest, read_manifest
-from spottrain.checkpoint.storage import CheckpointStorage
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.dcp import load_tensors
+from spottrain.checkpoint.format.manifest import DTYPES, Manifest, read_manifest
+from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 MODEL = "model."
 SUFFIX = ".safetensors"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spottrain.checkpoint import codec
-from spottrain.checkpoint.blocks import PartReader
-from spottrain.checkpoint.dcp import load_tensors
 from spottrain.checkpoint.errors import CheckpointMismatch
-from spottrain.checkpoint.manifest import Manifest
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.dcp import load_tensors
+from spottrain.checkpoint.format.manifest import Manifest
+from spottrain.checkpoint.format.part_reader import PartReader
 
 # How names of an optimizer's state begin; then comes the parameter's, and what of it.
 OPTIMIZER_STATE = "optimizer.state."

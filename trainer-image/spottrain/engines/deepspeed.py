@@ -23,7 +23,7 @@ from spottrain.engines.native import frozen_names, zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.trained import TrainedParameters
-from spottrain.failures import UserError
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 LOSS_SCALER = "loss_scaler"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spottrain.batch import BatchPlan
+from spottrain.data.batch import BatchPlan
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, Sharding
 
 # Values of FsdpConfig.sharding.

@@ -19,7 +19,7 @@ from spottrain.engines.buffers import batch_norms, take_over
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_blocks import SameBlocks
-from spottrain.failures import UserError
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 

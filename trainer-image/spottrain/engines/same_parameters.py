@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from spottrain.engines.same_order import SameOrder
-from spottrain.failures import UserError
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from spottrain.failures import UserError
+from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 

@@ -1,0 +1,95 @@
+"""What the ranks tell each other around a checkpoint: small collectives on a gloo group of their own."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from spottrain.checkpoint.errors import CheckpointError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Collectives:
+    """Runs things so that either every rank succeeds or every rank raises. `group` None: a world of one."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+
+    def from_rank_0(self, work: Callable[[], T]) -> T:
+        """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
+        if self._group is None:
+            return work()
+        outcome: list[T | CheckpointError | None] = [attempt(work) if self._rank == 0 else None]
+        dist.broadcast_object_list(outcome, group=self._group, group_src=0)
+        return _result(outcome[0])
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do `work` on every rank. Where some ranks' work failed, all raise the error of the lowest of them: what is
+        done about it may be a collective."""
+        outcome = attempt(work)
+        (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
+        return self.settled(outcome, failed)
+
+    def settled(self, outcome: T | CheckpointError, failed: bool) -> T:
+        """As `together`, where the work is done, and known whether it failed on any rank."""
+        first = self._first(outcome) if failed else None
+        if first is not None:
+            if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
+                logger.warning("On rank %d: %s", self._rank, outcome)
+            raise first
+        return outcome  # type: ignore[return-value]
+
+    def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
+        """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
+        outcome = attempt(work)
+        (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
+        return self._first(outcome) if failed else None
+
+    def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
+        """Which flags are set on any rank, and a random number of rank 0's, in one small reduction."""
+        token = secrets.randbits(63) if self._rank == 0 else 0
+        values = torch.tensor([*flags, token], dtype=torch.int64)
+        if self._group is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        *any_of, token = values.tolist()
+        return [bool(flag) for flag in any_of], token
+
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any rank gives."""
+        if self._group is None:
+            return names
+        gathered: list[set[str]] = [set()] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, names, group=self._group)
+        return set().union(*gathered)
+
+    def _first(self, outcome: object) -> CheckpointError | None:
+        """Of the ranks' outcomes, once it is known that not all are good."""
+        error = outcome if isinstance(outcome, CheckpointError) else None
+        if self._group is None:
+            return error
+        errors: list[CheckpointError | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(errors, error, group=self._group)
+        return next(found for found in errors if found is not None)
+
+
+def attempt(work: Callable[[], T]) -> T | CheckpointError:
+    """Its result, or the CheckpointError that it raised."""
+    try:
+        return work()
+    except CheckpointError as error:
+        return error
+
+
+def _result(outcome: T | CheckpointError | None) -> T:
+    if isinstance(outcome, CheckpointError):
+        raise outcome
+    return outcome  # type: ignore[return-value]

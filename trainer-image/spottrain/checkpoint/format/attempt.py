@@ -1,0 +1,108 @@
+"""An attempt: the prefix that one save, and no other, writes to.
+
+Ranks meet through the store alone: each leaves a receipt, and rank 0 collects them. So a save in the
+background needs no collective, and a rank that dies is noticed by the receipt that doesn't come. A rank that
+can't reach the store, not even to say so there, tells rank 0's training thread (`SaveHandle.give_up`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spottrain.checkpoint.errors import CorruptCheckpoint, SaveFailed
+from spottrain.checkpoint.format.manifest import DataFile, Receipt, data_key, frozen_key, receipt_key
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+ATTEMPTS = "attempts/"
+_NAME = re.compile(r"attempts/g(\d+)-s(\d+)-[^/]+/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Who makes the attempt, and where it writes."""
+
+    generation: int
+    step: int
+    prefix: str
+
+    @classmethod
+    def new(cls, generation: int, step: int, unique: str) -> Attempt:
+        """`unique` must never come twice for the same generation and step."""
+        prefix = f"{ATTEMPTS}g{generation:06d}-s{step:09d}-{unique}/"
+        return cls(generation=generation, step=step, prefix=prefix)
+
+    @classmethod
+    def of_key(cls, key: str) -> Attempt | None:
+        """The attempt that an object belongs to; None where the key is not of that form."""
+        match = _NAME.match(key)
+        if match is None:
+            return None
+        return cls(generation=int(match[1]), step=int(match[2]), prefix=match[0])
+
+
+def collect_receipts(
+    storage: CheckpointStorage,
+    attempt: Attempt,
+    world_size: int,
+    *,
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[Receipt]:
+    """Wait until every rank has left its receipt, and return them in order of rank.
+
+    Each receipt's data must be there with the size that the receipt names. Raises SaveFailed when a rank
+    reports a failure, or when a receipt is missing at `deadline` (of `clock`); and what `pause` raises.
+    """
+    wanted = {receipt_key(attempt.prefix, rank): rank for rank in range(world_size)}
+    receipts: dict[int, Receipt] = {}
+    wait = 0.005
+    while True:
+        sizes = dict(storage.list(attempt.prefix))
+        for key in wanted.keys() & sizes.keys():
+            rank = wanted.pop(key)
+            receipts[rank] = _read_receipt(storage, attempt, rank, world_size)
+        if not wanted:
+            break
+        if clock() >= deadline:
+            missing = ", ".join(str(rank) for rank in sorted(wanted.values()))
+            raise SaveFailed(
+                f"The checkpoint at step {attempt.step} was given up: no receipt came in time from rank "
+                f"{missing} (of {world_size}). The newest commit stands."
+            )
+        pause(wait)
+        wait = min(1.5 * wait, 0.5)
+    for rank, receipt in receipts.items():
+        _check_size(receipt, receipt.file, sizes.get(data_key(attempt.prefix, rank), 0), attempt)
+        if receipt.frozen is not None:
+            _check_size(receipt, receipt.frozen, sizes.get(frozen_key(attempt.prefix, rank), 0), attempt)
+    return [receipts[rank] for rank in range(world_size)]
+
+
+def _read_receipt(storage: CheckpointStorage, attempt: Attempt, rank: int, world_size: int) -> Receipt:
+    data, _ = storage.get(receipt_key(attempt.prefix, rank))
+    try:
+        receipt = Receipt.parse(data)
+    except ValueError as error:
+        raise CorruptCheckpoint(f"The receipt of rank {rank} at step {attempt.step} is damaged.") from error
+    if receipt.error is not None:
+        raise SaveFailed(
+            f"The checkpoint at step {attempt.step} was given up, as rank {rank} failed: {receipt.error}"
+        )
+    if (receipt.rank, receipt.world_size) != (rank, world_size):
+        raise CorruptCheckpoint(
+            f"The receipt of rank {rank} of {world_size} at step {attempt.step} was written by rank "
+            f"{receipt.rank} of {receipt.world_size}."
+        )
+    return receipt
+
+
+def _check_size(receipt: Receipt, file: DataFile, stored: int, attempt: Attempt) -> None:
+    if stored != file.size:
+        raise CorruptCheckpoint(
+            f"Rank {receipt.rank} wrote {file.size} bytes at step {attempt.step}, but the store holds "
+            f"{stored}; the checkpoint was given up and the newest commit stands."
+        )

@@ -1,0 +1,162 @@
+"""State without pickle: a tree of tensors and plain values, parted into named tensors and JSON.
+
+Every container and value keeps its type: tuples stay tuples, integer keys stay integers, NaN stays NaN.
+What JSON can't say is written as an object with one key that begins with '$'; so is a small tensor that is encoded
+among plain values.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
+from spottrain.checkpoint.format.manifest import DTYPES
+
+Json = Any
+Tensors = dict[str, torch.Tensor]
+
+# Of the tensors among plain values, together: they are read with every manifest.
+MAX_INLINE_BYTES = 1 << 20
+
+
+def is_tensor(value: object) -> bool:
+    """Whether DCP stores this value as (a shard of) a tensor."""
+    return isinstance(value, torch.Tensor) or hasattr(value, "__create_write_items__")
+
+
+def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
+    """Part a state into its tensors by name and a JSON tree that refers to them.
+
+    A tensor's name is its path, joined by dots. Raises UnsupportedState, naming the key, for a value
+    that is neither a tensor nor made of dict, list, tuple, str, int, float, bool, bytes and None.
+    """
+    tensors: Tensors = {}
+
+    def name(path: tuple[str, ...], tensor: torch.Tensor) -> Json:
+        fqn = ".".join(path)
+        if fqn in tensors:
+            raise UnsupportedState(f"Two tensors of the state have the name {fqn!r}; rename one of them.")
+        tensors[fqn] = tensor
+        return {"$tensor": fqn}
+
+    return tensors, _encode(dict(state), (), name)
+
+
+def encode(value: Any) -> Json:
+    """Plain values as JSON, and the small tensors among them, which come back on the CPU. Raises UnsupportedState as
+    `split` does, and for tensors that are large, or not plain ones (sharded, sparse, quantized, of a subclass)."""
+    room = MAX_INLINE_BYTES
+
+    def inline(path: tuple[str, ...], tensor: Any) -> Json:
+        nonlocal room
+        if not is_plain(tensor):
+            raise _unsupported(path, tensor)
+        room -= tensor.nbytes
+        if room < 0:
+            raise UnsupportedState(
+                f"The tensor at {'.'.join(path) or 'its top'!r} is one too much: beside model and optimizer, tensors "
+                f"of {MAX_INLINE_BYTES >> 20} MiB in all are stored; make large ones buffers of the model."
+            )
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return {"$small_tensor": [dtype, list(tensor.shape), base64.b64encode(data).decode()]}
+
+    return _encode(value, (), inline)
+
+
+def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
+    """The opposite of `split` and, with no tensors, of `encode`. Raises CorruptCheckpoint."""
+    if isinstance(tree, list):
+        return [join(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree), "")
+    if tag.startswith("$"):
+        return _decode_tagged(tag, tree[tag], tensors)
+    return {key: join(item, tensors) for key, item in tree.items()}
+
+
+def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]) -> Json:
+    if is_tensor(value):
+        return tensor(path, value)
+    # Exact types: a subclass (an enum, a numpy scalar, a namedtuple) would not come back as what it was.
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind in (list, tuple):
+        items = [_encode(item, (*path, str(index)), tensor) for index, item in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if isinstance(value, dict):
+        return _encode_dict(value, path, tensor)
+    raise _unsupported(path, value)
+
+
+def _encode_dict(
+    value: dict[Any, Any], path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]
+) -> Json:
+    encoded = [(key, _encode(item, (*path, str(key)), tensor)) for key, item in value.items()]
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return dict(encoded)
+    return {"$items": [[_encode(key, (*path, "key"), tensor), item] for key, item in encoded]}
+
+
+def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
+    try:
+        match tag:
+            case "$tensor":
+                return tensors[value]
+            case "$small_tensor":
+                dtype, shape, data = value
+                return _small_tensor(dtype, shape, base64.b64decode(data, validate=True))
+            case "$float":
+                return float(value)
+            case "$bytes":
+                return base64.b64decode(value, validate=True)
+            case "$tuple":
+                return tuple(join(item, tensors) for item in value)
+            case "$items":
+                return {join(key, tensors): join(item, tensors) for key, item in value}
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise CorruptCheckpoint(f"The checkpoint's state has a {tag} that can't be read: {error}.") from error
+    raise CorruptCheckpoint(f"The checkpoint's state has a value of the unknown type {tag!r}.")
+
+
+def is_plain(tensor: object) -> bool:
+    """Whether a tensor is its shape, its type and its bytes, and nothing else."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and (tensor.layout, tensor.is_nested, tensor.is_meta) == (torch.strided, False, False)
+        and tensor.dtype in DTYPES.values()
+    )
+
+
+def _small_tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype!r} is no type of tensors")
+    kind = DTYPES[dtype]
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    tensor = flat.reshape(shape)
+    if list(tensor.shape) != shape:  # it had a -1, for torch to find out
+        raise ValueError(f"{shape!r} is no shape")
+    return tensor
+
+
+def _unsupported(path: tuple[str, ...], value: object) -> UnsupportedState:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, torch.Tensor):
+        kind += f" ({value.dtype}, {value.layout}, on {value.device})"
+    return UnsupportedState(
+        f"The state at {'.'.join(path) or 'its top'!r} is a {kind}, which can't be stored without pickle; "
+        "turn it into plain tensors, numbers, strings, lists or dicts first."
+    )

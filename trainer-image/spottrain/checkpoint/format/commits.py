@@ -1,0 +1,87 @@
+"""What HEAD says: which checkpoints exist, and who may write the next."""
+
+from __future__ import annotations
+
+import json
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
+from spottrain.checkpoint.format.seal import seal, unseal
+
+# What refers to objects of other commits is of a version of its own: older readers would take it for damaged.
+FORMAT_VERSION = 1
+SHARING_VERSION = 2
+FORMAT_VERSIONS = (FORMAT_VERSION, SHARING_VERSION)
+
+
+def manifest_key(attempt: str) -> str:
+    return f"{attempt}manifest.json"
+
+
+class Commit(BaseModel):
+    """One committed checkpoint, as HEAD names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: int
+    step: int
+    attempt: str
+    """Prefix of all the objects of this checkpoint, with its trailing slash."""
+    manifest_sha256: str
+    committed_at: str
+    """UTC, ISO 8601; for people: nothing is decided by it."""
+    needs: tuple[str, ...] = ()
+    """Attempts of other commits whose frozen weights this one refers to (shared.py); they stay as long as it does."""
+
+    @property
+    def manifest(self) -> str:
+        """Key of the manifest."""
+        return manifest_key(self.attempt)
+
+
+class Head(BaseModel):
+    """The kept commits, newest first, and the generation below which nobody may commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    fence: int
+    commits: tuple[Commit, ...] = ()
+    rebuilt: bool = Field(default=False, exclude=True)
+    """Whether it was made from what lies in the store, as HEAD itself was missing or damaged (rebuild.py)."""
+
+    @property
+    def newest(self) -> Commit | None:
+        return self.commits[0] if self.commits else None
+
+    def holds(self, attempt: str) -> bool:
+        """Whether a commit is, or refers to the frozen weights of, this attempt."""
+        return any(attempt == commit.attempt or attempt in commit.needs for commit in self.commits)
+
+    def serialise(self) -> bytes:
+        """As older readers know it, unless a commit refers to another's objects."""
+        plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
+        shares = len(plain) < len(self.commits)
+        head = self.model_copy(update={"format_version": SHARING_VERSION if shares else FORMAT_VERSION})
+        return seal(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint."""
+        try:
+            body = unseal(data)
+            version = json.loads(body)["format_version"]
+            if version not in FORMAT_VERSIONS:
+                raise CheckpointMismatch(
+                    f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
+                    f"{SHARING_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
+                )
+            return cls.model_validate_json(body)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptCheckpoint(
+                f"HEAD of the checkpoint store is damaged ({error.__class__.__name__}), and no whole checkpoint lies "
+                "there to make it anew from; restore it from a version of the bucket, or start afresh with another "
+                "checkpoint.uri."
+            ) from error

@@ -1,0 +1,283 @@
+"""The bridge to torch.distributed.checkpoint: its planners decide who writes and who reads what.
+
+DCP's planners know DTensors, shards and replicas; its file formats and its `.metadata` pickle are not
+used. Saving calls the planner's steps one by one, because `dcp.save` would put collectives behind the
+upload; loading is a `StorageReader`, so plain `dcp.load` can read our checkpoints, too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    WriteItem,
+)
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, UnsupportedState
+from spottrain.checkpoint.format.codec import Tensors
+from spottrain.checkpoint.format.manifest import ALIGNMENT_BYTES, DTYPES, Chunk, Entry, Manifest
+from spottrain.checkpoint.format.part_reader import PartReader, Span
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What this rank writes: DCP's items, and beside each the place of its bytes."""
+
+    items: tuple[WriteItem, ...]
+    entries: tuple[Entry, ...]
+    size: int
+    """Bytes of this rank's data, padding included."""
+
+
+def signature(tensors: Tensors) -> tuple[Any, ...]:
+    """Whatever a plan depends on; while it stays the same on all ranks, so does the plan."""
+    return tuple(
+        (fqn, t.dtype, t.shape, t.device.type, getattr(t, "placements", None), getattr(t, "device_mesh", None))
+        for fqn, t in tensors.items()
+    )
+
+
+def plan_save(tensors: Tensors, *, rank: int, group: dist.ProcessGroup | None) -> RankPlan:
+    """Agree with all ranks of `group` on who writes what. A collective; `group` None is a world of one.
+
+    Replicas are written once, spread over the ranks by size.
+    """
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
+    local = planner.create_local_plan()
+    # Uneven sharding leaves some ranks with nothing: an empty box may share its offset with a real one,
+    # and would take its place among the replicas.
+    local = SavePlan([item for item in local.items if _volume(item) or _is_all(item)])
+    plans = _exchange(local, planner, rank, group)
+    return _lay_out(rank, plans)
+
+
+def written_tensors(plan: RankPlan, tensors: Tensors) -> list[torch.Tensor]:
+    """The local tensors that the plan writes, in its order."""
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors))
+    found = [planner.resolve_data(item) for item in plan.items]
+    return [tensor.detach() for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> None:
+    """Fill `tensors` in place, each rank its own shards; no collective.
+
+    Raises CheckpointMismatch before anything is read where names, shapes or types differ.
+    """
+    _check_fit(tensors, manifest)
+    reader = ManifestReader(manifest, parts)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(tensors), metadata)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    reader.read_data(planner.create_local_plan(), planner).wait()
+
+
+class ManifestReader(StorageReader):
+    """Reads a committed checkpoint for DCP, verifying all bytes before they reach a tensor."""
+
+    def __init__(self, manifest: Manifest, parts: PartReader) -> None:
+        self._manifest = manifest
+        self._parts = parts
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """A reader is made for one manifest; DCP must not pick this class by a path."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept between loads."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return Metadata(
+            {
+                fqn: TensorStorageMetadata(
+                    properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
+                    size=torch.Size(tensor.shape),
+                    chunks=[
+                        ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.lengths)) for c in tensor.chunks
+                    ],
+                )
+                for fqn, tensor in self._manifest.tensors.items()
+            }
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self._chunks = {
+            MetadataIndex(fqn, chunk.offsets): chunk
+            for fqn, tensor in self._manifest.tensors.items()
+            for chunk in tensor.chunks
+            if chunk.begin < chunk.end
+        }
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted = [_Wanted.of(item, self._chunk(item), planner.resolve_tensor(item).detach()) for item in plan.items]
+        self._parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].take(*piece))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _chunk(self, item: ReadItem) -> Chunk:
+        if item.type == LoadItemType.BYTE_IO:
+            raise CorruptCheckpoint(f"{item.dest_index.fqn!r} is not a tensor; it can't be loaded this way.")
+        return self._chunks[item.storage_index]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """Rows of a stored chunk, and the (part of a) tensor that they fill. Takes their bytes piece by piece."""
+
+    span: Span
+    target: torch.Tensor
+    rows: tuple[int, ...]
+    """Shape of what lies in the span: all columns of the rows that are needed."""
+    box: tuple[tuple[int, int], ...]
+    """Of each dimension but the first: where the target begins in the rows, and its length."""
+    gathered: torch.Tensor | None = None
+    missing: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, item: ReadItem, chunk: Chunk, target: torch.Tensor) -> _Wanted:
+        rows: tuple[int, ...] = (item.lengths[0], *chunk.lengths[1:]) if chunk.lengths else ()
+        row = math.prod(chunk.lengths[1:]) * target.dtype.itemsize
+        begin = chunk.begin + (item.storage_offsets[0] * row if chunk.lengths else 0)
+        end = begin + math.prod(rows) * target.dtype.itemsize
+        return cls(
+            span=(chunk.rank, begin, end),
+            target=target,
+            rows=rows,
+            box=tuple(zip(item.storage_offsets[1:], item.lengths[1:], strict=True)),
+            missing=end - begin,
+        )
+
+    def take(self, offset: int, data: memoryview) -> None:
+        source = torch.frombuffer(data, dtype=torch.uint8)
+        if self.target.is_contiguous() and self.target.shape == self.rows:
+            _bytes_of(self.target)[offset : offset + len(data)].copy_(source)
+            return
+        with self.lock:
+            if self.gathered is None:
+                self.gathered = torch.empty(self.rows, dtype=self.target.dtype)
+        _bytes_of(self.gathered)[offset : offset + len(data)].copy_(source)
+        with self.lock:
+            self.missing -= len(data)
+            if self.missing:
+                return
+        found, self.gathered = self.gathered, None
+        for dimension, (begin, length) in enumerate(self.box, start=1):
+            found = found.narrow(dimension, begin, length)
+        self.target.copy_(found)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _exchange(local: SavePlan, planner: DefaultSavePlanner, rank: int, group: dist.ProcessGroup | None) -> SavePlan:
+    if group is None:
+        return planner.create_global_plan([local])[0][0]
+    size = dist.get_world_size(group)
+    gathered: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object(local, gathered, group=group, group_dst=0)
+    answer: list[Any] = [None]
+    answers = _global_plans(planner, gathered) if gathered is not None else None
+    dist.scatter_object_list(answer, answers, group=group, group_src=0)
+    if isinstance(answer[0], str):
+        raise UnsupportedState(answer[0])
+    plan: SavePlan = answer[0]
+    return plan
+
+
+def _global_plans(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[Any]:
+    try:
+        return list(planner.create_global_plan(plans)[0])
+    except (ValueError, AssertionError) as error:
+        # Every rank has to hear of it: the others wait for their plan.
+        return [f"The ranks' tensors don't make one consistent state: {error}"] * len(plans)
+
+
+def _lay_out(rank: int, plan: SavePlan) -> RankPlan:
+    entries = []
+    position = 0
+    for item in plan.items:
+        data = item.tensor_data
+        assert data is not None  # only tensors are planned
+        dtype = data.properties.dtype
+        if DTYPES.get(str(dtype).removeprefix("torch.")) is None:
+            raise UnsupportedState(f"The tensor {item.index.fqn!r} has the type {dtype}, which can't be stored.")
+        length = _volume(item) * dtype.itemsize
+        chunk = Chunk(
+            rank=rank,
+            begin=position,
+            end=position + length,
+            offsets=tuple(data.chunk.offsets),
+            lengths=tuple(data.chunk.sizes),
+        )
+        name = str(dtype).removeprefix("torch.")
+        entries.append(Entry(fqn=item.index.fqn, dtype=name, shape=tuple(data.size), chunk=chunk))
+        position = -(-(position + length) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return RankPlan(items=tuple(plan.items), entries=tuple(entries), size=position)
+
+
+def _volume(item: WriteItem) -> int:
+    assert item.tensor_data is not None  # only tensors are planned
+    return math.prod(item.tensor_data.chunk.sizes)
+
+
+def _is_all(item: WriteItem) -> bool:
+    """Whether an item is the whole of its tensor (which may well be empty)."""
+    return item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
+
+
+def _check_fit(tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+    problems = [f"{fqn!r} is not in the checkpoint" for fqn in tensors if fqn not in manifest.tensors]
+    problems += [f"{fqn!r} is not in the model" for fqn in manifest.tensors if fqn not in tensors]
+    for fqn, tensor in tensors.items():
+        stored = manifest.tensors.get(fqn)
+        if stored is None:
+            continue
+        here = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if here != (stored.dtype, stored.shape):
+            problems.append(
+                f"{fqn!r} is {stored.dtype} {list(stored.shape)} in the checkpoint and {here[0]} {list(here[1])} here"
+            )
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise CheckpointMismatch(
+            f"The checkpoint at step {manifest.step} does not fit this model and strategy: "
+            + "; ".join(problems[:_SHOWN])
+            + more
+            + ". Use the model that it was made with, or another checkpoint.uri."
+        )

@@ -1,0 +1,103 @@
+"""Reading parts of an attempt's data files, verified block by block, in parallel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from zlib_ng import zlib_ng
+
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.format.manifest import DataFile, Manifest
+from spottrain.checkpoint.stores.storage import ObjectReader
+
+Span = tuple[int, int, int]
+"""The number of a file in the manifest, and begin and end in bytes of it."""
+
+Deliver = Callable[[int, int, memoryview], None]
+"""Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
+
+READ_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class _Run:
+    """Whole blocks that are read at once, and the parts of spans that lie in them."""
+
+    file: int
+    members: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(index of the span, offset in it, begin and end in the file)"""
+
+    def bounds(self, file: DataFile) -> tuple[int, int]:
+        begin = min(member[2] for member in self.members) // file.block_bytes * file.block_bytes
+        end = -(-max(member[3] for member in self.members) // file.block_bytes) * file.block_bytes
+        return begin, min(end, file.size)
+
+
+class PartReader:
+    """Reads spans of bytes of one checkpoint; only verified bytes leave it."""
+
+    def __init__(
+        self, storage: ObjectReader, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
+    ) -> None:
+        """`read_bytes` is how much is read at once, in whole blocks and one at least."""
+        self._storage = storage
+        self._attempt = attempt
+        self._manifest = manifest
+        self._read_bytes = read_bytes
+
+    def read(self, spans: Sequence[Span], deliver: Deliver) -> None:
+        """Hand all bytes of the spans to `deliver`, each once, in pieces and from several threads.
+
+        Every block is fetched once at most, into memory that is used again for the next: as much is held as
+        readers are at work. Raises CorruptCheckpoint, or what `deliver` raises.
+        """
+        runs = self._runs(spans)
+        scratch = threading.local()
+        with ThreadPoolExecutor(self._storage.parallel_reads) as pool:
+            for _ in pool.map(lambda run: self._read_run(run, deliver, scratch), runs):
+                pass  # the first error ends it
+
+    def verify(self, number: int) -> None:
+        """Read all of a file, by its number in the manifest, and drop it. Raises CorruptCheckpoint."""
+        self.read([(number, 0, self._manifest.file(number).size)], lambda *_: None)
+
+    def _runs(self, spans: Sequence[Span]) -> list[_Run]:
+        """Cut the spans at fixed places of the files, so that what lies between two of them is one read."""
+        runs: dict[tuple[int, int], _Run] = {}
+        for index, (file, begin, end) in enumerate(spans):
+            block = self._manifest.file(file).block_bytes
+            width = max(self._read_bytes // block, 1) * block
+            for number in range(begin // width, -(-end // width) if begin < end else 0):
+                low, high = max(begin, number * width), min(end, (number + 1) * width)
+                run = runs.setdefault((file, number), _Run(file))
+                run.members.append((index, low - begin, low, high))
+        return [runs[place] for place in sorted(runs)]
+
+    def _read_run(self, run: _Run, deliver: Deliver, scratch: threading.local) -> None:
+        first, last = run.bounds(self._manifest.file(run.file))
+        if len(getattr(scratch, "memory", ())) < last - first:
+            scratch.memory = memoryview(bytearray(last - first))
+        data = scratch.memory[: last - first]
+        self._fetch(run.file, first, data)
+        for index, offset, begin, end in run.members:
+            deliver(index, offset, data[begin - first : end - first])
+
+    def _fetch(self, number: int, begin: int, data: memoryview) -> None:
+        key = self._manifest.key(self._attempt, number)
+        try:
+            length = self._storage.read_into(key, begin, data)
+        except ObjectNotFound as error:
+            raise CorruptCheckpoint(f"{key} of the checkpoint is missing.") from error
+        if length != len(data):
+            raise CorruptCheckpoint(f"{key} of the checkpoint is cut short at byte {begin + length}.")
+        file = self._manifest.file(number)
+        for offset in range(0, len(data), file.block_bytes):
+            block = data[offset : offset + file.block_bytes]
+            if zlib_ng.crc32(block) != file.crc32[(begin + offset) // file.block_bytes]:
+                raise CorruptCheckpoint(
+                    f"{key} of the checkpoint is damaged between bytes {begin + offset} and "
+                    f"{begin + offset + len(block)}."
+                )

@@ -1,0 +1,64 @@
+"""HEAD made anew, where it is missing or damaged, from the attempts that are whole.
+
+An attempt has a manifest only if every rank's receipt was there, so that it can be resumed from whether HEAD had come
+to name it or not. The newest is that of the highest step of the newest generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.format.commits import Commit, Head, manifest_key
+from spottrain.checkpoint.format.manifest import Manifest
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+logger = logging.getLogger(__name__)
+
+
+def rebuild(storage: CheckpointStorage) -> Head | None:
+    """What HEAD may have said, with all whole attempts as its commits; None where there is none. Changes nothing.
+
+    Raises CheckpointMismatch where they are of another version of the format.
+    """
+    sizes = dict(storage.list(ATTEMPTS))
+    attempts = {attempt for key in sizes if (attempt := Attempt.of_key(key)) is not None}
+    newest_first = sorted(attempts, key=lambda attempt: (attempt.generation, attempt.step), reverse=True)
+    whole = (_whole(storage, attempt, sizes) for attempt in newest_first)
+    commits = tuple(commit for commit in whole if commit is not None)
+    if not commits:
+        return None
+    logger.warning(
+        "HEAD of the checkpoint store is missing or damaged. What counts is what lies there: %d whole checkpoints, "
+        "the newest of step %d.",
+        len(commits),
+        commits[0].step,
+    )
+    return Head(fence=newest_first[0].generation, commits=commits, rebuilt=True)
+
+
+def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) -> Commit | None:
+    """The attempt as a commit, if its manifest is what was written, and each file that it names has its size."""
+    if manifest_key(attempt.prefix) not in sizes:
+        return None
+    try:
+        data, _ = storage.get(manifest_key(attempt.prefix))
+        manifest = Manifest.parse(data, manifest_key(attempt.prefix))
+    except (ObjectNotFound, CorruptCheckpoint) as error:
+        logger.warning("The checkpoint at step %d is passed over. %s", attempt.step, error)
+        return None
+    if (manifest.generation, manifest.step) != (attempt.generation, attempt.step):
+        return None
+    files = {manifest.key(attempt.prefix, n): manifest.file(n).size for n in range(manifest.num_files)}
+    if any(sizes.get(key, 0) != size for key, size in files.items()):
+        return None
+    return Commit(
+        generation=manifest.generation,
+        step=manifest.step,
+        attempt=attempt.prefix,
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        committed_at=manifest.saved_at,
+        needs=manifest.needs(attempt.prefix),
+    )

@@ -1,0 +1,1 @@
+"""Replicas of shards in the memory of peers."""

@@ -1,0 +1,218 @@
+"""Peers' memory: each rank's shard in the memory of its own member and of a peer on another node.
+
+A step that was lost with a node is then at most a few steps back, and nothing is read from the store. There is no
+commit: the operator knows from the members' reports which step is there for all ranks. Whoever resumes from it
+commits it to the store first, so that HEAD stays the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.collectives import Collectives
+from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.format.manifest import (
+    DataFile,
+    Manifest,
+    Receipt,
+    block_checksums,
+    build_manifest,
+    data_key,
+    receipt_key,
+    serialise,
+)
+from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.peers.member_memory import MemberMemory, MemoryReader, prefix, state_key
+from spottrain.checkpoint.saving.staging import StagingBuffer
+from spottrain.checkpoint.stores.storage import Buffer
+from spottrain_api.contract import MemoryCheckpoint, MemoryStep, PeerMemory
+
+logger = logging.getLogger(__name__)
+
+# Of a step's time, where the job doesn't say how often to replicate. A step may take 2% more in all, but what a rank
+# sends holds up the others too, at another moment than what they send themselves.
+COST_SHARE = 0.01
+_SMOOTHING = 0.5
+
+
+class Replicas:
+    """One rank's access to peers' memory. `replicate` and `read` are collectives on `group`, from the training
+    thread; what runs in the background uses no collective."""
+
+    def __init__(
+        self,
+        memory: PeerMemory,
+        *,
+        generation: int,
+        rank: int,
+        world_size: int,
+        ranks_per_node: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._memory = memory
+        self._members = [MemberMemory(address, memory.token) for address in (memory.own, memory.peer) if address]
+        self._generation = generation
+        self._rank = rank
+        self._world_size = world_size
+        # The part of the node's processors that one second of one rank's thread takes.
+        self._processor_share = ranks_per_node / (os.cpu_count() or 1)
+        self._group = group if world_size > 1 else None
+        self._collectives = Collectives(self._group, rank)
+        self._staging = StagingBuffer()
+        self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
+        self._sequence = 0
+        self._newest_step: int | None = None
+        self._background = Background("replicate")
+        self._sending: Future[None] | None = None
+        self._complained = False
+        self.cost_seconds: float | None = None
+        """What one replica takes of training, smoothed: the wait for staging, and a share of the processors."""
+
+    @property
+    def resume(self) -> MemoryCheckpoint | None:
+        """The step in memory that the operator names for this generation."""
+        return self._memory.resume
+
+    def is_due(self, step: int, step_seconds: float | None) -> bool:
+        """Whether to replicate after this step; rank 0 decides for all. At the first step to learn what it costs."""
+        if self._is_busy():
+            return False
+        return self._newest_step is None or step - self._newest_step >= self.interval(step_seconds)
+
+    def interval(self, step_seconds: float | None) -> int:
+        """Steps from one replica to the next."""
+        if self._memory.interval is not None:
+            return self._memory.interval
+        if self.cost_seconds is None or not step_seconds:
+            return 1
+        return max(1, math.ceil(self.cost_seconds / (COST_SHARE * step_seconds)))
+
+    def explain(self, step_seconds: float | None) -> str:
+        """The interval and why it is that, for the status."""
+        steps = self.interval(step_seconds)
+        every = "every step" if steps == 1 else f"every {steps} steps"
+        if self._memory.interval is not None:
+            return f"in peers' memory {every}, as the job says"
+        if self.cost_seconds is None:
+            return f"in peers' memory {every} at first, to measure what that costs"
+        return f"in peers' memory {every}, as that costs {1e3 * self.cost_seconds:.2g} ms of training"
+
+    def replicate(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        extra: dict[str, Any],
+        rank_state: Any,
+        started: float | None = None,
+    ) -> bool:
+        """Stage `state` and send it on in the background; False, on all ranks, while one is still at the last.
+
+        `started` is when the training began to wait for this, by time.monotonic.
+        """
+        started = time.monotonic() if started is None else started
+        tensors, tree = codec.split(state)
+        changed = self._plan is None or self._plan[1] != signature(tensors)
+        (busy, changed), _ = self._collectives.any_and_token(self._is_busy(), changed)
+        self._newest_step = step
+        if busy:
+            return False
+        if changed or self._plan is None:
+            self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
+        plan = self._plan[0]
+        data = self._staging.stage(plan, tensors).data
+        receipt = Receipt(
+            rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=codec.encode(rank_state)
+        )
+        other = json.dumps({"tree": tree, "extra": codec.encode(extra)}).encode() if self._rank == 0 else None
+        self._sequence += 1
+        place = MemoryStep(
+            generation=self._generation,
+            sequence=self._sequence,
+            step=step,
+            world_size=self._world_size,
+            ranks=(self._rank,),
+        )
+        stall_seconds = time.monotonic() - started
+        self._sending = self._background.submit(lambda: self._send(data, receipt, other, place, stall_seconds))
+        return True
+
+    def read(self, checkpoint: MemoryCheckpoint) -> tuple[Manifest, PartReader]:
+        """The manifest of a step in memory, made of its receipts, and a reader of its data. Raises CheckpointError,
+        on all ranks."""
+        source = MemoryReader(checkpoint, self._memory.token)
+        manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint))
+        return manifest, PartReader(source, source.prefix, manifest)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        if self._sending is not None:
+            wait([self._sending])
+
+    def _is_busy(self) -> bool:
+        return self._sending is not None and not self._sending.done()
+
+    def _send(
+        self, data: memoryview, receipt: Receipt, other: bytes | None, place: MemoryStep, stall_seconds: float
+    ) -> None:
+        started = time.thread_time()
+        file = DataFile(size=len(data), crc32=block_checksums(data))
+        attempt = prefix(place.generation, place.sequence)
+        objects: dict[str, Buffer] = {data_key(attempt, self._rank): data}
+        if other is not None:
+            objects[state_key(attempt)] = other
+        objects[receipt_key(attempt, self._rank)] = serialise(receipt.model_copy(update={"file": file}))[0]
+
+        def put(member: MemberMemory) -> float:
+            """Processor time here and there."""
+            begun, there = time.thread_time(), 0.0
+            try:
+                there = member.put(objects, place)
+                self._complained = False
+            except CheckpointError as error:
+                # Training needs no replica to go on, and the next one may succeed: one sentence is enough.
+                if not self._complained:
+                    logger.warning("Step %d is not in peers' memory. %s", place.step, error)
+                self._complained = True
+            return time.thread_time() - begun + there
+
+        with ThreadPoolExecutor(len(self._members)) as pool:
+            sending = sum(pool.map(put, self._members))
+        # What this node sends it also takes in: its own shards, and as much from another member.
+        cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
+        if place.sequence == 1:
+            return  # it was planned, and memory was made for it
+        known = self.cost_seconds
+        self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
+
+
+def _manifest(source: MemoryReader, checkpoint: MemoryCheckpoint) -> Manifest:
+    """Raises CorruptCheckpoint where something is missing or doesn't fit together."""
+    where = f"The replica of step {checkpoint.step} in members' memory"
+    try:
+        found = [source.get(receipt_key(source.prefix, rank))[0] for rank in range(checkpoint.world_size)]
+        receipts = [Receipt.parse(data) for data in found]
+        other = json.loads(source.get(state_key(source.prefix))[0])
+        return build_manifest(
+            receipts,
+            generation=checkpoint.generation,
+            step=checkpoint.step,
+            tree=other["tree"],
+            extra=other["extra"],
+        )
+    except ObjectNotFound as error:
+        raise CorruptCheckpoint(f"{where} is not whole: {error.key} is missing.") from error
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"{where} is damaged: {error}") from error

@@ -1,0 +1,1 @@
+"""From tensors in memory to a commit: staging, upload, receipts, retention."""

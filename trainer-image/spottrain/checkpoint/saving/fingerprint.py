@@ -1,0 +1,82 @@
+"""Whether tensors still hold the bytes that they held before: sums over the bytes, made where the tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from spottrain.checkpoint.format.codec import is_plain
+
+# Bytes that are summed at once: what a processor's cache holds, and enough to keep a GPU at work.
+_PIECE_BYTES = {"cpu": 1 << 20}
+_LARGEST_PIECE_BYTES = 32 << 20
+_WORD_BYTES = 8
+
+
+def is_comparable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is its shape, its type and its bytes, here or in shards, and nothing else."""
+    return is_plain(tensor) or hasattr(tensor, "__create_chunk_list__")
+
+
+def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> dict[str, int]:
+    """A number for each tensor, which differs when its bytes do; for comparisons within this process.
+
+    Of a sharded tensor it is of this rank's shard. Tensors that every rank has whole are shared out among the ranks:
+    0 for those of others.
+    """
+    sums: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        for part in _local_parts(name, tensor, rank, world_size):
+            for piece in _pieces(part):
+                sums.setdefault(piece.device, []).append((name, _sum(piece)))
+    found = dict.fromkeys(tensors, 0)
+    for of_device in sums.values():
+        values = torch.stack([value for _, value in of_device]).tolist()  # a GPU is waited for once
+        for (name, _), value in zip(of_device, values, strict=True):
+            found[name] = hash((found[name], value))
+    return found
+
+
+def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator[torch.Tensor]:
+    """What this rank is to look at: its shards, by DCP's protocol for sharded tensors, or its share of whole ones."""
+    if hasattr(tensor, "__create_chunk_list__"):
+        for chunk in tensor.__create_chunk_list__():
+            yield tensor.__get_tensor_shard__(MetadataIndex(name, chunk.offsets)).detach()
+    elif crc32(name.encode()) % world_size == rank:
+        yield tensor.detach()
+
+
+def _pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
+    if part.numel():
+        yield from part.reshape(-1).view(torch.uint8).split(_piece_bytes(part.device))  # type: ignore[no-untyped-call]
+
+
+def _piece_bytes(device: torch.device) -> int:
+    return _PIECE_BYTES.get(device.type, _LARGEST_PIECE_BYTES)
+
+
+def _sum(piece: torch.Tensor) -> torch.Tensor:
+    """Each word counts by its place, so that words that change places change the sum."""
+    missing = -len(piece) % _WORD_BYTES
+    if missing:
+        piece = torch.nn.functional.pad(piece, (0, missing))
+    elif piece.storage_offset() % _WORD_BYTES:
+        piece = piece.clone()
+    words = piece.view(torch.int64)
+    weights = _weights(piece.device)[: len(words)]
+    # In one pass, faster than a copy; GPUs have none for integers.
+    return torch.dot(words, weights) if words.device.type == "cpu" else (words * weights).sum()
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Odd numbers, so that no bit of a word is lost."""
+    generator = torch.Generator().manual_seed(0)
+    limits = torch.iinfo(torch.int64)
+    size = (_piece_bytes(device) // _WORD_BYTES,)
+    return (torch.randint(limits.min, limits.max, size, generator=generator, dtype=torch.int64) | 1).to(device)

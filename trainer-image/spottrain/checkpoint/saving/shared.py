@@ -1,0 +1,79 @@
+"""Files of frozen weights, which several commits refer to.
+
+The first save writes what the script doesn't train to files of their own in its attempt (`rank-00000.frozen.data`),
+and each manifest after it names these files, with their sizes and checksums, in place of new ones. A manifest has
+the place of every tensor, as ever; HEAD names the attempts that a commit needs beside its own, so that clean-up
+leaves their frozen weights where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spottrain.checkpoint.errors import SharedWeightsGone
+from spottrain.checkpoint.format.manifest import Manifest, Receipt, SharedFile, Tensor, index_tensors
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Tensors that are stored, and the files that they lie in."""
+
+    files: tuple[SharedFile, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """Their chunks have the number of a file in `files`."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Shared:
+        """What a commit has in such files."""
+        first = manifest.world_size
+        numbers = {first + index: index for index in range(len(manifest.shared))}
+        tensors = {
+            name: _renumbered(tensor, numbers)
+            for name, tensor in manifest.tensors.items()
+            if tensor.chunks and all(chunk.rank in numbers for chunk in tensor.chunks)
+        }
+        return cls(files=manifest.shared, tensors=tensors)
+
+    @classmethod
+    def written(cls, attempt: str, receipts: Sequence[Receipt]) -> Shared:
+        """What the ranks have written to such files in this attempt. Raises CorruptCheckpoint."""
+        files = [SharedFile(attempt=attempt, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
+        numbers = {file.rank: index for index, file in enumerate(files)}
+        tensors = index_tensors(entry for receipt in receipts for entry in receipt.frozen_entries)
+        return cls(files=tuple(files), tensors={name: _renumbered(t, numbers) for name, t in tensors.items()})
+
+    def only(self, names: Collection[str]) -> Shared:
+        """These tensors, and the files that they need."""
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name in names}
+        used = sorted({chunk.rank for tensor in tensors.values() for chunk in tensor.chunks})
+        numbers = {number: index for index, number in enumerate(used)}
+        return Shared(
+            files=tuple(self.files[number] for number in used),
+            tensors={name: _renumbered(tensor, numbers) for name, tensor in tensors.items()},
+        )
+
+    def joined(self, other: Shared) -> Shared:
+        return Shared(files=self.files + other.files, tensors={**self.tensors, **other.beyond(len(self.files))})
+
+    def beyond(self, first: int) -> dict[str, Tensor]:
+        """The tensors as they are where the files are counted from `first` on."""
+        numbers = {index: first + index for index in range(len(self.files))}
+        return {name: _renumbered(tensor, numbers) for name, tensor in self.tensors.items()}
+
+    def check(self, storage: CheckpointStorage) -> None:
+        """Raises SharedWeightsGone where a file isn't there as it was written."""
+        for attempt in {file.attempt for file in self.files}:
+            sizes = dict(storage.list(attempt))
+            for file in self.files:
+                if file.attempt == attempt and sizes.get(file.key) != file.file.size:
+                    raise SharedWeightsGone(
+                        f"{file.key}, which holds frozen weights of the newest commits, is missing or cut short in "
+                        "the checkpoint store. The next save writes them anew; see who else deletes objects there."
+                    )
+
+
+def _renumbered(tensor: Tensor, numbers: Mapping[int, int]) -> Tensor:
+    chunks = tuple(chunk.model_copy(update={"rank": numbers[chunk.rank]}) for chunk in tensor.chunks)
+    return tensor.model_copy(update={"chunks": chunks})

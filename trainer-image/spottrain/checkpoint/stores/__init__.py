@@ -1,0 +1,1 @@
+"""The stores that hold checkpoints: files, S3 and GCS, behind one narrow protocol."""

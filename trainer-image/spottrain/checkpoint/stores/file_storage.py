@@ -1,0 +1,211 @@
+"""A store in a folder: a local disk, or a shared filesystem that honours POSIX rename and flock (NFSv4 does)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageMissing,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.stores.storage import Buffer
+
+_UNFINISHED = ".unfinished"
+_LOCK = ".lock"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG}
+
+
+class FileStorage:
+    """Implements CheckpointStorage: a write goes to a temporary file, is synced, and is renamed into place.
+
+    Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed; there are none
+    before the first write, so that a folder that nobody may write to can be read.
+    """
+
+    # Copies from the page cache keep a processor busy; torchrun says how many ranks share them.
+    parallel_reads = max(1, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
+        self._root = Path(root)
+        with self._sentences("create the folder" if create else "read or write"):
+            if create:
+                self._root.mkdir(parents=True, exist_ok=True)
+            os.scandir(self._root).close()  # it is there, and a folder
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        conditional = if_match is not None or if_absent
+        with self._sentences(f"write {key}"), self._locked() if conditional else contextlib.nullcontext():
+            if conditional and self._etag(key) != if_match:
+                raise PreconditionFailed(key)
+            self._write(key, data)
+        return _etag_of(data)
+
+    def upload(self, key: str, data: Buffer) -> None:
+        with self._sentences(f"write {key}"):
+            self._write(key, data)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        with self._sentences(f"read {key}"), self._existing(key):
+            data = self._path(key).read_bytes()
+        return data, _etag_of(data)
+
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        with self._sentences(f"read {key}"), self._existing(key), self._path(key).open("rb", buffering=0) as file:
+            file.seek(offset)
+            return _fill(memory, file)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        folder = prefix.rpartition("/")[0]
+        with self._sentences(f"list {prefix}"):
+            found = sorted(self._walk(self._root / folder))
+            if not found:
+                self._root.stat()  # os.walk doesn't tell a folder that is empty from a store that is gone
+        return (item for item in found if item[0].startswith(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._sentences(f"delete {key}"):
+                path.unlink(missing_ok=True)
+            self._remove_empty_folders(path.parent)
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        left = []
+        with self._sentences(f"clean up {prefix}"):
+            for path in (self._root / _UNFINISHED).glob("*"):
+                key = path.stem.replace("%", "/")
+                if key.startswith(prefix) and is_over(key):
+                    left.append(path)
+            for path in left:
+                path.unlink(missing_ok=True)
+        return len(left)
+
+    def _write(self, key: str, data: Buffer) -> None:
+        path = self._path(key)
+        unfinished = self._root / _UNFINISHED / f"{key.replace('/', '%')}.{uuid.uuid4().hex}"
+        unfinished.parent.mkdir(exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            self._rename(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _rename(self, unfinished: Path, path: Path) -> None:
+        folders = path.relative_to(self._root).parents
+        for _ in range(10):
+            # A delete that empties a folder at the same moment may remove it between two calls.
+            with contextlib.suppress(FileNotFoundError):
+                # All but the root: where that is gone, so is what was mounted there.
+                for folder in list(folders)[-2::-1]:
+                    (self._root / folder).mkdir(exist_ok=True)
+                unfinished.replace(path)
+                _sync_folders(path.parent, self._root)
+                return
+        raise OSError(errno.ENOENT, "the folder is removed again and again by another process")
+
+    def _etag(self, key: str) -> str | None:
+        try:
+            return self.get(key)[1]
+        except ObjectNotFound:
+            return None
+
+    def _path(self, key: str) -> Path:
+        parts = PurePosixPath(key).parts
+        if not parts or key.startswith("/") or any(part.startswith(".") for part in parts):
+            raise StorageDenied(f"{key!r} is not a key of a checkpoint store.")
+        return self._root.joinpath(*parts)
+
+    def _walk(self, folder: Path) -> Iterator[tuple[str, int]]:
+        for parent, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in files:
+                path = Path(parent, name)
+                # Another process may delete what was just listed.
+                with contextlib.suppress(FileNotFoundError):
+                    if not name.startswith("."):
+                        yield path.relative_to(self._root).as_posix(), path.stat().st_size
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._root / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                # Closing is not enough: a process that was forked meanwhile, such as a data worker, has it open, too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _existing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise ObjectNotFound(key) from error
+
+    @contextlib.contextmanager
+    def _sentences(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise self._sentence(doing, error) from error
+
+    def _sentence(self, doing: str, error: OSError) -> StorageError:
+        where = f"Could not {doing} in the checkpoint folder {self._root}"
+        if error.errno in _FULL:
+            return StorageFull(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
+        if error.errno in _DENIED:
+            return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
+        if not self._root.is_dir():
+            return StorageMissing(f"{where}: it is gone. Mount or make it again, or correct checkpoint.uri.")
+        return StorageUnavailable(f"{where}: {error.strerror or error}.")
+
+
+def _fill(memory: memoryview, file: io.FileIO) -> int:
+    """One read gives 2 GiB at most."""
+    filled = 0
+    while filled < len(memory) and (length := file.readinto(memory[filled:])):
+        filled += length
+    return filled
+
+
+def _etag_of(data: Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folders(folder: Path, root: Path) -> None:
+    """Make the rename and the folders that it needed durable."""
+    while True:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder == root:
+            return
+        folder = folder.parent

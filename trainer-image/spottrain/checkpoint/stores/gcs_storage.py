@@ -1,0 +1,203 @@
+"""A store in a bucket of Google Cloud Storage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import requests
+from google.api_core.exceptions import (
+    Forbidden,
+    GoogleAPICallError,
+    GoogleAPIError,
+    NotFound,
+    RequestRangeNotSatisfiable,
+    RetryError,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+)
+from google.api_core.exceptions import PreconditionFailed as GenerationMismatch
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+from google.cloud.storage import Blob, Client
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageMissing,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
+from spottrain.checkpoint.stores.upload_body import Body
+
+_PARTS = 4
+_CONNECT_SECONDS = 5.0
+_SMALLEST_PART = 8 << 20
+
+
+class GcsStorage:
+    """Implements CheckpointStorage. The etag is an object's generation number.
+
+    Large objects are sent as up to four parts at once and composed in the bucket.
+    """
+
+    parallel_reads = 8
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        retry_seconds: float = 60.0,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """Credentials are Google's application default ones; a server of one's own gets none.
+
+        A request is sent again for `retry_seconds`, with growing pauses, also where nothing moves for
+        `answer_seconds`.
+        """
+        self._patience: dict[str, Any] = {
+            "retry": DEFAULT_RETRY.with_timeout(retry_seconds),
+            "timeout": (_CONNECT_SECONDS, answer_seconds),
+        }
+        self._prefix = f"{prefix}/" if prefix else ""
+        endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
+        self._name = f"gs://{bucket}/{self._prefix}"
+        anonymous: Any = AnonymousCredentials  # untyped
+        try:
+            client: Any = (
+                Client(project="any", credentials=anonymous(), client_options={"api_endpoint": endpoint})
+                if endpoint
+                else Client()
+            )
+        except (DefaultCredentialsError, OSError) as error:
+            raise StorageDenied(
+                f"No credentials for {self._name}: give the job's service account access by workload identity, "
+                "or set GOOGLE_APPLICATION_CREDENTIALS."
+            ) from error
+        self._client = client
+        self._bucket = client.bucket(bucket)
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        expected = int(if_match) if if_match is not None else 0 if if_absent else None
+        blob = self._blob(key)
+        with self._sentences(key):
+            try:
+                blob.upload_from_string(
+                    bytes(data), if_generation_match=expected, checksum="crc32c", **self._patience
+                )
+            except NotFound as error:
+                # For a condition on an object that is gone, some servers say so instead of 412.
+                if if_match is not None and self._bucket_exists():
+                    raise PreconditionFailed(key) from error
+                raise
+        return str(blob.generation)
+
+    def upload(self, key: str, data: Buffer) -> None:
+        view = memoryview(data)
+        size = max(_SMALLEST_PART, -(-len(view) // _PARTS))
+        if len(view) <= size:
+            self.put(key, view)
+            return
+        names = [f"{key}.part-{index}" for index in range(-(-len(view) // size))]
+        try:
+            with ThreadPoolExecutor(_PARTS) as pool:
+                list(pool.map(lambda i: self._send(names[i], view[i * size : (i + 1) * size]), range(len(names))))
+            with self._sentences(key):
+                self._blob(key).compose([self._blob(name) for name in names], **self._patience)
+        finally:
+            with contextlib.suppress(StorageError):
+                self.delete(names)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        blob = self._blob(key)
+        with self._sentences(key):
+            data: bytes = blob.download_as_bytes(**self._patience)
+        return data, str(blob.generation)
+
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        with self._sentences(key):
+            try:
+                data: bytes = self._blob(key).download_as_bytes(
+                    start=offset, end=offset + len(memory) - 1, checksum=None, **self._patience
+                )
+            except RequestRangeNotSatisfiable:
+                return 0
+        memory[: len(data)] = data
+        return len(data)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        with self._sentences(prefix):
+            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience):
+                yield blob.name.removeprefix(self._prefix), int(blob.size)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(ObjectNotFound), self._sentences(key):
+                self._blob(key).delete(**self._patience)
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
+        return 0
+
+    def _send(self, key: str, part: memoryview) -> None:
+        if len(part) <= _SMALLEST_PART:
+            self.put(key, part)  # Google's client sends so much in one request, for which it wants bytes
+            return
+        # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
+        with self._sentences(key):
+            self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", **self._patience)
+
+    def _bucket_exists(self) -> bool:
+        exists: bool = self._bucket.exists(**self._patience)
+        return exists
+
+    def _blob(self, key: str) -> Blob:
+        return self._bucket.blob(self._prefix + key)
+
+    @contextlib.contextmanager
+    def _sentences(self, key: str) -> Iterator[None]:
+        where = f"{self._name}{key}"
+        try:
+            yield
+        except GenerationMismatch as error:
+            raise PreconditionFailed(key) from error
+        except NotFound as error:
+            raise self._not_found(key) from error
+        except (Forbidden, Unauthorized) as error:
+            raise StorageDenied(
+                f"Access to {where} is denied: let the job's service account read, write, list and delete there."
+            ) from error
+        except (ServerError, TooManyRequests, RetryError) as error:
+            raise StorageUnavailable(f"{where} failed, after retries: {error}") from error
+        except (requests.RequestException, TransportError, OSError) as error:
+            raise StorageUnavailable(
+                f"{where} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+            ) from error
+        except GoogleAuthError as error:
+            # It may pass: the metadata server of workload identity takes its time to start, and nobody has retried.
+            raise StorageUnavailable(
+                f"The credentials for {where} could not be had: check the job's service account and its workload "
+                f"identity. ({error})"
+            ) from error
+        except GoogleAPICallError as error:
+            raise StorageDenied(f"{where} refused the request: {error}") from error
+
+    def _not_found(self, key: str) -> StorageError:
+        try:
+            missing = not self._bucket_exists()
+        except (GoogleAPIError, GoogleAuthError, requests.RequestException, OSError):
+            missing = False
+        if missing:
+            return StorageMissing(
+                f"The bucket of {self._name}{key} does not exist: create it, or correct checkpoint.uri."
+            )
+        return ObjectNotFound(key)

@@ -1,0 +1,85 @@
+"""Which store a checkpoint URI names. A store's client library is imported when it is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from spottrain.checkpoint.errors import StorageDenied
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+SCHEMES = ("file", "s3", "gs")
+# What any server takes: Amazon and Google are stricter, each in its own way.
+_BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+# S3 also has access points, by their ARN, which may have a slash.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-points-naming.html
+_ACCESS_POINT = re.compile(r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:\d{12}:accesspoint[/:][A-Za-z0-9.-]+")
+
+
+def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
+    """Open the store that a checkpoint URI names: file:///folder, s3://bucket/prefix, gs://bucket/prefix.
+
+    `endpoint_url` is the address of an S3-compatible or GCS-compatible server other than the cloud's own.
+    Without `create_folder` a folder that isn't there is StorageMissing, as a bucket is.
+    Raises StorageDenied with a sentence when the URI can't be used.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in SCHEMES:
+        raise StorageDenied(
+            f"checkpoint.uri {uri!r} has an unknown scheme; use one of "
+            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            + "."
+        )
+    if parts.scheme == "file":
+        return _open_file(uri, parts.netloc, parts.path, create_folder)
+    if not parts.netloc:
+        raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
+    bucket, prefix = _bucket_and_prefix(parts.scheme, parts.netloc, parts.path)
+    if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
+        raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
+    if parts.scheme == "s3":
+        with _client("boto3", uri=uri, extra="s3"):
+            from spottrain.checkpoint.stores.s3_storage import S3Storage
+        return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+    with _client("google-cloud-storage", uri=uri, extra="gcs"):
+        from spottrain.checkpoint.stores.gcs_storage import GcsStorage
+    return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+
+
+@contextmanager
+def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
+    """Import a store whose client is the distribution `name`, which our `extra` installs."""
+    try:
+        yield
+    except ImportError as error:
+        raise StorageDenied(
+            f"checkpoint.uri {uri!r} needs {name}, which can't be imported ({error}). "
+            f"Run `pip install 'spottrain[{extra}]'`; for a job, in its image."
+        ) from error
+
+
+def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
+    bucket = host
+    if scheme == "s3" and host.startswith("arn:"):
+        if (arn := _ACCESS_POINT.match(host + path)) is None:
+            raise StorageDenied(
+                f"{host + path!r} is no ARN of an access point, which reads "
+                "arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME. Correct checkpoint.uri."
+            )
+        bucket, path = arn[0], (host + path)[arn.end() :]
+    elif not _BUCKET.fullmatch(host):
+        raise StorageDenied(
+            f"{host!r} can't be the name of a bucket, which consists of letters, digits, dots, hyphens and "
+            "underscores, with a letter or digit first and last. Correct checkpoint.uri."
+        )
+    return bucket, path.strip("/")
+
+
+def _open_file(uri: str, host: str, path: str, create_folder: bool) -> CheckpointStorage:
+    from spottrain.checkpoint.stores.file_storage import FileStorage
+
+    if host not in ("", "localhost") or not path.strip("/"):
+        raise StorageDenied(f"checkpoint.uri {uri!r} is not an absolute folder; write file:///FOLDER.")
+    return FileStorage(path, create=create_folder)

@@ -1,0 +1,312 @@
+"""A store in a bucket of S3 or of anything that speaks its protocol."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from itertools import islice
+from typing import Any, TypeVar
+
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+from zlib_ng import zlib_ng
+
+from spottrain.checkpoint.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageMissing,
+    StorageUnavailable,
+)
+from spottrain.checkpoint.stores.s3_client import s3_client
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
+from spottrain.checkpoint.stores.upload_body import Body
+
+T = TypeVar("T")
+
+PART_BYTES = 8 << 20
+_LARGE_PART_BYTES = 64 << 20
+_MAX_PARTS = 10_000
+_PARALLEL_PARTS = 4
+_DELETE_BATCH = 1000
+_READ_BYTES = 1 << 20  # botocore copies what it reads, which is quick where it is still in the processor's cache
+_CONFLICT_RETRIES = 10
+_BROKEN_ANSWERS = 3
+
+_LOST = {"PreconditionFailed", "412"}
+_CONFLICT = {"ConditionalRequestConflict", "409"}
+_DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
+
+
+class S3Storage:
+    """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
+
+    parallel_reads = 8
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        max_attempts: int | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """Credentials and region are found where boto3 looks for them (workload identity, environment).
+
+        A request is sent up to `max_attempts` times (default: AWS_MAX_ATTEMPTS, or 6), with growing pauses, and anew
+        where nothing moves for `answer_seconds`.
+        """
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
+        with self._sentences(""):
+            self._client: Any = s3_client(
+                endpoint_url=self._endpoint,
+                region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+                config=Config(
+                    connect_timeout=5,
+                    read_timeout=answer_seconds,
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=4 * _PARALLEL_PARTS,
+                    # Servers other than AWS rarely have a host name for each bucket.
+                    s3={"addressing_style": "path" if self._endpoint else "auto"},
+                ),
+            )
+        # Over TLS the checksum that parts have is enough: SHA-256 of all of them only takes processors from training.
+        # Only the client knows for certain where it sends to, as the user's ~/.aws/config may say so.
+        self._client.meta.config.s3["payload_signing_enabled"] = self._client.meta.endpoint_url.startswith("http:")
+        self._client.meta.events.register_last("before-call.s3", _send_at_once)
+
+    def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
+        condition = {"IfMatch": if_match} if if_match is not None else {"IfNoneMatch": "*"} if if_absent else {}
+        body = bytes(data)
+        for _ in range(_CONFLICT_RETRIES):
+            try:
+                return str(self._call("put_object", key, Body=body, **condition)["ETag"])
+            except _Conflict:
+                # Another conditional write was under way, and S3 asks to send this one again.
+                continue
+            except ObjectNotFound as error:
+                # AWS says so, instead of 412, for a condition on an object that is gone.
+                raise PreconditionFailed(key) from error
+        raise StorageUnavailable(f"{self._where(key)}: other writers changed the object all the time.")
+
+    def upload(self, key: str, data: Buffer) -> None:
+        view = memoryview(data)
+        if len(view) <= PART_BYTES:
+            self._call("put_object", key, Body=Body(view), ChecksumCRC32=_crc32(view))
+        else:
+            self._upload_parts(key, view)
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        return self._whole(lambda: self._get(key))
+
+    def read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        return self._whole(lambda: self._read_into(key, offset, memory))
+
+    def _get(self, key: str) -> tuple[bytes, str]:
+        answer = self._call("get_object", key)
+        with self._reading(key):
+            return answer["Body"].read(), str(answer["ETag"])
+
+    def _read_into(self, key: str, offset: int, memory: memoryview) -> int:
+        try:
+            body = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")["Body"]
+        except _BeyondTheEnd:
+            return 0
+        filled = 0
+        with self._reading(key):
+            while filled < len(memory) and (length := body.readinto(memory[filled : filled + _READ_BYTES])):
+                filled += length
+        return filled
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        with self._sentences(prefix):
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    yield found["Key"].removeprefix(self._prefix), int(found["Size"])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        remaining = iter(keys)
+        while batch := [{"Key": self._prefix + key} for key in islice(remaining, _DELETE_BATCH)]:
+            with self._sentences("objects"):
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
+            if errors := answer.get("Errors"):
+                first = errors[0]
+                kind = StorageDenied if first.get("Code") in _DENIED else StorageUnavailable
+                raise kind(f"{self._where(first['Key'])} could not be deleted: {first.get('Message')}")
+
+    def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
+        abandoned = 0
+        with self._sentences(prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
+                key = upload["Key"].removeprefix(self._prefix)
+                if is_over(key):
+                    with contextlib.suppress(_UploadGone):  # another process was first
+                        self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
+                        abandoned += 1
+        return abandoned
+
+    def _upload_parts(self, key: str, view: memoryview) -> None:
+        size = max(_part_bytes(len(view)), -(-len(view) // _MAX_PARTS))
+        upload = self._call("create_multipart_upload", key, ChecksumAlgorithm="CRC32")["UploadId"]
+
+        def send(number: int) -> dict[str, Any]:
+            part = view[(number - 1) * size : number * size]
+            checksum = _crc32(part)
+            sent = self._call(
+                "upload_part", key, UploadId=upload, PartNumber=number, Body=Body(part), ChecksumCRC32=checksum
+            )
+            known = {"ChecksumCRC32": checksum} if "ChecksumCRC32" in sent else {}
+            return {"PartNumber": number, "ETag": sent["ETag"], **known}
+
+        try:
+            with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
+                parts = list(pool.map(send, range(1, -(-len(view) // size) + 1)))
+            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._call("abort_multipart_upload", key, UploadId=upload)
+            raise
+
+    def _call(self, operation: str, key: str, **arguments: Any) -> dict[str, Any]:
+        with self._sentences(key):
+            answer: dict[str, Any] = getattr(self._client, operation)(
+                Bucket=self._bucket, Key=self._prefix + key, **arguments
+            )
+        return answer
+
+    def _whole(self, read: Callable[[], T]) -> T:
+        """boto3 repeats requests, but not for an answer that breaks off."""
+        for _ in range(_BROKEN_ANSWERS):
+            with contextlib.suppress(_BrokenOff):
+                return read()
+        return read()
+
+    def _where(self, key: str) -> str:
+        server = f" at {self._endpoint}" if self._endpoint else ""
+        return f"s3://{self._bucket}/{self._prefix}{key}{server}"
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        with self._sentences(key):
+            try:
+                yield
+            except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
+                raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
+
+    @contextlib.contextmanager
+    def _sentences(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._of_answer(key, error) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise StorageDenied(
+                f"No credentials for {self._where(key)}: give the job's service account access to the bucket, "
+                "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            ) from error
+        except (EndpointConnectionError, ConnectTimeoutError) as error:
+            raise StorageUnavailable(
+                f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+            ) from error
+        except BotoCoreError as error:
+            raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
+        except (OSError, RuntimeError) as error:
+            # botocore's where the file of a token can't be read, and where credentials come expired.
+            raise StorageUnavailable(
+                f"The credentials for {self._where(key)} could not be had: check the job's service account and its "
+                f"role. ({error})"
+            ) from error
+
+    def _of_answer(self, key: str, error: ClientError) -> StorageError:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
+        seen = {code, status}
+        where = self._where(key)
+        if code == "NoSuchBucket":
+            return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
+        if code == "NoSuchUpload":
+            return _UploadGone(f"The upload of {where} was aborted by another process.")
+        if code == "RequestTimeTooSkewed":
+            stores = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "another time")
+            return StorageUnavailable(
+                f"{where} refused the request, as this node's clock is wrong: it says {formatdate(usegmt=True)}, the "
+                f"store's {stores}. Set the node's clock."
+            )
+        if code == "InvalidRange" or status == "416":
+            return _BeyondTheEnd(where)
+        for codes, make in (
+            (_LOST, lambda: PreconditionFailed(key)),
+            (_CONFLICT, lambda: _Conflict(where)),
+            (_MISSING, lambda: ObjectNotFound(key)),
+            (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space or lower checkpoint.keep.")),
+            (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_ALLOW}")),
+        ):
+            if seen & codes:
+                return make()
+        if status.startswith("4") and status not in ("408", "429"):
+            return StorageDenied(f"{where} refused the request: {error}")
+        return StorageUnavailable(f"{where} failed, after retries: {error}")
+
+
+def _part_bytes(size: int) -> int:
+    """Enough parts to send some at once, but no more: each costs milliseconds in which the interpreter is locked."""
+    return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
+
+
+def _crc32(data: memoryview) -> str:
+    """As S3 wants it. Without it boto3 would compute one, and over TLS send the body in small pieces that it copies
+    again and again while the interpreter is locked."""
+    return base64.b64encode(zlib_ng.crc32(data).to_bytes(4)).decode()
+
+
+def _send_at_once(params: dict[str, Any], **_: Any) -> None:
+    """botocore asks a server before it sends what it reads from a file: a round trip a part, or a second where the
+    server doesn't know the question."""
+    params["headers"].pop("Expect", None)
+
+
+_ALLOW = "let the job's service account read, write, list and delete there."
+
+
+class _Conflict(StorageUnavailable):
+    """S3's 409: send the same conditional request again."""
+
+
+class _UploadGone(StorageUnavailable):
+    """An upload in parts that is finished or aborted."""
+
+
+class _BrokenOff(StorageUnavailable):
+    """An answer that began, and didn't end."""
+
+
+class _BeyondTheEnd(StorageError):
+    """The range begins behind the object's last byte."""

@@ -1,0 +1,1 @@
+"""Which samples a rank reads, in which order, with which random numbers."""

@@ -1,0 +1,168 @@
+"""Which samples were used at which step: written by the ranks, read back as the sequence of the run.
+
+With SPOTTRAIN_AUDIT_DIR set, every rank of every generation appends to a file of its own: a header that says
+what the order should be, then a line per completed step. `read_audit` merges the files, and
+`Audit.problems` compares them with the order of a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import BaseModel, ValidationError
+
+from spottrain.data.order import DataOrder
+
+
+class AuditHeader(BaseModel):
+    """What decides the order; the same in every file of a run."""
+
+    seed: int
+    shuffle: bool
+    num_samples: int
+    global_batch: int
+
+
+class AuditRecord(BaseModel):
+    """The samples (and their positions) that one rank used for one completed step, counted from 1.
+
+    `at` is when the rank had completed it, in Unix seconds.
+    """
+
+    at: float
+    generation: int
+    step: int
+    rank: int
+    world: int
+    positions: tuple[int, ...]
+    samples: tuple[int, ...]
+
+
+class AuditWriter:
+    """Appends the records of one rank in one generation. A line reaches the system before `write` returns."""
+
+    def __init__(self, folder: Path, header: AuditHeader, *, generation: int, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"audit-{generation:06d}-{rank:05d}.jsonl").open("a", buffering=1)
+        self._file.write(header.model_dump_json() + "\n")
+
+    def write(self, record: AuditRecord) -> None:
+        self._file.write(record.model_dump_json() + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedStep:
+    """A step as the run counts it: by the newest generation that all ranks of completed it."""
+
+    step: int
+    generation: int
+    world: int
+    positions: tuple[int, ...]
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was used: `steps` in order, and how often steps were computed again (`num_redone`). `step_times` says in
+    order when a rank completed a step, of those as well that were computed again later."""
+
+    header: AuditHeader
+    steps: tuple[AuditedStep, ...]
+    step_times: tuple[float, ...]
+    num_redone: int
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """The longest time without a step, in seconds, that began or ended between two moments (Unix seconds)."""
+        gaps = [later - earlier for earlier, later in pairwise(self.step_times) if later > begin and earlier < end]
+        return max(gaps, default=0.0)
+
+    def problems(self, total_steps: int | None = None) -> list[str]:
+        """Sentences on what differs from an uninterrupted run; none where nothing does."""
+        header = self.header
+        order = DataOrder(num_samples=header.num_samples, seed=header.seed, shuffle=header.shuffle)
+        last = total_steps if total_steps is not None else max((step.step for step in self.steps), default=0)
+        found = {step.step: step for step in self.steps}
+        missing = [step for step in range(1, last + 1) if step not in found]
+        problems = []
+        if missing:
+            problems = [f"{len(missing)} steps were completed by no generation, the first of them step {missing[0]}"]
+        for number, step in sorted(found.items()):
+            wanted = range((number - 1) * header.global_batch, number * header.global_batch)
+            if list(step.positions) != list(wanted):
+                problems.append(f"step {number} used other positions than {wanted.start} to {wanted.stop - 1}")
+            elif list(step.samples) != order.samples(wanted).tolist():
+                problems.append(f"step {number} used other samples than an uninterrupted run")
+        return problems
+
+
+def read_audit(folder: Path) -> Audit:
+    """Merge the files of all ranks and generations. Raises ValueError where there are none."""
+    records: list[AuditRecord] = []
+    headers: list[AuditHeader] = []
+    for path in sorted(folder.glob("audit-*.jsonl")):
+        for line in path.read_text().splitlines():
+            _parse(line, headers, records)
+    if not headers:
+        raise ValueError(f"{folder} holds no audit files; run the job with SPOTTRAIN_AUDIT_DIR set to it")
+    if any(header != headers[0] for header in headers):
+        raise ValueError(f"the audit files in {folder} are of different runs; use an empty folder for each run")
+    return _merge(headers[0], records)
+
+
+def _parse(line: str, headers: list[AuditHeader], records: list[AuditRecord]) -> None:
+    try:
+        content = json.loads(line)
+        if "step" in content:
+            records.append(AuditRecord.model_validate(content))
+        else:
+            headers.append(AuditHeader.model_validate(content))
+    except (json.JSONDecodeError, ValidationError):
+        # The last line of a rank that was killed while it wrote: that step was not completed.
+        return
+
+
+def _merge(header: AuditHeader, records: Sequence[AuditRecord]) -> Audit:
+    by_step: dict[int, dict[int, list[AuditRecord]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        by_step[record.step][record.generation].append(record)
+    steps = [
+        _audited(step, generation, sorted(of_step[generation], key=lambda record: record.rank))
+        for step, of_step in sorted(by_step.items())
+        for generation in [_newest_complete(of_step)]
+        if generation is not None
+    ]
+    redone = sum(len(of_step) - 1 for of_step in by_step.values())
+    times = sorted(record.at for record in records)
+    return Audit(header=header, steps=tuple(steps), step_times=tuple(times), num_redone=redone)
+
+
+def _newest_complete(of_step: dict[int, list[AuditRecord]]) -> int | None:
+    complete = [
+        generation
+        for generation, records in of_step.items()
+        if {record.rank for record in records} == set(range(records[0].world))
+    ]
+    return max(complete, default=None)
+
+
+def _audited(step: int, generation: int, records: Sequence[AuditRecord]) -> AuditedStep:
+    return AuditedStep(
+        step=step,
+        generation=generation,
+        world=records[0].world,
+        positions=tuple(position for record in records for position in record.positions),
+        samples=tuple(sample for record in records for sample in record.samples),
+    )

@@ -1,0 +1,318 @@
+"""The batches of a rank, in the run's order."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import chain, count, islice
+from multiprocessing.reduction import ForkingPickler
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from spottrain.data import random_state
+from spottrain.data.batch import BatchPlan
+from spottrain.data.order import DataOrder
+
+logger = logging.getLogger(__name__)
+
+Collate = Callable[[list[Any]], Any]
+Fetch = Callable[..., Iterator[Any]]
+
+# By default a worker fetches data ahead if the first micro-batches, which the rank fetches by itself, take longer. To
+# hand a micro-batch over takes a part of a millisecond.
+NUM_MEASURED = 3
+CHEAP_SECONDS = 0.002
+# A worker that nobody asked for, and that brings nothing for so long, hangs: some libraries don't bear a fork.
+FIRST_BATCH_SECONDS = 60.0
+_OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
+OPTIONS = _OF_WORKERS | {"pin_memory"}
+"""Arguments of torch's DataLoader that a script may give."""
+_PR_SET_PDEATHSIG = 1
+
+
+class MapDataset(Protocol):
+    """Any data set with a length and items by index, such as a list or a torch Dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A data set and how it is read.
+
+    `collate` makes a batch of a list of items (None: torch's way). `num_workers` processes fetch items ahead; None:
+    one does if items take their time. `loader` are further arguments of torch's DataLoader, of `OPTIONS`.
+    """
+
+    dataset: MapDataset
+    collate: Collate | None = None
+    num_workers: int | None = None
+    shuffle: bool = True
+    loader: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ValueError for values that don't fit together; mostly with torch's sentence, which some lack."""
+        num_workers = 1 if self.num_workers is None else self.num_workers
+        if not isinstance(num_workers, int):
+            raise ValueError(f"num_workers is {num_workers!r}; give a whole number, or None")
+        if self.loader.get("timeout") and not num_workers:
+            raise ValueError("loader: timeout is for workers; give num_workers of 1 or more, or leave timeout out")
+        if self.loader.get("prefetch_factor") == 0:
+            raise ValueError("loader: prefetch_factor is 0, and a worker fetches one batch ahead at least; raise it")
+        _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
+
+
+class Batches(Iterator[Any]):
+    """Collated micro-batches of a rank on its device, without end, and how long they were waited for."""
+
+    def __init__(self, fetched: Generator[Any], device: torch.device, now: Callable[[], float]) -> None:
+        self._fetched = fetched
+        self._device = device
+        self._now = now
+        self._waited = 0.0
+
+    def __next__(self) -> Any:
+        started = self._now()
+        batch = next(self._fetched)
+        self._waited += self._now() - started
+        return to_device(batch, self._device)
+
+    def take_wait(self) -> float:
+        """Seconds waited since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        """End the workers."""
+        self._fetched.close()
+
+
+def load_batches(
+    data: Data,
+    order: DataOrder,
+    plan: BatchPlan,
+    *,
+    rank: int,
+    first_step: int,
+    device: torch.device,
+    now: Callable[[], float] = time.monotonic,
+) -> Batches:
+    """The micro-batches from step `first_step` (counted from 0) on.
+
+    What a data set draws at random depends on seed and position alone, not on who fetches the item.
+    """
+
+    def fetch(num_workers: int, *, after: int = 0) -> Iterator[Any]:
+        loader = _data_loader(
+            data,
+            _MicroBatches(data, order),
+            _Positions(plan, rank, first_step, after),
+            num_workers=num_workers,
+            pins_memory=device.type == "cuda",
+        )
+        fetched = iter(loader)
+        return FromWorkers(fetched, is_patient="timeout" not in data.loader) if num_workers else fetched
+
+    return Batches(_fetched(data.num_workers, fetch, now), device, now)
+
+
+def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[Any]:
+    if num_workers is not None:
+        yield from fetch(num_workers)
+        return
+    own, seconds = fetch(0), []
+    for _ in range(NUM_MEASURED):
+        started = now()
+        batch = next(own)
+        seconds.append(now() - started)
+        yield batch
+    yield from own if median(seconds) <= CHEAP_SECONDS else _ahead(fetch, after=NUM_MEASURED, like=batch)
+
+
+def _ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
+    """From a worker; from this process if the data set can't be read from another one, as those with tensors on a
+    GPU and some clients of stores can't, or if a batch, such as `like`, can't be handed over."""
+    try:
+        _Trial(BytesIO()).dump(like)  # a worker would drop it, and the rank would wait for it
+        ahead = fetch(1, after=after)
+        return chain([next(ahead)], ahead)
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        logger.warning(
+            "No worker fetches data ahead, as one could not read them: %s: %s", type(error).__name__, first_line
+        )
+        return fetch(0, after=after)
+
+
+class _Trial(ForkingPickler):
+    """Pickles all but tensors, which workers hand over in another way."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+
+
+class FromWorkers(Iterator[Any]):
+    """What workers fetch.
+
+    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
+    """
+
+    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
+        self._fetched = fetched
+        self._is_patient = is_patient
+        self._has_begun = False
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                batch = next(self._fetched)
+            except (ConnectionError, EOFError, FileNotFoundError) as error:
+                if str(error).startswith("Caught "):  # by a worker, from the data set
+                    raise
+                # A worker has died while it handed over a batch. When torch is asked again it says so.
+            except RuntimeError as error:
+                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
+                    raise
+            else:
+                self._has_begun = True
+                return batch
+
+
+def _data_loader(
+    data: Data, micro_batches: Any, positions: Iterable[list[int]], *, num_workers: int, pins_memory: bool
+) -> DataLoader[Any]:
+    options = dict(data.loader)
+    if data.num_workers is None and not num_workers:  # those of the worker that may follow
+        options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+    if data.num_workers is None and num_workers:
+        # Forked, as others run the script's main module again, which is made for a rank.
+        options = {"timeout": FIRST_BATCH_SECONDS, "multiprocessing_context": "fork", **options}
+    if num_workers:
+        options["worker_init_fn"] = _StartWorker(options.get("worker_init_fn"))
+    return DataLoader(
+        micro_batches,
+        sampler=positions,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=num_workers,
+        # A generator of its own: the default one is part of the state that is resumed.
+        generator=torch.Generator(),
+        **{"pin_memory": pins_memory, **options},
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same structure of mappings, lists and tuples with its tensors on `device`; objects whose class knows how to
+    get there, such as a tokenizer's BatchEncoding or a PackedSequence, do so by themselves."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(type(batch), "to", None)):  # an attribute of the batch's own may be one of its fields
+        return batch.to(device)
+    if isinstance(batch, MutableMapping):  # as DataLoader does, which keeps the class when it pins memory
+        moved = copy.copy(batch)
+        for key, value in batch.items():
+            moved[key] = to_device(value, device)
+        return moved
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+class _MicroBatches(Dataset[Any]):
+    """Collated micro-batches by the positions of their samples in the run."""
+
+    def __init__(self, data: Data, order: DataOrder) -> None:
+        self._dataset = data.dataset
+        self._collate = data.collate or default_collate
+        self._order = order
+
+    def __getitem__(self, positions: Sequence[int]) -> Any:
+        if get_worker_info() is not None:
+            return self._fetch(positions)
+        with random_state.host_untouched():
+            return self._fetch(positions)
+
+    def _fetch(self, positions: Sequence[int]) -> Any:
+        samples = self._order.samples(positions).tolist()
+        return self._collate([self._seeded(*each) for each in zip(positions, samples, strict=True)])
+
+    def _seeded(self, position: int, sample: int) -> Any:
+        random_state.seed_host(self._order.seed, step=position)
+        return self._dataset[sample]
+
+
+class _Positions:
+    """The positions of each micro-batch of a rank, without end, but for those before and the first `after`."""
+
+    def __init__(self, plan: BatchPlan, rank: int, first_step: int, after: int) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._first_step = first_step
+        self._after = after
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self._every(), self._after, None)
+
+    def _every(self) -> Iterator[list[int]]:
+        for step in count(self._first_step):
+            for micro_batch in self._plan.micro_batches(self._rank, step):
+                yield list(micro_batch.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class _StartWorker:
+    """What a worker does first.
+
+    It ends with its rank: it holds the rank's sockets, so that peers would not see the rank's end before its own. It
+    leaves the rank's process group, because torchrun sends SIGTERM to all of it, and that asks the rank to drain. A
+    worker that gets SIGTERM ends: so torch stops one that takes too long.
+    """
+
+    init: Callable[[int], Any] | None
+
+    def __call__(self, number: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _read_files_alone()
+        if self.init is not None:
+            self.init(number)
+
+
+def _read_files_alone() -> None:
+    """Open the files that are read once more, at the place where they are. A fork shares that place with the rank,
+    whose script may read the same files, as for an evaluation: each would read what the other looks for."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if not is_read or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            place = os.lseek(number, 0, os.SEEK_CUR)
+            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+        except OSError:  # the listing's own, and what can't be opened any more
+            continue
+        os.lseek(own, place, os.SEEK_SET)
+        os.dup2(own, number, inheritable=os.get_inheritable(number))
+        os.close(own)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

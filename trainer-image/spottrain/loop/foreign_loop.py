@@ -1,0 +1,177 @@
+"""The steps of a run, driven from a loop that another framework owns.
+
+The framework computes and updates; from here come the order of the samples, the resume, the commits and the
+drain. See `spottrain.adapters` for Hugging Face's Trainer, Lightning and Accelerate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from spottrain.data.batch import MicroBatch
+from spottrain.loop.step import Step
+from spottrain.loop.training import Training
+from spottrain.world.failures import UserError
+from spottrain_api.contract import FailureReason
+
+
+class ForeignLoop:
+    """Drives the steps of a `Training` from a loop that another framework owns.
+
+    Take the data from `micro_batches`, put the loss of each micro-batch through `weigh`, and call `before_update`. A
+    step is complete when `complete_step` is called, or when the data of the next step is asked for. Making one is a
+    collective that resumes from the newest commit.
+
+    Example:
+        >>> import spottrain, torch
+        >>> from spottrain.loop.foreign_loop import ForeignLoop
+        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+        >>> with spottrain.session(global_batch=4, micro_batch=2) as session:
+        ...     model = torch.nn.Linear(3, 1)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     loop = ForeignLoop(session.adopt(model, optimizer, dataset=data), total=3)
+        ...     number = session.batch_plan.num_micro_batches  # what a framework calls accumulation
+        ...     for count, (_, (inputs, targets)) in enumerate(loop.micro_batches(), start=1):
+        ...         loss = loop.weigh(torch.nn.functional.mse_loss(model(inputs), targets))
+        ...         (loss / number).backward()
+        ...         if count % number == 0:
+        ...             loop.before_update()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        >>> loop.step
+        3
+    """
+
+    def __init__(self, training: Training, total: int) -> None:
+        """Resumes.
+
+        Args:
+            training: Of `Session.adopt`.
+            total: Steps of the whole run.
+        """
+        self.training = training
+        self.total = total
+        self._fetched: deque[MicroBatch] = deque()
+        self._num_weighed = 0
+        self._has_begun = False  # whether data of the step under way were taken
+        self._is_updated = False  # the step under way, or just about to be
+        training.before_finish = self._leave
+        self._steps = training.steps(total)
+        self._under_way: Step | None = next(self._steps, None)
+
+    @property
+    def step(self) -> int:
+        """Steps completed since the start of the run."""
+        return self.training.step
+
+    @property
+    def fetched(self) -> tuple[MicroBatch, ...]:
+        """The micro-batches that were taken and not yet weighed, with their parts of the step."""
+        return tuple(self._fetched)
+
+    def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
+        """This rank's micro-batches of the step under way and of all that follow.
+
+        Those of a step may be taken at once; those of the next only after the framework's optimizer step.
+
+        Yields:
+            The micro-batch's part of the step, and its data as `collate` made them, on the rank's device.
+        """
+        self.complete_step()  # where the data were left between two steps
+        while (step := self._under_way) is not None:
+            for micro_batch, batch in step.fetch():
+                self._has_begun = True
+                self._fetched.append(micro_batch)
+                yield micro_batch, batch
+            if self._under_way is step:
+                self.complete_step()
+
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        """Weigh the loss of the oldest micro-batch not yet weighed.
+
+        A framework that divides the result by the number of micro-batches, and averages gradients over the ranks,
+        then gets the gradient of the global batch's mean.
+
+        Args:
+            loss: The mean over the samples of the micro-batch, a scalar.
+
+        Returns:
+            The weighted loss, for backward.
+
+        Raises:
+            UserError: No micro-batch is left to weigh: the data are not the job's.
+        """
+        plan = self.training.plan
+        weighted = loss * self._oldest().loss_weight * plan.num_micro_batches
+        self._observe(weighted / plan.num_micro_batches)
+        return weighted
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Note a loss that is weighted already, instead of calling `weigh`.
+
+        Args:
+            loss: The micro-batch's part of the global batch's mean, times the number of ranks.
+        """
+        self._oldest()
+        self._observe(loss)
+
+    def before_update(self, *_: Any) -> None:
+        """Call this when all gradients of the step are there, and not used yet.
+
+        If the job judges steps (`stability`), a bad one loses its gradients here, so that the framework's update
+        changes nothing. It is also a hook for `optimizer.register_step_pre_hook`, if the framework steps the
+        optimizer without a closure.
+
+        Raises:
+            UserError: Micro-batches of the step are missing. The update would depend on the number of ranks.
+        """
+        if self._has_begun:
+            self._check_weighed("the optimizer was stepped")
+            self._is_updated = True
+        self.training.may_update()
+
+    def complete_step(self) -> None:
+        """Call this after the framework's optimizer step. Commits if a commit is due; a second call does nothing.
+
+        Raises:
+            Drained: The ranks have agreed to stop here, and the step is committed. Let it pass: it ends the script.
+            UserError: Micro-batches of the step are missing.
+        """
+        if self._under_way is not None and self._has_begun:
+            self._check_weighed("the next step began")
+            self.training.updated_elsewhere()
+            self._has_begun, self._is_updated, self._num_weighed = False, False, 0
+            self._under_way = next(self._steps, None)
+
+    def _leave(self) -> None:
+        """The script has left the loop, maybe after an update and before the next data."""
+        if self._is_updated:
+            self.training.updated_elsewhere()
+
+    def _oldest(self) -> MicroBatch:
+        if not self._fetched:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "a loss was computed for data that are not the job's; train with the batches that the adapter gives, "
+                "and weigh the loss of each once",
+            )
+        return self._fetched.popleft()
+
+    def _observe(self, share: torch.Tensor) -> None:
+        assert self._under_way is not None  # a micro-batch was fetched
+        self._num_weighed += 1
+        self._under_way.observe(share.detach() / self.training.plan.world_size)
+
+    def _check_weighed(self, what: str) -> None:
+        number = self.training.plan.num_micro_batches
+        if self._num_weighed != number:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"{what} when {self._num_weighed} of the {number} micro-batches of step {self.step + 1} had been "
+                "weighed and gone backward; let every micro-batch do both, and step the optimizer once, after the "
+                "last (the adapter sets the accumulation of gradients)",
+            )

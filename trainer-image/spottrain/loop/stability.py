@@ -1,0 +1,126 @@
+"""Steps that would spoil the model: losses that are not finite, or much larger than those before.
+
+A step is judged after its gradients are known and before they are used, from the mean loss over all ranks, so that
+all take the same decision on the same step, and what is committed never holds an update that was judged bad. That
+needs the loss at once: one small reduction a step, and only where it is asked for.
+
+A step that is skipped makes no update. A step that is rolled back takes those since the newest commit along, as what
+makes a loss jump often lies some steps before it (Chowdhery et al., "PaLM", 2022, section 5.1). In both cases the run
+goes on with the next samples, the count of steps and the learning rate go on as well, and no sample is used twice.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from enum import StrEnum
+from typing import Any
+
+from spottrain.world.failures import UserError
+from spottrain_api.contract import FailureReason, StabilityAction, StabilityConfig
+
+# Skipped steps without a good one between them: the model itself is no good then.
+MAX_SKIPPED_IN_A_ROW = 10
+# Where commits have a guard's state.
+STABILITY = "stability"
+
+
+class Verdict(StrEnum):
+    """What becomes of a step."""
+
+    UPDATE = "update"
+    SKIP = "skip"
+    ROLL_BACK = "rollBack"
+
+
+class StabilityGuard:
+    """Judges steps by the losses of those before. Implements Stateful; the same on all ranks."""
+
+    def __init__(self, config: StabilityConfig) -> None:
+        self._config = config
+        spike = config.loss_spike
+        self._window: deque[float] = deque(maxlen=spike.window if spike is not None else 0)
+        self._num_in_a_row = 0
+        self._rolled_back_to = (0, 0)  # the number of updates in that model, and how often
+        self.num_skipped = 0
+        """Steps of the run that left no trace in the model."""
+        self.num_rollbacks = 0
+        self.reason = ""
+        """What was wrong with the newest bad step, as a sentence."""
+
+    def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> Verdict:
+        """What to do with a step of this mean loss. Raises UserError where the job is to fail."""
+        action = self._action(step, loss, gradients_are_finite)
+        if action is None:
+            self._num_in_a_row = 0
+            self._window.append(loss)
+            return Verdict.UPDATE
+        if action is StabilityAction.FAIL:
+            raise _unstable(f"{self.reason} Lower the learning rate, clip gradients, or set stability to skip.")
+        self._num_in_a_row += 1
+        if self._num_in_a_row > MAX_SKIPPED_IN_A_ROW:
+            raise _unstable(f"{self.reason} So were the {MAX_SKIPPED_IN_A_ROW} steps before it; nothing was learnt.")
+        return Verdict.SKIP if action is StabilityAction.SKIP else Verdict.ROLL_BACK
+
+    def skipped(self) -> None:
+        """Note that a step made no update."""
+        self.num_skipped += 1
+
+    def rolled_back(self, step: int, commit_step: int, committed: dict[str, Any] | None) -> None:
+        """Note that everything since a commit, up to and with `step`, is undone; `committed` is this guard's state
+        there, None where steps weren't judged yet. Raises UserError where the same model was gone back to too often,
+        be it by another commit."""
+        num_skipped = committed["skipped"] if committed is not None else 0
+        num_updates = commit_step - num_skipped
+        before, times = self._rolled_back_to
+        times = times + 1 if before == num_updates else 1
+        if times > self._config.max_rollbacks:
+            raise _unstable(
+                f"{self.reason} Training went back to the model of step {commit_step} {times - 1} times already, "
+                "which is stability.maxRollbacks. Lower the learning rate, or look at the data around that step."
+            )
+        self._rolled_back_to = num_updates, times
+        self.num_rollbacks += 1
+        self.num_skipped = num_skipped + step - commit_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "window": list(self._window),
+            "in_a_row": self._num_in_a_row,
+            "rolled_back_to": self._rolled_back_to,
+            "skipped": self.num_skipped,
+            "rollbacks": self.num_rollbacks,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._window.clear()
+        self._window.extend(state_dict["window"])
+        self._num_in_a_row = state_dict["in_a_row"]
+        self._rolled_back_to = state_dict["rolled_back_to"]
+        self.num_skipped = state_dict["skipped"]
+        self.num_rollbacks = state_dict["rollbacks"]
+
+    def _action(self, step: int, loss: float, gradients_are_finite: bool) -> StabilityAction | None:
+        """None where nothing is wrong."""
+        if not math.isfinite(loss):
+            self.reason = f"The loss of step {step} is {loss}."
+            return self._config.non_finite
+        if not gradients_are_finite:
+            self.reason = f"The gradient of step {step} is not finite, at a loss of {loss:.4g}."
+            return self._config.non_finite
+        spike = self._config.loss_spike
+        if spike is None or len(self._window) < spike.window:
+            return None
+        usual = statistics.median(self._window)
+        if loss <= spike.factor * usual:
+            return None
+        self.reason = (
+            f"The loss of step {step} is {loss:.4g}, more than {spike.factor:g} times {usual:.4g}, the median of the "
+            f"{spike.window} steps before."
+        )
+        return spike.action
+
+
+def _unstable(message: str) -> UserError:
+    return UserError(FailureReason.TRAINING_UNSTABLE, message)

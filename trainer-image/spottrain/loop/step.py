@@ -1,0 +1,144 @@
+"""One optimizer step, as the user's script sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from spottrain.data.batch import MicroBatch
+from spottrain.engines import Engine
+
+
+class LossMeter:
+    """The mean loss of a step, read without making the accelerator wait.
+
+    On the CPU a step's loss is known at its end. From an accelerator it is copied in the background and
+    taken one step later.
+    """
+
+    def __init__(self) -> None:
+        self._sum: torch.Tensor | None = None
+        self._copying: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def add(self, share: torch.Tensor) -> None:
+        """Add a micro-batch's part of this rank's share of the mean."""
+        self._sum = share if self._sum is None else self._sum + share
+
+    def value(self) -> float:
+        """This rank's share for the step under way; waits for the accelerator."""
+        return float(self._sum) if self._sum is not None else 0.0
+
+    def close_step(self) -> float | None:
+        """This rank's share for the newest step that is known; None before the first."""
+        total, self._sum = self._sum, None
+        if total is None or not total.is_cuda:
+            return float(total) if total is not None else None
+        before = self._copying
+        copy = torch.empty_like(total, device="cpu", pin_memory=True).copy_(total, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._copying = copy, event
+        if before is None:
+            return None
+        before[1].synchronize()
+        return float(before[0])
+
+
+class Updater(Protocol):
+    """What is done with the gradients of a step."""
+
+    def __call__(self) -> None: ...
+
+
+class Step:
+    """One optimizer step: run every micro-batch forward and `backward`, then `update` once.
+
+    `Training.steps` yields it; see `Session.prepare` for an example.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        micro_batches: list[MicroBatch],
+        *,
+        batches: Iterator[Any],
+        engine: Engine,
+        meter: LossMeter,
+        world_size: int,
+        update: Updater,
+    ) -> None:
+        self.number = number
+        """Counted from 1, over the whole run."""
+        self._micro_batches = micro_batches
+        self._batches = batches
+        self._engine = engine
+        self._meter = meter
+        self._world_size = world_size
+        self._update = update
+        self._current: MicroBatch | None = None
+        self._num_done = 0
+        self.updated = False
+
+    def micro_batches(self) -> Iterator[Any]:
+        """This rank's micro-batches of the step.
+
+        Yields:
+            What `collate` made, on the rank's device: tensors of shape `(micro, ...)`. The last may be smaller.
+
+        Raises:
+            RuntimeError: `backward` was not called for the micro-batch before.
+        """
+        for micro_batch in self._micro_batches:
+            self._engine.begin_micro_batch(is_last=micro_batch.is_last)
+            batch = next(self._batches)
+            self._current = micro_batch
+            yield batch
+            if self._current is not None:
+                raise RuntimeError("step.backward(loss) was not called for a micro-batch; call it for each of them")
+
+    def fetch(self) -> Iterator[tuple[MicroBatch, Any]]:
+        """What `micro_batches` gives, for a loop that runs backward and updates in its own way."""
+        return ((micro_batch, next(self._batches)) for micro_batch in self._micro_batches)
+
+    def observe(self, share: torch.Tensor) -> None:
+        """Note a micro-batch's part of this rank's share of the mean loss; `backward` does it by itself."""
+        self._meter.add(share)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch's loss.
+
+        It is weighted so that the step's gradient is the mean over all samples of the global batch.
+
+        Args:
+            loss: The mean over the samples of the micro-batch, a scalar.
+
+        Raises:
+            RuntimeError: Called outside the loop over `micro_batches`, or twice for one of them.
+        """
+        if self._current is None:
+            raise RuntimeError(
+                "step.backward(loss) belongs inside `for batch in step.micro_batches()`, once for each"
+            )
+        weighted = loss * self._current.loss_weight
+        self._engine.backward(weighted)
+        self.observe(weighted.detach() / self._world_size)
+        self._current = None
+        self._num_done += 1
+
+    def update(self) -> None:
+        """Clip the gradients, step the optimizer and the schedule, and clear the gradients.
+
+        Raises:
+            RuntimeError: Called before all micro-batches are done, or twice.
+        """
+        if self.updated:
+            raise RuntimeError("step.update() was called twice for one step")
+        if self._num_done < len(self._micro_batches):
+            raise RuntimeError(
+                f"step.update() was called after {self._num_done} of {len(self._micro_batches)} micro-batches; "
+                "run all of step.micro_batches() first, as the other ranks do"
+            )
+        self._update()
+        self.updated = True

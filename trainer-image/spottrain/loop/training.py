@@ -1,0 +1,313 @@
+"""The step loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from spottrain.checkpoint import CheckpointError, Fenced
+from spottrain.data import random_state
+from spottrain.data.audit import AuditRecord, AuditWriter
+from spottrain.data.batch import BatchPlan
+from spottrain.data.loader import Batches, Data, load_batches
+from spottrain.data.order import DataOrder
+from spottrain.engines import Engine
+from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
+from spottrain.loop.step import LossMeter, Step
+from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.recovery.store_retries import may_pass
+from spottrain.recovery.training_state import TrainingState
+from spottrain.world.drain import DrainFlag, sleep_undrained
+from spottrain.world.failures import Drained, start_error
+from spottrain.world.progress import ProgressReporter
+from spottrain.world.stop_agreement import Ballot, Decision, StopAgreement
+from spottrain_api.contract import TrainerPhase
+
+logger = logging.getLogger(__name__)
+
+# Before the last step of a drain is tried to be committed again, in seconds, as far as the deadline allows.
+DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
+
+
+class Training:
+    """A model in training; made by `Session.prepare`.
+
+    Attributes:
+        model: The spread model: what to call in forward.
+        step: Steps completed since the start of the run.
+        plan: How each step's batch is shared out over the ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        state: TrainingState,
+        engine: Engine,
+        data: Data,
+        order: DataOrder,
+        plan: BatchPlan,
+        rank: int,
+        device: torch.device,
+        generation: int,
+        tokens_per_sample: int | None,
+        agreement: StopAgreement,
+        checkpoints: CheckpointSchedule,
+        drain: DrainFlag,
+        reporter: ProgressReporter,
+        audit: AuditWriter | None,
+        guard: StabilityGuard | None,
+    ) -> None:
+        self.model = model
+        self.step = 0
+        self.plan = plan
+        self._state = state
+        self._engine = engine
+        self._data = data
+        self._order = order
+        self._rank = rank
+        self._device = device
+        self._generation = generation
+        self._tokens_per_step = tokens_per_sample * plan.global_batch if tokens_per_sample else None
+        self._agreement = agreement
+        self._checkpoints = checkpoints
+        self._drain_flag = drain
+        self._reporter = reporter
+        self._audit = audit
+        self._guard = guard
+        self._meter = LossMeter()
+        self._batches: Batches | None = None
+        self._under_way: tuple[Step, float] | None = None  # with when it began
+        self.before_finish: Callable[[], None] = lambda: None
+        """Of a framework's loop, which may have been left after an update."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the newest global batch that all ranks have reported, one or two steps back.
+
+        NaN until one is known: up to two steps after the start of a generation.
+        """
+        loss = self._reporter.progress.loss
+        return math.nan if loss is None else loss
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps that are left.
+
+        Resumes from the newest commit, commits as the job asks, and commits the last step. When the ranks have agreed
+        to drain, it commits and ends the script as sys.exit does. So what comes after the loop runs only when all
+        steps are done.
+
+        Args:
+            total: Steps of the whole run, not of this generation.
+
+        Yields:
+            One step after the other: run its micro-batches, then update.
+
+        Raises:
+            Drained: The ranks have agreed to stop. Let it pass: it ends the script with exit code 0.
+            UserError: The newest commit does not fit the model or the data, or training is unstable.
+        """
+        self._batches = self._resume(total)
+        with closing(self._batches):
+            decision = self._agreement.settle(self._ballot())
+            self._checkpoints.agreed_seconds = decision.save_seconds
+            if decision.drain:
+                self._drain()
+            while self.step < total:
+                step = self._new_step(self._batches)
+                self._under_way = step, time.monotonic()
+                yield step
+                self._complete()
+                decision = self._agreement.read()
+                if self.step < total:
+                    self._follow(decision)
+                self._agreement.start(self._ballot())
+            self.finish()
+
+    def finish(self) -> None:
+        """Commit the newest step, if it isn't committed yet; for scripts that leave the loop early. A collective."""
+        self.before_finish()
+        if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
+            self._complete()
+        self._observe_loss(self._agreement.read())
+        self._checkpoints.commit_last(self._state, self.step)
+        self._reporter.update(step=self.step)
+
+    def may_update(self) -> bool:
+        """Whether the gradients of the step under way are to be used; the same on all ranks. Where they aren't they
+        are cleared and, if the job wants that, the newest commit is loaded. A collective; raises UserError where the
+        job is to fail."""
+        if self._guard is None or self._under_way is None:  # optimizers step to make their state, too
+            return True
+        is_bad = not self._engine.gradients_are_finite()
+        loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
+        verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
+        if verdict is Verdict.UPDATE:
+            return True
+        self._engine.discard()
+        self._leave_out(self._guard, verdict)
+        return False
+
+    def updated_elsewhere(self) -> None:
+        """The framework that owns the loop has made the update of the step under way. A collective."""
+        assert self._under_way is not None
+        self._engine.update()
+        self._under_way[0].updated = True
+
+    def clean_up(self) -> None:
+        """Drop the checkpoints that are no longer kept."""
+        self._checkpoints.clean_up()
+
+    def _resume(self, total: int) -> Batches:
+        random_state.seed_everything(self._order.seed, rank=self._rank)
+        try:
+            self.step = self._checkpoints.resume(
+                self._state,
+                seed=self._order.seed,
+                rank=self._rank,
+                sleep=partial(sleep_undrained, flag=self._drain_flag, agreement=self._agreement),
+            )
+            self._checkpoints.prepare(self._state, self.step)
+        except CheckpointError as error:
+            self._checkpoints.failed(error)
+            raise start_error(error, resumes=True) from error
+        if self._guard is not None:
+            self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
+        self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
+        self._reporter.milestone("loaded")  # last: whoever reads it knows from which step on
+        return load_batches(
+            self._data, self._order, self.plan, rank=self._rank, first_step=self.step, device=self._device
+        )
+
+    def _new_step(self, batches: Iterator[Any]) -> Step:
+        return Step(
+            self.step + 1,
+            self.plan.micro_batches(self._rank, self.step),
+            batches=batches,
+            engine=self._engine,
+            meter=self._meter,
+            world_size=self.plan.world_size,
+            update=self._update,
+        )
+
+    def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
+        loaded = self._checkpoints.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
+        if loaded is not None:
+            guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
+            done = f"Training went back to what was committed at step {loaded.step}, and on with the next samples."
+        else:
+            guard.skipped()
+            done = "The step was skipped."
+        logger.warning("%s %s", guard.reason, done)
+        self._reporter.update(
+            message=f"{guard.reason} {done}", skipped_steps=guard.num_skipped, rollbacks=guard.num_rollbacks
+        )
+
+    def _update(self) -> None:
+        if self.may_update():
+            self._engine.update()
+        if self._state.scheduler is not None:
+            self._state.scheduler.step()
+
+    def _complete(self) -> None:
+        assert self._under_way is not None
+        step, started = self._under_way
+        seconds, self._under_way = time.monotonic() - started, None
+        if not step.updated:
+            raise RuntimeError("step.update() was not called; call it once at the end of each step")
+        self.step = step.number
+        if self._audit is not None:
+            self._write_audit(self._audit)
+        self._reporter.step(
+            self.step,
+            seconds=seconds,
+            data_wait_seconds=self._batches.take_wait() if self._batches is not None else 0.0,
+            samples=self.plan.global_batch,
+            tokens=self._tokens_per_step,
+        )
+        self._checkpoints.poll()
+
+    def _write_audit(self, audit: AuditWriter) -> None:
+        positions = self.plan.share(self._rank, self.step - 1)
+        record = AuditRecord(
+            at=time.time(),
+            generation=self._generation,
+            step=self.step,
+            rank=self._rank,
+            world=self.plan.world_size,
+            positions=tuple(positions),
+            samples=tuple(self._order.samples(positions).tolist()),
+        )
+        audit.write(record)
+
+    def _follow(self, decision: Decision) -> None:
+        """Do what the ranks have agreed on at the boundary before."""
+        self._observe_loss(decision)
+        self._checkpoints.agreed_seconds = decision.save_seconds
+        if decision.drain:
+            self._drain()
+        if decision.save_failed:
+            self._checkpoints.hear_of_failures()
+        if decision.commit or self._checkpoints.interval.due_at_step(self.step):
+            self._checkpoints.save(self._state, self.step)
+        self._checkpoints.prepare(self._state, self.step)
+        if decision.replicate:
+            self._checkpoints.replicate(self._state, self.step)
+
+    def _ballot(self) -> Ballot:
+        """What this rank says at a boundary."""
+        loss = self._meter.close_step()
+        last_safe_seconds = self._checkpoints.last_safe_seconds(self._reporter.progress.step_seconds)
+        return Ballot(
+            drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),
+            commit=self._rank == 0 and self._checkpoints.is_due(),
+            replicate=self._rank == 0 and self._checkpoints.is_replica_due(self.step),
+            loss=loss or 0.0,
+            has_loss=loss is not None,
+            save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
+            save_failed=self._checkpoints.has_failed,
+        )
+
+    def _observe_loss(self, decision: Decision) -> None:
+        if decision.loss is not None:
+            self._reporter.observe_loss(decision.loss)
+
+    def _drain(self) -> None:
+        """Commit this step, the same on all ranks, if there is time for it, and end the script."""
+        self._reporter.update(step=self.step)
+        # A notice reaches the ranks of one node first: the others may know of another deadline, or of none.
+        seconds_left = self._agreement.least(self._drain_flag.seconds_left())
+        error = self._commit_in_time(seconds_left)
+        for pause in DRAIN_PAUSES:
+            if error is None:
+                break
+            # Ranks may know of different errors; they try again together, or not at all.
+            after = self._drain_flag.seconds_left() - pause if may_pass(error) else 0.0
+            seconds_left = self._agreement.least(after)
+            if seconds_left <= 0.0:
+                break
+            time.sleep(pause)
+            error = self._commit_in_time(seconds_left)
+        if error is not None:
+            # The newest commit stands, and the outcome names it: the next generation goes on from there.
+            logger.warning("Step %d could not be committed before the end of this generation.", self.step)
+        raise Drained
+
+    def _commit_in_time(self, seconds_left: float) -> CheckpointError | None:
+        try:
+            if self._checkpoints.fits(self.step, seconds_left):
+                self._checkpoints.commit(self._state, self.step, seconds_left=seconds_left)
+        except Fenced:
+            raise
+        except CheckpointError as error:
+            self._checkpoints.failed(error)
+            return error
+        return None

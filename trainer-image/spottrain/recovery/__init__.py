@@ -1,0 +1,1 @@
+"""When a run saves, what it saves, and where it resumes."""

@@ -1,0 +1,151 @@
+"""The state of a run: everything that makes a resumed run the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain.checkpoint import CheckpointMismatch, Loaded
+from spottrain.data import random_state
+from spottrain.engines import Engine
+from spottrain_api.contract import StrategyChoice
+
+# Where commits have what `strategy: auto` came to.
+STRATEGY = "strategy"
+
+
+class Stateful(Protocol):
+    """A part of a run with a state of plain values: numbers, strings, lists, dicts and small tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """Everything that makes a resumed run the same run.
+
+    `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
+    and the number of samples. `stateful` are further parts, the same on all ranks; those that the checkpoint
+    doesn't know begin anew.
+    """
+
+    engine: Engine
+    scheduler: LRScheduler | None
+    identity: dict[str, Any]
+    model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
+    peft: dict[str, Any] | None = None  # of a PEFT model, for exports; on rank 0
+    engine_name: str | None = None  # ddp, fsdp or deepspeed; None for a framework's own
+    strategy: StrategyChoice | None = None  # of `strategy: auto`
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Any]:
+        """Model and optimizer as DCP wants them, sharded as they are."""
+        return self.engine.state()
+
+    def frozen(self) -> set[str]:
+        """Names of the tensors that aren't trained, as the checkpointer has them."""
+        return {f"model.{name}" for name in self.engine.frozen()}
+
+    def extra(self) -> dict[str, Any]:
+        scheduler = _with_numbers(self.scheduler.state_dict()) if self.scheduler is not None else None
+        extra = {
+            "identity": self.identity,
+            "scheduler": scheduler,
+            "model_config": self.model_config,
+            "engine": self.engine_name,
+            "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
+        }
+        if self.peft is not None:
+            extra["peft"] = self.peft
+        if self.strategy is not None:
+            extra[STRATEGY] = self.strategy.model_dump()
+        return extra
+
+    def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
+        self.engine.load_state(tensors)
+        if self.scheduler is not None and loaded.extra["scheduler"] is not None:
+            saved = _with_tensors(loaded.extra["scheduler"], self.scheduler.state_dict())
+            self.scheduler.load_state_dict(saved)
+        for name, saved in loaded.extra.get("stateful", {}).items():
+            if name in self.stateful:
+                self.stateful[name].load_state_dict(saved)
+        if loaded.rank_state is not None:
+            random_state.restore(loaded.rank_state)
+        else:
+            random_state.seed_everything(seed, step=loaded.step, rank=rank)
+
+    def learning_rates(self) -> list[float]:
+        """Those of the optimizer's groups, where a schedule sets them."""
+        return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups] if self.scheduler else []
+
+    def set_learning_rates(self, rates: list[float]) -> None:
+        """Set what `learning_rates` returned."""
+        for group, rate in zip(self.scheduler.optimizer.param_groups if self.scheduler else [], rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def check(self, extra: dict[str, Any], step: int) -> None:
+        """Raises CheckpointMismatch where the saved run had another identity."""
+        for name, now in self.identity.items():
+            before = extra["identity"].get(name)
+            if before != now:
+                raise CheckpointMismatch(
+                    f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
+                    "set it back, or use another checkpoint.uri to start afresh."
+                )
+
+    def changes(self, loaded: Loaded) -> Iterator[str]:
+        """What is other than in the run that saved, though this one may go on from there; as sentences."""
+        before, now = loaded.extra.get("engine"), self.engine_name
+        if None not in (before, now) and before != now:
+            yield (
+                f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training went on "
+                f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
+            )
+        if loaded.replaced:
+            first, *more = (name.removeprefix("model.") for name in loaded.replaced)
+            which = f"{first} and {len(more)} more" if more else first
+            yield (
+                f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
+                f"which replace them: {which}. To train with the script's own, use another checkpoint.uri."
+            )
+
+
+def _with_numbers(state: Any) -> Any:
+    """A schedule's state in plain values; where learning rates are tensors, so are parts of it."""
+    if isinstance(state, torch.Tensor):
+        return state.item()
+    if isinstance(state, dict):
+        return {key: _with_numbers(value) for key, value in state.items()}
+    return [_with_numbers(value) for value in state] if isinstance(state, list) else state
+
+
+def _with_tensors(saved: Any, now: Any) -> Any:
+    """What `_with_numbers` returned, with tensors where the state of the same schedule has them `now`: a rate
+    computed with numbers would round differently."""
+    if isinstance(now, torch.Tensor):
+        return torch.tensor(saved, dtype=now.dtype, device=now.device)
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return {key: _with_tensors(value, now.get(key)) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [_with_tensors(*pair) for pair in zip(saved, now, strict=True)]
+    return saved
+
+
+def model_config(model: nn.Module) -> dict[str, Any] | None:
+    """What a Hugging Face model says of itself (`model.config`), as in its config.json; None for others."""
+    as_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if as_json is None:
+        return None
+    config: dict[str, Any] = json.loads(as_json())
+    return config

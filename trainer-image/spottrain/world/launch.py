@@ -1,0 +1,130 @@
+"""How this process was started: by an operator's agent, by torchrun, or alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch._C._distributed_c10d import HashStore
+
+from spottrain.world.failures import UserError
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig, outcome_file
+
+logger = logging.getLogger(__name__)
+
+PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """This rank's place in the world, and the run directory where an agent started it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    run_dir: Path | None
+
+    @classmethod
+    def from_environment(cls) -> Launch:
+        """From what torchrun and the agent set; without either, a world of one."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        run_dir = os.environ.get(ENV_RUN_DIR)
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            local_rank=local_rank,
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            device=torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu"),
+            run_dir=Path(run_dir) if run_dir else None,
+        )
+
+    def read_config(self) -> TrainerConfig | None:
+        """What the agent wrote for this generation; None where there is no agent. Raises UserError, also if this
+        rank has had its session: a second would resume from the commits of the first."""
+        if self.run_dir is None:
+            return None
+        if (self.run_dir / outcome_file(self.local_rank)).exists():
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                "the script opened a second spottrain.session(), which would resume from the commits of the first; a "
+                "job has one session: do all of its training inside, or make another job",
+            )
+        path = self.run_dir / FILE_RUN
+        try:
+            config = TrainerConfig.read(path)
+        except ValidationError as error:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, f"{path} can't be read: {error}") from error
+        if config is None:
+            message = f"{ENV_RUN_DIR} is set, but there is no {path}; unset it to run without an operator."
+            raise UserError(FailureReason.INVALID_CONFIGURATION, message)
+        return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups beside the default one; each is used by one part alone, so that the order of
+    collectives can't differ between ranks. None in a world of one."""
+
+    agreement: dist.ProcessGroup | None
+    checkpoint: dist.ProcessGroup | None
+
+
+def join_world(launch: Launch) -> Groups:
+    """Initialise torch.distributed: NCCL where there is CUDA, and gloo for everything on the CPU. Raises UserError
+    where this rank has no GPU of its own."""
+    backend = "gloo"
+    if launch.device.type == "cuda":
+        if launch.local_rank >= (num_devices := torch.cuda.device_count()):
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"this node runs {launch.local_world_size} ranks and shows them {num_devices} GPU(s), and each needs "
+                "one of its own; run as many ranks a node as it has GPUs (processesPerNode, or torchrun's "
+                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU',
+            )
+        torch.cuda.set_device(launch.device)
+        backend = "cpu:gloo,cuda:nccl"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=PROCESS_GROUP_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=PROCESS_GROUP_TIMEOUT)
+    if launch.world_size == 1:
+        return Groups(agreement=None, checkpoint=None)
+    return Groups(
+        agreement=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
+        checkpoint=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
+    )
+
+
+def meet(groups: Groups) -> None:
+    """Wait until all ranks are here: one that is still at work would see another's leaving as a loss."""
+    if groups.agreement is None:
+        return
+    try:
+        dist.barrier(group=groups.agreement)
+    except RuntimeError as error:
+        # One that was here before, or has failed, is gone already; this rank has done its part.
+        logger.info("a rank left early: %s", error)
+
+
+def identify_run(generation: int) -> tuple[int, str]:
+    """For runs without an operator: rank 0's `generation` and an id unique to this start, on all ranks."""
+    identity = [(generation, uuid.uuid4().hex)]
+    dist.broadcast_object_list(identity, src=0, device=torch.device("cpu"))
+    return identity[0]
+
+
+def process_started_at() -> datetime:
+    """When this process began, by the kernel's clock, to a hundredth of a second."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
+    age_seconds = uptime_seconds - ticks / os.sysconf("SC_CLK_TCK")
+    return datetime.now(UTC) - timedelta(seconds=age_seconds)
