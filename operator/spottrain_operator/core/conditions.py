@@ -13,6 +13,7 @@ from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.rivals import BLOCKED
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.understanding import NOT_UNDERSTOOD
 
 _PHASES = {
@@ -72,21 +73,25 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
         return _what_is_missing(situation, status)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
-    return _of_generation(status, generation, phase)
+    return _of_generation(situation, status, generation, phase)
 
 
-def _of_generation(status: TrainingJobStatus, generation: GenerationStatus, phase: Phase) -> str:
+def _of_generation(
+    situation: Situation, status: TrainingJobStatus, generation: GenerationStatus, phase: Phase
+) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
         until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
         return f"Stopping {name} ({generation.reason})"
+    sentence = standstill_sentence(situation, generation)
+    stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
-        return f"Starting {name}"
+        return f"Starting {name}{stands_still}"
     unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
     note = f". {status.progress.message}" if status.progress.message else ""  # what went other than planned
-    return f"Training in {name}{unseen}{note}"
+    return f"Training in {name}{unseen}{stands_still}{note}"
 
 
 def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
