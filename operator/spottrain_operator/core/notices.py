@@ -77,7 +77,7 @@ def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, n
 
 def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
     """Not about an earlier node of that name, nor a false alarm of long ago."""
-    return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) <= NOTICE_EXPIRY
+    return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
 
 
 def _sentence(notice: Notice) -> str:

@@ -53,7 +53,7 @@ class PodFacts:
     @property
     def heard(self) -> bool:
         """The agent has reported lately."""
-        return self.received_at is not None and self.silence < CANDIDATE_REPORT_AGE
+        return self.received_at is not None and self.silence <= CANDIDATE_REPORT_AGE
 
     @property
     def usable(self) -> bool:
