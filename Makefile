@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := api operator cli trainer-image local-cluster tests examples benchmarks release docs
+CODE := api operator cli trainer-image local-cluster tests examples demo benchmarks release docs
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 # Every target with a description is a command, not a file.
@@ -29,7 +29,7 @@ binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the 
 	$(BIN)/python -m spottrain_local.binaries
 
 demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.
-	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m spottrain_cli.demo --out demo-out
+	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
 lint: $(STAMP) ## Style, spelling, types and import contracts.
 	$(BIN)/ruff check $(CODE)

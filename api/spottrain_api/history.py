@@ -43,12 +43,12 @@ class HistoryPoint:
 
     @classmethod
     def from_row(cls, row: Sequence[str]) -> HistoryPoint:
-        """Parse the cells of one line. Raises ValueError if they aren't a point."""
+        """Parse the cells of one line; a newer version may add more at its end. ValueError: they aren't a point."""
         kinds = {"float": float, "int": int, "str": str}
         names = fields(cls)
-        if len(row) != len(names):
+        if len(row) < len(names):
             raise ValueError(f"a point of the history has {len(names)} cells, not {len(row)}")
-        return cls(**{field.name: kinds[str(field.type)](cell) for field, cell in zip(names, row, strict=True)})
+        return cls(**{field.name: kinds[str(field.type)](cell) for field, cell in zip(names, row, strict=False)})
 
 
 def _text(value: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spottrain_api.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
+from spottrain_api.wording import counted
 
 # Part of an accelerator's memory that is planned with; the allocator's fragments take the rest.
 USABLE = 0.92
@@ -96,8 +97,7 @@ def _host_in_words(workload: Workload, estimate: Estimate) -> str:
 
 
 def _model_in_words(workload: Workload) -> str:
-    ranks = f"{workload.world_size} ranks" if workload.world_size > 1 else "1 rank"
-    return f"{_in_words(workload.model.num_parameters)} parameters on {ranks}"
+    return f"{_in_words(workload.model.num_parameters)} parameters on {counted(workload.world_size, 'rank')}"
 
 
 def _need(estimate: Estimate) -> str:
@@ -141,5 +141,5 @@ def _remedy(workload: Workload, estimate: Estimate) -> str:
 
 
 def _in_words(num: int) -> str:
-    units = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"))
+    units = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand"))
     return next((f"{num / unit:.3g} {word}" for unit, word in units if num >= unit), str(num))

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from spottrain_api.wording import counted
+
 if TYPE_CHECKING:
     from spottrain.checkpoint import CheckpointStorage, Commit, Head
     from spottrain.checkpoint.format.manifest import Manifest
@@ -48,7 +50,7 @@ def ls(uri: str, endpoint_url: str | None) -> None:
         Console().print(table)
         unfinished = _unfinished(storage, head)
     if unfinished:
-        click.echo(f"{unfinished} attempts that are under way or were given up; the job cleans up after itself.")
+        click.echo(f"{counted(unfinished, 'attempt')} under way or given up; the job cleans up after itself.")
 
 
 @checkpoints.command("show")
@@ -68,12 +70,13 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
         extra = codec.join(manifest.extra, {})
     click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
     own, shared = manifest.size(commit.attempt)
-    click.echo(f"Written by {manifest.world_size} ranks, {decimal(own)}, under {commit.attempt}")
+    click.echo(f"Written by {counted(manifest.world_size, 'rank')}, {decimal(own)}, under {commit.attempt}")
     if shared:
         click.echo(f"Refers to {decimal(shared)} of weights that aren't trained, under {', '.join(commit.needs)}")
     for part, tensors in _parts(manifest).items():
         kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
-        click.echo(f"{part}: {len(tensors)} tensors, {sum(map(_elements, tensors.values())):,} numbers ({kinds})")
+        numbers = counted(sum(map(_elements, tensors.values())), "number")
+        click.echo(f"{part}: {counted(len(tensors), 'tensor')}, {numbers} ({kinds})")
         for fqn in sorted(tensors, key=lambda fqn: -_elements(tensors[fqn]))[:_LARGEST]:
             click.echo(f"  {fqn} {list(tensors[fqn].shape)}")
     for name, value in (extra if isinstance(extra, dict) else {}).items():
@@ -97,7 +100,7 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
     damaged = sum(damage is not None and is_kept for damage, is_kept in zip(damages, kept, strict=True))
     if damaged:
         raise click.ClickException(
-            f"{damaged} of {len(chosen)} commits are damaged; a job resumes from the newest one that is whole."
+            f"Damaged: {damaged} of {counted(len(chosen), 'commit')}. A job resumes from the newest whole one."
         )
     if head.rebuilt:
         raise click.ClickException("HEAD is missing or damaged; a job makes it anew from these commits.")

@@ -14,7 +14,9 @@ from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, VERSION
 from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
+from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.wording import listed
 
 
 class UserError(Exception):
@@ -47,7 +49,10 @@ class EventSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job as it is now; `history` is empty unless asked for."""
+    """A job as it is now; `history` is empty unless asked for.
+
+    `not_understood` has the paths of what a newer operator wrote into the status and this version can't read.
+    """
 
     namespace: str
     name: str
@@ -57,6 +62,27 @@ class JobSnapshot:
     pods: tuple[PodSummary, ...] = ()
     events: tuple[EventSummary, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
+    not_understood: tuple[str, ...] = ()
+
+    def understands(self, part: str) -> bool:
+        """Whether all of this part of the status was read, such as `phase` or `generation`."""
+        path = f"status.{part}"
+        return not any(field == path or field.startswith((f"{path}.", f"{path}[")) for field in self.not_understood)
+
+    @property
+    def phase(self) -> str:
+        """The phase for people."""
+        return self.status.phase.value if self.understands("phase") else "Unknown"
+
+    @property
+    def advice(self) -> str:
+        """What to do about `not_understood`; empty if there is nothing."""
+        if not self.not_understood:
+            return ""
+        return (
+            f"This version of spottrain doesn't understand {listed(self.not_understood)}, which a newer operator may "
+            "have written: upgrade spottrain on this machine to see all of the job."
+        )
 
 
 class JobReader:
@@ -87,15 +113,17 @@ class JobReader:
         with _sentences():
             with _sentences(missing=missing):
                 job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+            status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
             return JobSnapshot(
                 namespace=namespace,
                 name=name,
                 spec=job["spec"],
                 created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
-                status=TrainingJobStatus.model_validate(job.get("status", {})),
+                status=status,
                 pods=self._pods(namespace, name),
                 events=self._events(namespace, job["metadata"]["uid"]),
                 history=self._history(namespace, name) if with_history else (),
+                not_understood=tuple(f"status.{dotted(path)}" for path in unknown),
             )
 
     def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from rich import box
@@ -15,9 +15,10 @@ from rich.text import Text
 from spottrain_api.contract import CapacityType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.wording import counted
 from spottrain_cli.job_view import EventSummary, JobSnapshot
 
-PHASE_STYLES = {
+PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",
     Phase.SUCCEEDED: "bold green",
     Phase.FAILED: "bold red",
@@ -25,7 +26,7 @@ PHASE_STYLES = {
     Phase.RECOVERING: "bold yellow",
     Phase.STARTING: "bold cyan",
 }
-CAPACITY_STYLES = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
+CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
 WAITS_LONG = 0.1  # for data, as a share of a step
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
@@ -40,11 +41,13 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
     status = job.status
     line = Text.assemble(
         (f"{job.namespace}/{job.name}  ", "bold"),
-        (status.phase.value, PHASE_STYLES.get(status.phase, "bold")),
+        (job.phase, PHASE_STYLES.get(job.phase, "bold")),
         (f"  {duration((status.completion_time or at) - job.created_at)}", "dim"),
     )
     if status.message:
         line.append(f"\n{status.message}", "dim")
+    if job.advice:
+        line.append(f"\n{job.advice}", "yellow")
     return line
 
 
@@ -70,7 +73,9 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
     grid.add_row(
         "Commit",
         Text(f"step {commit.step} of generation {commit.generation}" if commit else "none yet"),
-        Text(f"{progress.step - commit.step} steps since" if commit and progress.step >= commit.step else ""),
+        Text(
+            f"{counted(progress.step - commit.step, 'step')} since" if commit and progress.step >= commit.step else ""
+        ),
     )
     healthy = status.condition("CheckpointsHealthy")
     if healthy is not None and healthy.status == "False":
@@ -82,8 +87,12 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         grid.add_row("", Text(status.strategy.reason, "dim"))
     if progress.message:
         grid.add_row("Note", Text(progress.message, "yellow"))
-    lost = f"{status.preemptions} preemptions ({status.preemptions_without_notice} without notice)"
-    grid.add_row("Losses", Text(lost), Text(f"{status.steps_redone} steps redone, {status.failures} failures"))
+    lost = f"{counted(status.preemptions, 'preemption')} ({status.preemptions_without_notice} without notice)"
+    grid.add_row(
+        "Losses",
+        Text(lost),
+        Text(f"{counted(status.steps_redone, 'step')} redone, {counted(status.failures, 'failure')}"),
+    )
     money = status.cost.display if status.cost else "no prices given"
     grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid
@@ -91,7 +100,7 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
 
 def _members(job: JobSnapshot) -> RenderableType:
     generation = job.status.generation
-    title = "no generation yet"
+    title = "no generation yet" if job.understands("generation") else "generation unknown"
     members = {}
     if generation is not None:
         active = generation.state is not GenerationState.ENDED
@@ -109,7 +118,7 @@ def _members(job: JobSnapshot) -> RenderableType:
             str(ranks[pod.name]) if member else "",
             pod.name,
             pod.node or "–",
-            Text(pod.capacity_type, CAPACITY_STYLES.get(CapacityType(pod.capacity_type), "")),
+            Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, "")),
             pod.state if member or pod.state != "Running" else "waits, warm",
         )
     return table

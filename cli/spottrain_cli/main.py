@@ -97,7 +97,7 @@ def _job_row(job: JobSnapshot) -> tuple[str, ...]:
     loss = status.progress.loss
     return (
         job.name,
-        status.phase.value,
+        job.phase,
         status.progress.display,
         f"{loss:.4f}" if loss is not None else "",
         str(status.generation.world_size) if status.generation else "",

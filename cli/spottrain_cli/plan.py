@@ -15,14 +15,16 @@ from rich.text import Text
 
 from spottrain_api.contract import KIND
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
+from spottrain_api.mistakes import mistakes
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
+from spottrain_api.wording import counted
 from spottrain_cli.job_view import UserError
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_cli.what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
-# Columns of a terminal that the whole table takes; in a narrower one the parts of a step are left out.
-WIDTH = 80
+# Columns of a terminal in which any table has room, for measuring.
+WIDE = 1000
 
 
 @click.command("plan")
@@ -65,16 +67,15 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
     """The name and the spec of the one TrainingJob in a YAML file. Raises UserError."""
     try:
         documents = [document for document in yaml.safe_load_all(file) if document]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} is not YAML: {error}") from error
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(jobs) != 1:
-        raise UserError(f"{file.name} has {len(jobs)} TrainingJobs; give a file with one.")
+        raise UserError(f"{file.name} has {counted(len(jobs), 'TrainingJob')}; give a file with one.")
     try:
         spec = TrainingJobSpec.model_validate(jobs[0].get("spec"))
     except ValidationError as error:
-        wrong = "; ".join(f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(f"The job in {file.name} is wrong: {wrong}.") from error
+        raise UserError(f"The job in {file.name} is wrong. {mistakes(error, 'spec')}") from error
     if spec.nodes.min > spec.nodes.max:
         raise UserError("nodes.min is larger than nodes.max; lower min or raise max.")
     return str(jobs[0].get("metadata", {}).get("name", "the job")), spec
@@ -91,19 +92,32 @@ def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, in
     return ModelFacts(**given)
 
 
-def plan_view(name: str, training: Training, width: int = WIDTH) -> RenderableType:
-    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit."""
+def plan_view(name: str, training: Training, width: int) -> RenderableType:
+    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit.
+
+    In a terminal that is too narrow for the whole table, `width` columns, the parts of a step are left out.
+    """
     smallest, spec = training.workload(), training.spec
     hidden, layers = training.model.proportions()
-    tokens = f"{smallest.sequence_length:,} tokens each" if smallest.sequence_length else "of unknown length"
-    most = spec.nodes.max * spec.processes_per_node
+    tokens = f"{counted(smallest.sequence_length, 'token')} each" if smallest.sequence_length else "of unknown length"
+    ranks = counted(spec.nodes.max * spec.processes_per_node, "rank")
+    if spec.nodes.min < spec.nodes.max:
+        ranks = f"{smallest.world_size:,} to {ranks}"
     head = Text.assemble(
         (name, "bold"),
-        f": {training.model.num_parameters:,} parameters ({layers} layers of {hidden}), {smallest.precision}, "
-        f"{smallest.micro_batch} samples at once {tokens}, {smallest.world_size} to {most} ranks\n",
+        f": {training.model.num_parameters:,} parameters ({counted(layers, 'layer')} of {hidden}), "
+        f"{smallest.precision}, {counted(smallest.micro_batch, 'sample')} at once {tokens}, {ranks}\n",
     )
     choice = training.choice()
-    return Group(head, _table(training, choice, is_whole=width >= WIDTH), Text(), _verdict(training, choice))
+    whole = _table(training, choice, is_whole=True)
+    table = whole if _width_of(whole) <= width else _table(training, choice, is_whole=False)
+    return Group(head, table, Text(), _verdict(training, choice))
+
+
+def _width_of(table: Table) -> int:
+    """Columns of a terminal in which no cell of the table is cut."""
+    console = Console(width=WIDE)
+    return console.measure(table).maximum
 
 
 def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:
@@ -153,7 +167,7 @@ def _verdict(training: Training, choice: Choice) -> Text:
     processes, num_ranks = spec.processes_per_node, smallest.world_size
     share = "" if memory.host_bytes is None else f", of which a rank has {in_gib(memory.host_bytes)}"
     says = [
-        f"Of each of {num_ranks} ranks; At {num_ranks} is the peak. ✓: fits "
+        f"For each of {counted(num_ranks, 'rank')}; At {num_ranks} is the peak. ✓: fits "
         f"{in_gib(usable_bytes(smallest, memory))}, which is planned with of {in_gib(memory.accelerator_bytes)}. "
         f"{in_gib(RUNTIME_BYTES)} for CUDA and NCCL are in the peak, and in Work and Start.",
         f"Start: while the model is spread. Host: the most of the node's memory{share}. Each rank builds the whole "
@@ -185,6 +199,6 @@ def _advice(training: Training, lacking: Choice) -> str:
     fields = " and ".join(differences(training.spec, changed.spec))
     fitting, num_ranks = changed.named().estimate, changed.workload().world_size
     return (
-        f"The smallest change that fits: {fields}. On {num_ranks} ranks {fitting.name} then needs "
+        f"The smallest change that fits: {fields}. On {counted(num_ranks, 'rank')} {fitting.name} then needs "
         f"{in_gib(fitting.total)} of {in_gib(changed.memory().accelerator_bytes)}."
     )

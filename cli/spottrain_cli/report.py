@@ -19,6 +19,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, money, seconds
 from spottrain_cli.throughput import Throughput, throughput
@@ -71,8 +72,10 @@ TEMPLATE = """<!doctype html>
  svg { width: 100%; height: auto }
 </style></head><body>
 <h1>{{ job.name }}</h1>
-<p class="sub">{{ job.status.phase.value }} · namespace {{ job.namespace }} · started {{ started }} · took {{ took }}
+<p class="sub">{{ job.phase }} · namespace {{ job.namespace }} · started {{ started }} · took {{ took }}
 {%- if job.status.message %} · {{ job.status.message }}{% endif %}</p>
+{% if job.advice %}<p class="sub">{{ job.advice }}</p>
+{% endif -%}
 <div class="tiles">{% for name, value in tiles %}<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
 {% endfor %}</div>
 {% for title, note, picture in pictures %}<h2>{{ title }}</h2><p class="sub">{{ note }}</p>{{ picture|safe }}
@@ -121,9 +124,9 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
         yield "loss", f"{status.progress.loss:.4f}"
     if speed.mean:
         yield f"{speed.unit}/s while training", rate(speed.mean)
-    yield "preemptions", f"{status.preemptions}"
+    yield _count(status.preemptions, "preemption")
     yield "of them without notice", f"{status.preemptions_without_notice}"
-    yield "steps redone", f"{status.steps_redone}"
+    yield _count(status.steps_redone, "step", " redone")
     if status.goodput_display:
         yield "goodput", status.goodput_display
     if status.cost is not None:
@@ -131,6 +134,12 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
         yield "with on-demand nodes alone", money(status.cost.on_demand_only, status.cost.currency)
         if status.cost.on_demand_only > 0:
             yield "saved", f"{1 - status.cost.total / status.cost.on_demand_only:.0%}"
+
+
+def _count(number: int, noun: str, more: str = "") -> tuple[str, str]:
+    """A tile's name and value."""
+    value, _, name = counted(number, noun).partition(" ")
+    return f"{name}{more}", value
 
 
 def _pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[tuple[str, str, str]]:

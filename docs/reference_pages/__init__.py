@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.util import logging
 
-from . import chart, environment, job_metrics, names, reasons, trainingjob
+from . import chart, environment, job_metrics, names, node_pools, reasons, trainingjob
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -32,6 +32,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "causes": reasons.causes,
     "failures": reasons.failures,
     "chart": chart.values,
+    "pools": node_pools.pools,
 }
 DOCS = Path(__file__).parents[1]
 CHECKOUT = DOCS.parent

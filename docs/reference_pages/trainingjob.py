@@ -16,12 +16,12 @@ Schema = dict[str, Any]
 
 def spec() -> str:
     """The spec's objects, one after the other."""
-    return "\n".join(_sections("spec", structural_schema(TrainingJobSpec)))
+    return "\n".join(sections("spec", structural_schema(TrainingJobSpec)))
 
 
 def status() -> str:
     """The status's objects, one after the other."""
-    return "\n".join(_sections("status", structural_schema(TrainingJobStatus)))
+    return "\n".join(sections("status", structural_schema(TrainingJobStatus)))
 
 
 def printer_columns() -> str:
@@ -51,8 +51,8 @@ def object_anchor(path: str) -> str:
     return f"{anchor(path)}-fields"
 
 
-def _sections(path: str, schema: Schema) -> Iterator[str]:
-    """The object at `path`, its fields and rules, then the objects inside it."""
+def sections(path: str, schema: Schema) -> Iterator[str]:
+    """A section for the object at `path`, with its fields and rules, then one for each object inside it."""
     fields = schema["properties"]
     yield f"({object_anchor(path)})="
     yield f"## {code(path)}\n"
@@ -67,7 +67,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     for name, each in fields.items():
         suffix, inner = _inner(each)
         if inner.get("properties"):
-            yield from _sections(f"{path}.{name}{suffix}", inner)
+            yield from sections(f"{path}.{name}{suffix}", inner)
 
 
 def _field(path: str, name: str, schema: Schema, *, required: bool) -> str:

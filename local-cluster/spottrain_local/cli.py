@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from spottrain_api.wording import counted
 from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, install_operator
@@ -90,7 +91,8 @@ def local() -> None:
     "--nodes",
     "nodes_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file with the node pools. Default: 1 system node, 2 on-demand and 4 spot EKS nodes of 8 GPUs.",
+    help="YAML file with the node pools; the reference describes its fields. Default: 1 system node, 2 on-demand and "
+    "4 spot EKS nodes of 8 GPUs, or the nodes of the last time.",
 )
 @click.option("--no-operator", is_flag=True, help="Leave the cluster without spottrain's CRD and operator.")
 @with_sentences
@@ -231,7 +233,7 @@ def _summary(status: Status) -> str:
     for node in status["nodes"]:
         if not node["gone"]:
             counts[node["capacityType"]] = counts.get(node["capacityType"], 0) + 1
-    return " and ".join(f"{count} {kind} nodes" for kind, count in counts.items()) or "no nodes"
+    return " and ".join(counted(count, f"{kind} node") for kind, count in counts.items()) or "no nodes"
 
 
 def _these(status: Status, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
 """The cluster that a user asks for: node pools, read from YAML."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
+from spottrain_api.mistakes import mistakes
 from spottrain_local import shapes
 from spottrain_local.address import MAX_NODES
 from spottrain_local.layout import LocalClusterError
@@ -23,28 +23,63 @@ class _Model(BaseModel):
 class TaintSpec(_Model):
     """A taint as Kubernetes writes it."""
 
-    key: str
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+    key: Annotated[str, Field(description="Key, such as `example.com/team`.")]
+    value: Annotated[str, Field(description="Value.")] = ""
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"],
+        Field(description="What happens to pods that do not tolerate the taint."),
+    ]
 
 
 class NodePool(_Model):
-    """Nodes of one kind; they are named `<name>-0`, `<name>-1`, …
+    """Nodes of one kind. Kubernetes counts their GPUs, processors and memory; pods use what the machine has."""
 
-    GPUs, processors and memory are only counted. What isn't given is that of an instance type with as many GPUs.
-    """
-
-    name: Name
-    count: int = Field(default=1, ge=1, le=MAX_NODES)
-    provider: shapes.Provider = "eks"
-    capacity_type: shapes.CapacityName = "on-demand"
-    gpus: int = Field(default=8, ge=0, le=16)
-    instance_type: str = ""
-    zone: str = ""
-    cpu: str = Field(default="", pattern=r"^([0-9]+m?)?$")
-    memory: str = Field(default="", pattern=r"^([0-9]+([KMGT]i?)?)?$")
-    labels: dict[str, str] = Field(default_factory=dict)
-    taints: list[TaintSpec] = Field(default_factory=list)
+    name: Annotated[
+        Name,
+        Field(
+            description="Name of the pool: lower-case letters, digits and hyphens. Its nodes are `<name>-0`, "
+            "`<name>-1`, … If a pool is named `system`, the operator runs on it."
+        ),
+    ]
+    count: Annotated[int, Field(ge=1, le=MAX_NODES, description="Number of nodes.")] = 1
+    provider: Annotated[
+        shapes.Provider,
+        Field(description="Cloud whose labels, taints, provider ids and metadata server the nodes have."),
+    ] = "eks"
+    capacity_type: Annotated[
+        shapes.CapacityName, Field(description="Whether the nodes are spot nodes, in the terms of their cloud.")
+    ] = "on-demand"
+    gpus: Annotated[int, Field(ge=0, le=16, description="Number of GPUs (`nvidia.com/gpu`) of a node.")] = 8
+    instance_type: Annotated[
+        str, Field(description="Instance type. If empty, the provider's smallest with as many GPUs.")
+    ] = ""
+    zone: Annotated[
+        str,
+        Field(
+            description="Zone, from which the region follows. If empty, `us-east-1a` for eks, `us-central1-a` for "
+            "gke, `eastus-1` for aks."
+        ),
+    ] = ""
+    cpu: Annotated[
+        str,
+        Field(
+            pattern=r"^([0-9]+m?)?$",
+            description="Processors of a node, such as `8` or `500m`. If empty, those of the instance type.",
+        ),
+    ] = ""
+    memory: Annotated[
+        str,
+        Field(
+            pattern=r"^([0-9]+(k|[MGT]|[KMGT]i)?)?$",
+            description="Memory of a node, such as `32Gi`. If empty, that of the instance type.",
+        ),
+    ] = ""
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="More labels of the nodes. They override those of the provider."
+    )
+    taints: list[TaintSpec] = Field(
+        default_factory=list, description="More taints of the nodes, beside those of the provider."
+    )
 
     @field_validator("cpu", "memory", mode="before")
     @classmethod
@@ -79,17 +114,18 @@ class NodePool(_Model):
 class ClusterSpec(_Model):
     """All nodes of a cluster."""
 
-    nodes: list[NodePool] = Field(default_factory=list)
+    nodes: list[NodePool] = Field(default_factory=list, description="Node pools.")
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "ClusterSpec":
-        names = [name for pool in self.nodes for name in pool.node_names()]
+    @field_validator("nodes")
+    @classmethod
+    def _names_are_unique(cls, nodes: list[NodePool]) -> list[NodePool]:
+        names = [name for pool in nodes for name in pool.node_names()]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"two nodes would be called {doubles[0]}: give the pools different names")
         if len(names) > MAX_NODES:
             raise ValueError(f"{len(names)} nodes are too many for one machine: {MAX_NODES} is the limit")
-        return self
+        return nodes
 
     def pool_of_nodes(self) -> dict[str, NodePool]:
         """Every node's name and its pool, in the order that gives nodes their addresses."""
@@ -106,25 +142,20 @@ DEFAULT_SPEC = ClusterSpec(
 
 
 def load_spec(path: Path) -> ClusterSpec:
-    """Read a cluster's nodes from YAML; raises LocalClusterError with a sentence per mistake.
+    """Read a cluster's nodes from a YAML file: one key, `nodes`, a list of `NodePool`s.
 
-    The file has one key, `nodes`, a list of pools; see `NodePool` for what a pool can say.
+    Raises:
+        LocalClusterError: The file can't be read, or is wrong; with a sentence for each mistake.
     """
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise LocalClusterError(f"The file {path} can't be read: {error.strerror}.") from error
     except yaml.YAMLError as error:
         raise LocalClusterError(f"The file {path} is not YAML: {str(error).replace(chr(10), ' ')}.") from error
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or "nodes" not in data:
         raise LocalClusterError(f"The file {path} must have the key `nodes`, a list of node pools.")
     try:
         return ClusterSpec.model_validate(data)
     except ValidationError as error:
-        mistakes = [_sentence(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        raise LocalClusterError(f"The file {path} is wrong. " + " ".join(mistakes)) from error
-
-
-def _sentence(where: str, what: str) -> str:
-    what = re.sub(r"^(Value error, )", "", what)
-    return f"{where or 'nodes'}: {what}."
+        raise LocalClusterError(f"The file {path} is wrong. {mistakes(error)}") from error

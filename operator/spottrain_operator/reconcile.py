@@ -37,7 +37,7 @@ from spottrain_operator.cluster.observe import (
     with_newest_event,
 )
 from spottrain_operator.cluster.pods import template_hash
-from spottrain_operator.cluster.tolerant import as_written, with_condition
+from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult
 from spottrain_operator.core.assignments import assignment_for

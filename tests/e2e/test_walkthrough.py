@@ -264,7 +264,7 @@ def test_a_job_by_hand(shell: Shell) -> None:
     listed = shell.run("kubectl", "get", "tj")
     assert "Running" in listed
     assert "digits" in shell.run("spottrain", "status")
-    assert "1 preemptions (0 without notice)" in shell.run("spottrain", "status", "digits")
+    assert "1 preemption (0 without notice)" in shell.run("spottrain", "status", "digits")
 
     shell.patch("digits", runPolicy={"suspend": True})
     suspended = shell.wait("digits", "it is suspended", lambda s: s.phase is Phase.SUSPENDED)

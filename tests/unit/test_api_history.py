@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,13 @@ def point(at: float, phase: str = "Running", loss: float = 1.5) -> HistoryPoint:
 def test_a_point_survives_its_row() -> None:
     written = point(1_700_000_000.25)
     assert HistoryPoint.from_row(written.to_row().split(",")) == written
+
+
+def test_a_point_is_read_without_the_cells_that_a_newer_version_adds() -> None:
+    written = point(1_700_000_000.25)
+    assert HistoryPoint.from_row([*written.to_row().split(","), "0.5"]) == written
+    with pytest.raises(ValueError, match="has 9 cells, not 8"):
+        HistoryPoint.from_row(written.to_row().split(",")[:-1])
 
 
 def test_no_loss_yet_is_nan() -> None:

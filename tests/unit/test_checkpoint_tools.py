@@ -57,7 +57,7 @@ def test_ls(uri: str) -> None:
     assert newest.split()[0] == "20"
     assert newest.split()[-1] == "newest"
     assert before.split()[0] == "10"
-    assert unfinished.startswith("1 attempts that are under way or were given up")
+    assert unfinished.startswith("1 attempt under way or given up")
     damage(uri, 10, "manifest.json")
     assert "damaged" in run("ls", uri).output
 
@@ -76,7 +76,7 @@ def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
         ["256", "bytes", "2.0", "MB"],
     ]
     shown = run("show", uri).output
-    assert "Written by 1 ranks, 256 bytes, under attempts/g000001-s000000030" in shown
+    assert "Written by 1 rank, 256 bytes, under attempts/g000001-s000000030" in shown
     assert "Refers to 2.0 MB of weights that aren't trained, under attempts/g000001-s000000010" in shown
     assert run("verify", uri).output == "step 30: whole\nstep 20: whole\n"
     assert run("export", uri, str(tmp_path / "model.safetensors")).exit_code == 0
@@ -84,13 +84,13 @@ def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
     assert torch.equal(exported["base"], torch.arange(500_000.0))
     assert torch.equal(exported["adapter"], torch.full((50,), 30.0))
     damage(uri, 10, "rank-00000.frozen.data")
-    assert "2 of 2 commits are damaged" in run("verify", uri).output
+    assert "Damaged: 2 of 2 commits" in run("verify", uri).output
 
 
 def test_show(uri: str) -> None:
     output = run("show", uri, "--step", "10").output
     assert "Step 10 of generation 1" in output
-    assert "Written by 1 ranks" in output
+    assert "Written by 1 rank" in output
     assert "model: 2 tensors, 13 numbers (bfloat16, int64)" in output
     assert "model.layer.weight [3, 4]" in output
     assert "identity: {'seed': 7}" in output
@@ -118,7 +118,7 @@ def test_verify(uri: str) -> None:
     assert result.exit_code == 1
     assert "step 20: damaged. attempts/g000001-s000000020" in result.output
     assert "step 10: whole" in result.output
-    assert "1 of 2 commits are damaged" in result.output
+    assert "Damaged: 1 of 2 commits" in result.output
     assert run("verify", uri, "--step", "10").exit_code == 0
 
 

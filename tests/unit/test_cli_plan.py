@@ -45,7 +45,7 @@ def run(folder: Path, *arguments: str, columns: int = 80, **spec: Any) -> Result
 def rows_of(output: str) -> dict[str, str]:
     """The rows of the table by the name of the strategy."""
     rows = [line.rstrip() for line in output.splitlines() if "✓" in line or "✗" in line]
-    return {row[:15].strip(): row for row in rows if not row.startswith("Of each")}
+    return {row[:15].strip(): row for row in rows if not row.startswith("For each of")}
 
 
 def in_one_line(output: str) -> str:
@@ -56,7 +56,7 @@ def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> 
     config = str(tmp_path / "config.json")
     result = run(tmp_path, "--config", config, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
     assert result.exit_code == 0, result.output
-    assert "llm: 6,738,411,520 parameters (32 layers of 4096), bf16, 1 samples at once" in result.output
+    assert "llm: 6,738,411,520 parameters (32 layers of 4096), bf16, 1 sample at once" in result.output
     assert "8 to 32 ranks" in result.output
     rows = rows_of(result.output)
     assert "✗" in rows["ddp"]
@@ -66,23 +66,39 @@ def test_each_strategy_is_estimated_and_the_choice_explained(tmp_path: Path) -> 
     assert "Each rank builds the whole model there first: 100.4 GiB on a node of 4." in in_one_line(result.output)
 
 
+def test_a_job_of_one_rank_is_singular(tmp_path: Path) -> None:
+    nodes = {"min": 1, "max": 1}
+    arguments = ("--parameters", "350M", "--layers", "1", "--accelerator-memory", "80GiB")
+    output = in_one_line(run(tmp_path, *arguments, nodes=nodes, processesPerNode=1).output)
+    assert "(1 layer of" in output
+    assert "1 sample at once of unknown length, 1 rank GiB" in output
+    assert "For each of 1 rank;" in output
+    assert "1 ranks" not in output
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("parameters", ["350M", "7B", "400B"])
+@pytest.mark.parametrize("parameters", ["350M", "7B", "400B", "4T", "40T"])
 def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_path: Path) -> None:
-    """No cell is cut or goes on in the next line; in a narrow one the parts of a step are left out."""
+    """No cell is cut or goes on in the next line; the parts of a step are left out where they have no room."""
     arguments = ("--parameters", parameters, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
     result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250})
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= columns
     assert "…" not in result.output
     (head,) = (line.split() for line in result.output.splitlines() if line.startswith("GiB a rank"))
-    parts = ["Weights", "Grads", "Optim", "Activ", "Work"] if columns >= 80 else []
+    has_room = columns >= (120 if parameters.endswith("T") else 80)
+    parts = ["Weights", "Grads", "Optim", "Activ", "Work"] if has_room else []
     assert head == ["GiB", "a", "rank", *parts, "Start", "At", "128", "At", "1000", "Host"]
     rows = rows_of(result.output)
     assert len(rows) == 9
     for name, row in rows.items():
         numbers = row.removeprefix(name).replace("← auto", "").replace("✓", "").replace("✗", "").split()
         assert len([float(number) for number in numbers]) == len(parts) + 4, row
+
+
+def test_trillions_are_trillions(tmp_path: Path) -> None:
+    result = run(tmp_path, "--parameters", "4T", "--accelerator-memory", "80GiB")
+    assert "4 trillion parameters on 8 ranks" in in_one_line(result.output)
 
 
 def test_the_parts_of_a_row_are_those_of_the_estimate(tmp_path: Path) -> None:
@@ -172,7 +188,7 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
         (("--config", "nowhere.json"), {}, "nowhere.json can't be read as JSON"),
         (("--parameters", "7B"), {"batch": {"global": 64, "micro": 0}}, "spec.batch.micro: Input should be greater"),
         (("--parameters", "7B"), {"nodes": {"min": 4, "max": 2}}, "nodes.min is larger than nodes.max"),
-        (("--parameters", "7B"), {"strtegy": "auto"}, "spec.strtegy: Extra inputs are not permitted"),
+        (("--parameters", "7B"), {"strtegy": "auto"}, "spec.strtegy: There is no such field"),
     ],
 )
 def test_bad_input_is_answered_by_a_sentence(
@@ -185,9 +201,14 @@ def test_bad_input_is_answered_by_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("a: [", "is not YAML"), ("kind: Pod", "has 0 TrainingJobs; give a file with one.")]
+    ("text", "sentence"),
+    [
+        ("a: [", "is not YAML"),
+        (b"\xc3\x28", "is not YAML"),
+        ("kind: Pod", "has 0 TrainingJobs; give a file with one."),
+    ],
 )
-def test_a_file_without_a_job_is_refused(text: str, sentence: str) -> None:
+def test_a_file_without_a_job_is_refused(text: str | bytes, sentence: str) -> None:
     arguments = ["plan", "-", "--parameters", "7B", "--accelerator-memory", "80GiB"]
     result = CliRunner().invoke(main, arguments, input=text)
     assert result.exit_code == 1

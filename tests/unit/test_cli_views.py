@@ -134,9 +134,9 @@ def snapshot() -> JobSnapshot:
     )
 
 
-def shown(width: int = 120) -> str:
+def shown(width: int = 120, job: JobSnapshot | None = None) -> str:
     console = Console(file=StringIO(), width=width)
-    console.print(job_view(snapshot(), at(20), [3.0, 2.0, 1.25]))
+    console.print(job_view(job or snapshot(), at(20), [3.0, 2.0, 1.25]))
     file = console.file
     assert isinstance(file, StringIO)
     return file.getvalue()
@@ -159,6 +159,18 @@ def test_the_live_view_says_what_matters() -> None:
     assert "7.0 GiB a rank" in text
     assert "The disk is full." in text
     assert "ddp would need 40.0 GiB." in text
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    job = snapshot()
+    one = job.status.model_copy(update={"steps_redone": 1, "failures": 1, "progress": ProgressStatus(step=26)})
+    text, page = shown(job=replace(job, status=one)), html_report(replace(job, status=one), at(20))
+    assert "1 preemption (0 without notice)" in text
+    assert "1 step redone, 1 failure" in " ".join(text.split())
+    assert "1 step since" in text
+    assert "<b>1</b><span>preemption</span>" in page
+    assert "<b>1</b><span>step redone</span>" in page
+    assert "5 steps since" in shown()
 
 
 def test_members_come_first_and_others_wait() -> None:

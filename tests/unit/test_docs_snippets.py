@@ -15,8 +15,11 @@ import yaml
 
 from spottrain_api.contract import KIND, reasons
 from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_local.address import MAX_NODES
+from spottrain_local.spec import DEFAULT_SPEC, load_spec
 
 ROOT = Path(__file__).parents[2]
+NODE_POOLS = ROOT / "docs" / "reference" / "local-nodes.md"
 BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 
 
@@ -52,7 +55,7 @@ def jobs() -> list[Snippet]:
 
 
 def parts_of_jobs() -> list[Snippet]:
-    return [snippet for snippet in snippets("yaml") if "kind: " not in snippet.text]
+    return [each for each in snippets("yaml") if "kind: " not in each.text and each.path != NODE_POOLS]
 
 
 @pytest.mark.parametrize("job", jobs(), ids=str)
@@ -70,6 +73,17 @@ def test_a_part_of_a_job_in_the_docs_has_fields_that_jobs_have(snippet: Snippet)
     part = yaml.safe_load(snippet.text)
     needed = {"image": "trainer", "entrypoint": {"script": "train.py"}, "nodes": {"max": 1}, "batch": {"global": 1}}
     TrainingJobSpec.model_validate(needed | {"checkpoint": {"uri": "s3://bucket/run"}} | part)
+
+
+def test_node_pools_in_the_docs_are_valid_and_show_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    shown = []
+    for snippet in snippets("yaml"):
+        if snippet.path == NODE_POOLS:
+            file.write_text(snippet.text)
+            shown.append(load_spec(file))
+    assert DEFAULT_SPEC in shown
+    assert f"at most {MAX_NODES} nodes" in NODE_POOLS.read_text()
 
 
 @pytest.mark.parametrize("snippet", list(snippets("python")), ids=str)

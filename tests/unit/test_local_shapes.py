@@ -92,20 +92,33 @@ def test_gke_says_which_gpus() -> None:
     [
         pytest.param("nodes: [", "is not YAML", id="not YAML"),
         pytest.param("- a", "must have the key `nodes`", id="a list"),
-        pytest.param("nodes: [{name: a, count: 0}]", r"nodes.0.count: .* greater than or equal to 1", id="count"),
-        pytest.param("nodes: [{name: a, gpu: 1}]", r"nodes.0.gpu: Extra inputs", id="misspelt"),
+        pytest.param("nodes: [{name: a, count: 0}]", r"nodes\[0\].count: .* greater than or equal to 1", id="count"),
         pytest.param(
-            "nodes: [{name: a, provider: ibm}]", r"nodes.0.provider: .*'eks', 'gke' or 'aks'", id="provider"
+            "nodes: [{name: a, gpu: 1}]", r"nodes\[0\].gpu: There is no such field; correct its name", id="misspelt"
+        ),
+        pytest.param(
+            "nodes: [{name: a, provider: ibm}]", r"nodes\[0\].provider: .*'eks', 'gke' or 'aks'", id="provider"
         ),
         pytest.param("nodes: [{name: a}, {name: a}]", "two nodes would be called a-0", id="twice"),
         pytest.param("nodes: [{name: a, count: 200}, {name: b, count: 200}]", "400 nodes are too many", id="many"),
-        pytest.param("nodes: [{name: A_b}]", "nodes.0.name", id="name"),
+        pytest.param("pools: []", "must have the key `nodes`", id="other key"),
+        pytest.param("nodes: [a]", r"nodes\[0\]: This must be a mapping of fields\.", id="no pool"),
+        pytest.param("nodes: [{count: 2}]", r"nodes\[0\].name: This field is required; add it\.", id="no name"),
+        pytest.param("nodes: [{name: a, memory: 2K}]", r"nodes\[0\].memory: ", id="no quantity of Kubernetes"),
+        pytest.param("nodes: [{name: A_b}]", r"nodes\[0\].name: String should match pattern", id="name"),
     ],
 )
 def test_wrong_node_files_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "nodes.yaml"
     file.write_text(text)
     with pytest.raises(LocalClusterError, match=sentence):
+        load_spec(file)
+
+
+def test_a_node_file_that_is_no_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_bytes(b"nodes: \xc3\x28")
+    with pytest.raises(LocalClusterError, match="is not YAML"):
         load_spec(file)
 
 

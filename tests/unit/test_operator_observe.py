@@ -19,7 +19,7 @@ from spottrain_operator.cluster.observe import (
     refusal,
     with_newest_event,
 )
-from spottrain_operator.cluster.tolerant import as_written
+from spottrain_operator.cluster.write_back import as_written
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)

@@ -21,6 +21,7 @@ from spottrain_api.contract.nodes import TAINTS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
+from spottrain_local.spec import NodePool, TaintSpec
 from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.metrics import Metrics
@@ -56,6 +57,15 @@ def test_every_rule_of_the_crd(part: str) -> None:
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part]
     page = GENERATORS[part]()
     assert [message for message in messages(schema) if message not in page] == []
+
+
+def test_every_field_of_a_node_pool() -> None:
+    page = GENERATORS["pools"]()
+    for path, model in (("nodes", NodePool), ("nodes.taints", TaintSpec)):
+        for name, each in model.model_fields.items():
+            entry = page.partition("(" + anchor(f"{path}.{each.alias or name}") + ")=\n")[2]
+            assert each.description, name
+            assert " ".join(each.description.split()) in " ".join(entry.split("\n\n")[0].split()), name
 
 
 def field_paths(path: str, schema: dict[str, Any]) -> Iterator[str]:

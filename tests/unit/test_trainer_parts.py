@@ -121,6 +121,7 @@ def test_the_interval_is_explained() -> None:
     seen = Interruptions(num=5, num_noticed=3, observed_seconds=7200)
     cost = CheckpointCost(stall_seconds=0.5, total_seconds=2.0)
     assert CommitInterval(steps=50).explain(cost) == "every 50 steps, as the job says"
+    assert CommitInterval(steps=1).explain(cost) == "every 1 step, as the job says"
     assert CommitInterval(seconds=90).explain(None) == "every 90 s, as the job says"
     assert "the first after 10 s" in CommitInterval().explain(None)
     assert CommitInterval.parse("auto", seen).explain(cost) == (

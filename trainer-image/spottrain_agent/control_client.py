@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,9 @@ POLL_TIMEOUT = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=
 REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
 MIN_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
+# How soon an outage is reported again, doubling up to an hour.
+SAY_AGAIN_SECONDS = 60.0
+MAX_SAY_AGAIN_SECONDS = 3600.0
 TROUBLE = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
@@ -46,25 +50,78 @@ class BackOff:
         self._seconds = min(2 * self._seconds, MAX_BACK_OFF_SECONDS)
 
 
+class Outage:
+    """Logs that the operator does not answer: when it begins, then at growing intervals, and when it is over.
+
+    It is over when none of the requests that failed, such as reports and polls, fails any more.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._clock = clock
+        self._failing: set[str] = set()
+        self._began_at = self._say_at = 0.0
+        self._pause = SAY_AGAIN_SECONDS
+
+    def failed(self, request: str, error: Exception) -> None:
+        """Call it for each failed request."""
+        logger.debug("%s to the operator failed: %r", request, error)
+        now = self._clock()
+        if not self._failing:
+            self._began_at = self._say_at = now
+            self._pause = SAY_AGAIN_SECONDS
+        self._failing.add(request)
+        if now < self._say_at:
+            return
+        self._say_at = now + self._pause
+        self._pause = min(2 * self._pause, MAX_SAY_AGAIN_SECONDS)
+        elapsed = now - self._began_at
+        logger.warning(
+            "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
+            "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
+            "keeps trainer pods from it.",
+            self._url,
+            f"has not answered for {elapsed:.0f} s" if elapsed else "does not answer",
+            str(error) or type(error).__name__,
+        )
+
+    def succeeded(self, request: str) -> None:
+        """Call it for each answered request."""
+        if request not in self._failing:
+            return
+        self._failing.remove(request)
+        if not self._failing:
+            elapsed = self._clock() - self._began_at
+            logger.info("The operator at %s answers again, after %.0f s.", self._url, elapsed)
+
+
 class ControlClient:
     """Talks to the operator. The projected token is read for each request, since the kubelet renews it."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path | None) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        token_file: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
         self._url = url
         self._token_file = token_file
+        self._outage = Outage(url, clock)
 
     async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
-        """Hand over each new assignment, until cancelled. Troubles are only logged: training goes on."""
+        """Hand over each new assignment, until cancelled. Trouble is logged: training goes on."""
         revision = ""
         back_off = BackOff()
         while True:
             try:
                 assignment, offset = await self._poll_assignment(revision)
             except TROUBLE as error:
-                logger.debug("no assignment from the operator: %r", error)
+                self._outage.failed(PATH_ASSIGNMENT, error)
                 await back_off.wait()
                 continue
+            self._outage.succeeded(PATH_ASSIGNMENT)
             if assignment is not None and assignment.revision == revision:
                 # A newer operator, whose additional fields this agent doesn't count: don't ask in a tight loop.
                 await back_off.wait()
@@ -85,10 +142,11 @@ class ControlClient:
                 timeout=REPORT_TIMEOUT,
             ) as response:
                 response.raise_for_status()
-                return True
         except TROUBLE as error:
-            logger.debug("the operator has not taken the report: %r", error)
+            self._outage.failed(PATH_REPORT, error)
             return False
+        self._outage.succeeded(PATH_REPORT)
+        return True
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
         """What is new, and how far our clock is ahead of the operator's."""

@@ -12,6 +12,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobSpec,
     TrainingJobStatus,
 )
+from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod
@@ -19,7 +20,6 @@ from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import REFUSAL_MAX_PAUSE, REFUSAL_PAUSE, START_FAILURE_PAUSE, seconds_between
 from spottrain_operator.core.understanding import waits_to_be_understood
-from spottrain_operator.core.words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

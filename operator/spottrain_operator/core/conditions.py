@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.draft import Draft
@@ -12,8 +13,8 @@ from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.rivals import BLOCKED
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.understanding import NOT_UNDERSTOOD
-from spottrain_operator.core.words import counted
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
@@ -72,21 +73,25 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
         return _what_is_missing(situation, status)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
-    return _of_generation(status, generation, phase)
+    return _of_generation(situation, status, generation, phase)
 
 
-def _of_generation(status: TrainingJobStatus, generation: GenerationStatus, phase: Phase) -> str:
+def _of_generation(
+    situation: Situation, status: TrainingJobStatus, generation: GenerationStatus, phase: Phase
+) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
         until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
         return f"Stopping {name} ({generation.reason})"
+    sentence = standstill_sentence(situation, generation)
+    stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
-        return f"Starting {name}"
+        return f"Starting {name}{stands_still}"
     unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
     note = f". {status.progress.message}" if status.progress.message else ""  # what went other than planned
-    return f"Training in {name}{unseen}{note}"
+    return f"Training in {name}{unseen}{stands_still}{note}"
 
 
 def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress
+from spottrain_api.v1alpha1 import GenerationStatus, Phase
+from spottrain_api.wording import counted
 from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.members import (
-    STILL_IN,
     MemberFacts,
     MemberState,
     culprits,
     ended_sentence,
-    is_unheard,
     killed,
     members_of,
     worked_unseen,
@@ -21,6 +20,7 @@ from spottrain_operator.core.members import (
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.standstill import standstill
 from spottrain_operator.core.timing import (
     MAX_GENERATIONS_WITHOUT_PROGRESS,
     MAX_START_FAILURES,
@@ -83,21 +83,12 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
 def heed_hang(situation: Situation, draft: Draft) -> Draft:
     """No rank has made a step for longer than the job allows."""
     generation = draft.running
-    if generation is None or generation.state is not GenerationState.ACTIVE:
+    if generation is None:
+        return draft
+    found = standstill(situation, generation)
+    if found is None or found.seconds <= found.limit:
         return draft
     members = members_of(situation, generation)
-    heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
-    if not heard or any(m.state not in STILL_IN for m in members) or is_unheard(situation, generation):
-        return draft
-    policy = situation.spec.run_policy
-    if generation.first_step_at is None:
-        age, limit = seconds_between(generation.started_at, situation.now), policy.start_timeout_seconds
-    else:
-        age, limit = min(_step_age(m) for m in heard), policy.hang_timeout_seconds
-        if any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard):
-            limit = max(limit, policy.start_timeout_seconds)
-    if age <= limit:
-        return draft
     return request_end(situation, draft, members, Cause.HANG, hang_message(situation, generation), at_once=True)
 
 
@@ -108,11 +99,6 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
     if generation.first_step_at is None:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
     return f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit"
-
-
-def _step_age(m: MemberFacts) -> float:
-    age = m.report.step_age_seconds if m.report is not None else None
-    return 0.0 if age is None else age
 
 
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
@@ -126,7 +112,7 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        text = f"{_clause(message)}; {stuck} generations in a row failed like this, without making a step"
+        text = f"{_clause(message)}; {counted(stuck, 'generation')} in a row failed like this, without making a step"
         return finish(situation, draft, Phase.FAILED, "NoProgress", text)
     if failures > policy.failure_budget:
         text = (
@@ -170,7 +156,9 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
-    message = f"{len(failures)} pods ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+    message = (
+        f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+    )
     return finish(situation, draft, Phase.FAILED, "CannotStart", message)
 
 

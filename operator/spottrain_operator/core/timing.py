@@ -39,6 +39,10 @@ RESTARTED = 10.0
 # Ranks that run for so long and say nothing are those of a script without the library.
 SAYS_NOTHING = 30.0
 
+# Without a step for this long, and for STUCK_STEPS times as long as one takes, the job's message says so. A limit of
+# runPolicy ends the generation later.
+NO_STEP = 120.0
+
 # A report this young, by agents that report every second, is what is the case now.
 JUST_NOW = 1.2
 # Time for a drain that nobody's deadline bounds: enough for a large checkpoint, not for a hang.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
 
 NOT_UNDERSTOOD = "SpecNotUnderstood"
 REASON = "NewerVersion"
-_MAX_NAMED = 5
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
@@ -34,9 +34,7 @@ def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
 
 def sentence(fields: Sequence[str], consequence: str) -> str:
     """What isn't understood, what to do, and what happens until then."""
-    more = f" and {len(fields) - _MAX_NAMED} more" if len(fields) > _MAX_NAMED else ""
-    named = ", ".join(fields[:_MAX_NAMED]) + more
     return (
-        f"This operator doesn't understand {named}, which a newer version may have written: upgrade the operator, "
-        f"or remove what it doesn't understand. {consequence} until then"
+        f"This operator doesn't understand {listed(fields)}, which a newer version may have written: upgrade the "
+        f"operator, or remove what it doesn't understand. {consequence} until then"
     )

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from spottrain_api.contract import AUTO_INTERVAL, INTERVAL_PATTERN, Interruptions
+from spottrain_api.wording import counted
 
 # Before anything is known: one loss without notice an hour. It weighs as much as one that was observed.
 PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0
@@ -71,7 +72,7 @@ class CommitInterval:
     def explain(self, cost: CheckpointCost | None) -> str:
         """The interval and why it is that, for the status."""
         if self.steps is not None:
-            return f"every {self.steps} steps, as the job says"
+            return f"every {counted(self.steps, 'step')}, as the job says"
         if self.seconds is not None:
             return f"every {self.seconds:g} s, as the job says"
         if cost is None:
@@ -82,7 +83,8 @@ class CommitInterval:
         return (
             f"auto: every {self.optimal_seconds(cost):.0f} s, as a checkpoint stops training for "
             f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {unnoticed} of "
-            f"{seen.num} interruptions in {seen.observed_seconds / 3600:.1f} h came without notice{covered}"
+            f"{counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came without "
+            f"notice{covered}"
         )
 
 

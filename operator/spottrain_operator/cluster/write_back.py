@@ -1,57 +1,11 @@
-"""Reading what a newer version of the API may have written, and writing back what only that version understands."""
+"""Writing back what a newer operator left in the status and only that one understands."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from spottrain_api.v1alpha1 import Condition, GenerationStatus, TrainingJobStatus
 from spottrain_operator.cluster.client import Manifest
-
-_M = TypeVar("_M", bound=BaseModel)
-Path = tuple[int | str, ...]
-
-
-def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]]:
-    """Parse `content` without the fields and values that `model` doesn't know; their defaults stand for them.
-
-    Returns:
-        The model, and the paths of what is left out. An object that lacks a required field then is left out, too.
-
-    Raises:
-        ValidationError: A required field of `model` itself can't be read.
-    """
-    left_out: list[Path] = []
-    while True:
-        try:
-            return model.model_validate(content), tuple(sorted(left_out, key=str))
-        except ValidationError as error:
-            # The last one first: the items before it in the same list keep their numbers.
-            last = error.errors(include_url=False)[-1]
-            path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
-            content = copy.deepcopy(content)
-            if not path or not _remove(content, path):
-                raise
-            if not any(known[: len(path)] == path for known in left_out):
-                left_out.append(last["loc"])
-
-
-def _remove(content: Any, path: Path) -> bool:
-    """Remove what lies at `path`; False if nothing does."""
-    try:
-        for part in path[:-1]:
-            content = content[part]
-        del content[path[-1]]
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
-
-
-def dotted(path: Path) -> str:
-    """A path as people write it: pools[0].name."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:

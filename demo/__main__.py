@@ -1,0 +1,133 @@
+"""The command behind `make demo`: start a cluster, watch the job, print what each incident cost, write the report."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import time
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from demo.incidents import Course, DemoCluster, incidents
+from demo.results import result_table, verdict
+from spottrain.data.audit import Audit, read_audit
+from spottrain_api.contract import ENV_AUDIT_DIR
+from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
+from spottrain_cli.live_view import duration, job_view, money
+from spottrain_cli.report import html_report
+from spottrain_local.layout import checkout_root
+
+NAMESPACE, JOB = "default", "gpt"
+REFRESH_SECONDS = 0.5
+TOTAL_PATIENCE_SECONDS = 900.0
+
+
+def watch(reader: JobReader, course: Course, console: Console) -> JobSnapshot:
+    """Show the job and let the incidents happen until it has ended. UserError: it didn't end in time."""
+    losses: deque[float] = deque(maxlen=200)
+    deadline = time.monotonic() + TOTAL_PATIENCE_SECONDS
+    last_step = -1
+    with Live(console=console, auto_refresh=False) as live:
+        while time.monotonic() < deadline:
+            job = reader.read(NAMESPACE, JOB)
+            if job.status.progress.loss is not None and job.status.progress.step != last_step:
+                losses.append(job.status.progress.loss)
+                last_step = job.status.progress.step
+            course.advance(job)
+            live.update(Group(job_view(job, now(), tuple(losses)), _incident_list(course)), refresh=True)
+            if job.status.phase in FINISHED_PHASES:
+                return reader.read(NAMESPACE, JOB, with_history=True)
+            time.sleep(REFRESH_SECONDS)
+    raise UserError(f"The job has not ended within {TOTAL_PATIENCE_SECONDS:.0f} s.")
+
+
+def _incident_list(course: Course) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for happened in course.happened:
+        state = "[yellow]…[/yellow]" if happened.after is None else "[green]✓[/green]"
+        table.add_row(state, happened.incident.title)
+    for incident in course.to_come:
+        table.add_row("[dim]·[/dim]", f"[dim]{incident.title}[/dim]")
+    return table
+
+
+def save_view(course: Course, path: Path) -> None:
+    """The live view as it was when the first incident was over, as a picture."""
+    first = course.happened[0] if course.happened else None
+    if first is not None and first.after is not None and first.ended_at is not None:
+        console = Console(record=True, width=110, file=io.StringIO())
+        console.print(job_view(first.after, datetime.fromtimestamp(first.ended_at, UTC)))
+        console.save_svg(str(path), title="spottrain status gpt --watch")
+
+
+def write_manifest(folder: Path) -> Path:
+    """The example's manifest with one more environment variable, so that the ranks record their samples."""
+    manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text())
+    manifest["spec"].setdefault("env", []).append({"name": ENV_AUDIT_DIR, "value": str(folder / "audit")})
+    path = folder / "trainingjob.yaml"
+    path.write_text(yaml.safe_dump(manifest, sort_keys=False))
+    return path
+
+
+def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Console) -> None:
+    console.print(result_table(course, job, audit))
+    cost = job.status.cost
+    if cost is not None:
+        console.print(
+            f"Cost {money(cost.total, cost.currency)}; on-demand nodes alone would have cost "
+            f"{money(cost.on_demand_only, cost.currency)}."
+        )
+    console.print(f"Goodput {job.status.goodput_display or '–'}; the job took {duration(now() - job.created_at)}.")
+
+
+@click.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-out"), show_default=True)
+def main(out: Path) -> None:
+    """Train, preempt, recover, and tell what it cost."""
+    console = Console()
+    out = out.absolute()
+    for leftover in ("audit", "cluster"):
+        shutil.rmtree(out / leftover, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    cluster = DemoCluster(out / "cluster", console)
+    try:
+        sys.exit(_demo(cluster, out, console))
+    except UserError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        cluster.down()
+
+
+def _demo(cluster: DemoCluster, out: Path, console: Console) -> int:
+    cluster.up()
+    cluster.run("kubectl", "apply", "-f", str(write_manifest(out)))
+    course = Course(to_come=incidents(cluster))
+    job = watch(JobReader(str(cluster.layout.kubeconfig)), course, console)
+    audit = read_audit(out / "audit")
+    print_result(course, job, audit, console)
+    save_view(course, out / "live-view.svg")
+    report = out / "report.html"
+    report.write_text(html_report(job, now()))
+    console.print(f"Report: {report}")
+    problems = verdict(course, job, audit)
+    for problem in problems:
+        console.print(f"[bold red]✗[/bold red] {problem}")
+    if not problems:
+        console.print(
+            "[bold green]✓[/bold green] Succeeded; no step was redone for a preemption with notice; the samples "
+            f"of all {len(audit.steps)} steps are those of an uninterrupted run."
+        )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    main()

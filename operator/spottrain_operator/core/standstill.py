@@ -1,0 +1,65 @@
+"""How long no rank has made a step: it ends a generation that hangs, and its message says so before that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spottrain_api.contract import TrainerPhase
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, members_of
+from spottrain_operator.core.progress import newest_progress
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import NO_STEP, STUCK_STEPS, seconds_between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """Seconds without a step of any rank, how long that may last, and the setting in runPolicy that says so."""
+
+    seconds: float
+    limit: int
+    setting: str
+
+
+def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
+    """None if the generation is ending, or if nobody can know whether it makes steps."""
+    if generation.state is not GenerationState.ACTIVE:
+        return None
+    members = members_of(situation, generation)
+    heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
+    if not heard or any(m.state not in STILL_IN for m in members) or is_unheard(situation, generation):
+        return None
+    policy = situation.spec.run_policy
+    hang = (policy.hang_timeout_seconds, "hangTimeoutSeconds")
+    start = (policy.start_timeout_seconds, "startTimeoutSeconds")
+    if generation.first_step_at is None:
+        seconds, (limit, setting) = seconds_between(generation.started_at, situation.now), start
+    else:
+        saving = any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard)
+        seconds, (limit, setting) = min(_step_age(m) for m in heard), max(hang, start) if saving else hang
+    return Standstill(seconds=seconds, limit=limit, setting=setting)
+
+
+def _step_age(m: MemberFacts) -> float:
+    age = m.report.step_age_seconds if m.report is not None else None
+    return 0.0 if age is None else age
+
+
+def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
+    """Since when no rank has made a step, and which log to read; empty while that is not unusual."""
+    found, newest = standstill(situation, generation), newest_progress(situation, generation)
+    usual = newest.step_seconds or 0.0 if newest is not None else 0.0
+    if found is None or found.seconds <= max(NO_STEP, STUCK_STEPS * usual):
+        return ""
+    since = f"its start at {generation.started_at:%H:%M:%S} UTC"
+    if generation.first_step_at is not None and newest is not None:
+        since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
+    return (
+        f"no step since {since}: see the log of pod {_furthest_behind(members_of(situation, generation))}. Without a "
+        f"step within {found.limit} s the generation is stopped (runPolicy.{found.setting})"
+    )
+
+
+def _furthest_behind(members: tuple[MemberFacts, ...]) -> str:
+    """The pod whose rank has the lowest step; the others wait for it."""
+    return min(members, key=lambda m: m.progress.step if m.progress is not None else -1).member.pod

@@ -1,0 +1,117 @@
+"""An agent whose operator does not answer says so: once, then ever less often, and when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from spottrain_agent.control_client import MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
+from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, AgentReport, Assignment, AssignmentAction
+
+REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@dataclass(slots=True)
+class Operator:
+    """Answers with `status`; `client` asks it, by the time of `clock`."""
+
+    status: int = 503
+    clock: float = 0.0
+    polls: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    url: str = ""
+    client: ControlClient = field(init=False)
+
+    async def report(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.status)
+
+    async def assignment(self, request: web.Request) -> web.Response:
+        await self.polls.put(request.query["after"])
+        answer = Assignment(action=AssignmentAction.WAIT).to_json() if self.status == 200 else ""
+        return web.Response(status=self.status, text=answer)
+
+
+@pytest.fixture
+async def operator(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Operator]:
+    caplog.set_level(logging.INFO, "spottrain_agent")
+    fake = Operator()
+    application = web.Application()
+    application.router.add_post(PATH_REPORT, fake.report)
+    application.router.add_get(PATH_ASSIGNMENT, fake.assignment)
+    async with TestServer(application) as server, aiohttp.ClientSession() as session:
+        fake.url = str(server.make_url("")).rstrip("/")
+        fake.client = ControlClient(session, fake.url, None, clock=lambda: fake.clock)
+        yield fake
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+async def test_an_outage_is_told_once_then_ever_less_often(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    told_at = []
+    for second in range(0, 600, 5):
+        operator.clock = second
+        before = len(caplog.records)
+        assert not await operator.client.send_report(REPORT)
+        told_at += [second] * (len(caplog.records) - before)
+    assert told_at == [0, 60, 180, 420]
+    level, message = said(caplog)[1]
+    assert level == "WARNING"
+    assert message.startswith(f"The operator at {operator.url} has not answered for 60 s: 503")
+    assert "Check that the operator's pod is ready" in message
+
+
+async def test_its_end_is_told_and_the_next_one_begins_anew(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second, status in ((0, 200), (1, 503), (2, 503), (7, 200), (8, 200), (9, 503)):
+        operator.clock, operator.status = second, status
+        assert await operator.client.send_report(REPORT) is (status == 200)
+    assert [level for level, _ in said(caplog)] == ["WARNING", "INFO", "WARNING"]
+    assert said(caplog)[1][1] == f"The operator at {operator.url} answers again, after 6 s."
+
+
+async def test_polls_are_watched_too(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    heard: asyncio.Queue[Assignment] = asyncio.Queue()
+    async with asyncio.timeout(20):
+        following = asyncio.create_task(operator.client.follow_assignments(heard.put_nowait))
+        for _ in range(2):
+            await operator.polls.get()
+        operator.status = 200
+        await heard.get()
+        following.cancel()
+    assert [level for level, _ in said(caplog)] == ["WARNING", "INFO"]
+
+
+def test_it_is_over_when_nothing_fails_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spottrain_agent")
+    outage = Outage("http://operator:8080", clock=lambda: 0.0)
+    for path in (PATH_REPORT, PATH_ASSIGNMENT):
+        outage.failed(path, TimeoutError())
+    outage.succeeded(PATH_REPORT)
+    assert [level for level, _ in said(caplog)] == ["WARNING"]
+    assert "at http://operator:8080 does not answer: TimeoutError." in said(caplog)[0][1]
+    outage.succeeded(PATH_ASSIGNMENT)
+    assert [level for level, _ in said(caplog)] == ["WARNING", "INFO"]
+
+
+def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    outage = Outage("http://operator:8080", clock=lambda: now)
+    told_at = []
+    for hour in range(48):
+        now = hour * MAX_SAY_AGAIN_SECONDS
+        before = len(caplog.records)
+        outage.failed(PATH_REPORT, TimeoutError())
+        told_at += [hour] * (len(caplog.records) - before)
+    assert told_at == list(range(48))

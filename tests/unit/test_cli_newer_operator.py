@@ -1,0 +1,133 @@
+"""A command line that is older than the operator: it shows what it understands of the job, and names the rest."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from spottrain_cli.main import main
+
+AT = "2026-01-01T00:00:00Z"
+MEMBER = {"pod": "gpt-1", "podUid": "u", "address": "127.1.0.2", "node": "n", "nodeRank": 0, "capacityType": "spot"}
+GENERATION = {
+    **{"number": 3, "state": "Active", "rendezvousID": "r", "rendezvousEndpoint": "127.1.0.2:1", "worldSize": 1},
+    **{"members": [MEMBER], "startedAt": AT},
+}
+STATUS: dict[str, Any] = {
+    "phase": "Running",
+    "message": "1 member trains.",
+    "generation": GENERATION,
+    "progress": {"step": 30, "totalSteps": 100, "display": "30/100"},
+    "quota": {"used": 3},
+}
+POD = {
+    "metadata": {"name": "gpt-1", "labels": {"spottrain.dev/capacity-type": "reserved"}},
+    "spec": {"nodeName": "n", "containers": []},
+    "status": {"phase": "Running"},
+}
+Show = Callable[..., str]
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Iterator[Show]:
+    """What a command says of the job gpt with this status, which an API server on loopback holds."""
+    job: dict[str, Any] = {
+        "metadata": {"name": "gpt", "uid": "1", "creationTimestamp": AT},
+        "spec": {"batch": {"global": 8}},
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            answer = job if path.endswith("/gpt") else {"items": [POD] if path.endswith("/pods") else []}
+            if path.endswith("/trainingjobs"):
+                answer = {"items": [job]}
+            status = 404 if path.endswith("/gpt-history") else 200
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+                "users": [{"name": "c", "user": {}}],
+                "current-context": "c",
+            }
+        )
+    )
+
+    def run(*command: str, **status: object) -> str:
+        job["status"] = STATUS | status
+        runner = CliRunner(env={"COLUMNS": "200"})
+        result = runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    yield run
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_fields_that_are_unknown_disturb_nothing(show: Show) -> None:
+    output = show("status", "gpt")
+    assert "default/gpt  Running" in output
+    assert "1 member trains." in output
+    assert "doesn't understand" not in output
+    assert "reserved" in output, "the pod's capacity type is shown, though it is unknown"
+
+
+@pytest.mark.parametrize(
+    ("newer", "shown", "field"),
+    [
+        ({"phase": "Hibernating"}, ("default/gpt  Unknown", "30/100", "generation 3, Active"), "status.phase"),
+        (
+            {"generation": GENERATION | {"state": "Hibernating"}},
+            ("default/gpt  Running", "30/100", "generation unknown"),
+            "status.generation.state",
+        ),
+        (
+            {"transitions": [{"generation": 2, "reason": "Grow", "at": "noon"}]},
+            ("default/gpt  Running", "30/100", "generation 3, Active"),
+            "status.transitions[0].at",
+        ),
+    ],
+    ids=["phase", "generation", "transitions"],
+)
+def test_what_is_understood_is_shown_and_the_rest_named(
+    newer: dict[str, Any], shown: tuple[str, ...], field: str, show: Show
+) -> None:
+    output = show("status", "gpt", **newer)
+    assert [text for text in shown if text not in output] == []
+    assert f"This version of spottrain doesn't understand {field}, which a newer operator may have written" in output
+
+
+def test_jobs_are_listed(show: Show) -> None:
+    line = show("status", phase="Hibernating").splitlines()[1].split()
+    assert line[:3] == ["gpt", "Unknown", "30/100"]
+
+
+def test_a_report_is_written(show: Show, tmp_path: Path) -> None:
+    page = tmp_path / "gpt.html"
+    show("report", "gpt", "--output", str(page), phase="Hibernating")
+    assert "Unknown · namespace default" in page.read_text()
+    assert "doesn&#39;t understand status.phase" in page.read_text()

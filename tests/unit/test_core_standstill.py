@@ -1,0 +1,62 @@
+"""A job whose pods run but make no step: its message says so long before the limit that ends the generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scene import Scene, at, starting_job, training, training_job
+from spottrain_api.contract import AgentPhase, TrainerPhase
+from spottrain_operator.core.timing import NO_STEP
+
+
+def stands_still(seconds: float, **progress: Any) -> Scene:
+    """Its newest step is that old."""
+    return training_job().all_say(step_age_seconds=seconds, progress=training().model_copy(update=progress))
+
+
+def message(scene: Scene) -> str:
+    status = scene.plan().status
+    progressing = status.condition("Progressing")
+    assert progressing is not None
+    assert progressing.message == status.message
+    return status.message
+
+
+def test_the_message_says_since_when_and_which_log_to_read() -> None:
+    scene = stands_still(NO_STEP + 1).says(3, progress=training(49))
+    assert message(scene) == (
+        "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50): see the log of pod job-3. "
+        "Without a step within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds)"
+    )
+    assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
+    assert "no step since" not in message(scene.all_say(step_age_seconds=0.1, progress=training(51)))
+
+
+@pytest.mark.parametrize("step_seconds", [1.0, 60.0])
+def test_steps_that_take_long_are_waited_for(step_seconds: float) -> None:
+    limit = max(NO_STEP, 5 * step_seconds)
+    assert "no step since" not in message(stands_still(limit, step_seconds=step_seconds))
+    assert "no step since" in message(stands_still(limit + 0.1, step_seconds=step_seconds))
+
+
+def test_one_rank_that_makes_steps_is_enough() -> None:
+    assert "no step since" not in message(stands_still(NO_STEP + 1).says(2, step_age_seconds=1.0))
+
+
+def test_the_limit_of_a_save_at_the_end_is_named() -> None:
+    told = message(stands_still(NO_STEP + 1, phase=TrainerPhase.SAVING))
+    assert told.endswith("Without a step within 900 s the generation is stopped (runPolicy.startTimeoutSeconds)")
+
+
+def test_a_start_that_takes_long_is_told() -> None:
+    scene = starting_job().all_say(
+        phase=AgentPhase.RUNNING,
+        progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None, "step": 0}),
+    )
+    assert message(replace(scene, now=at(3 + NO_STEP)).later(0)) == "Starting generation 1 with 4 nodes"
+    told = message(scene.later(3 + NO_STEP))
+    assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC: see the log")
+    assert told.endswith("(runPolicy.startTimeoutSeconds)")

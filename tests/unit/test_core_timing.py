@@ -1,0 +1,384 @@
+"""Each constant of `timing`: what it decides changes exactly there, and not a millisecond before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from scene import (
+    ENDED,
+    NOW,
+    START,
+    STOPPING,
+    Scene,
+    at,
+    failed,
+    notice,
+    starting_job,
+    training,
+    training_job,
+    waiting_job,
+)
+from spottrain_api.contract import AgentPhase, FailureReason
+from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
+from spottrain_operator.core import timing
+from spottrain_operator.core.causes import Cause
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.members import culprits, members_of
+from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.transitions import open_transition
+
+MILLISECOND = 0.001
+NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
+ENDED_EARLY: dict[str, Any] = {**NOT_UP, "phase": "Failed", "exit_code": 1, "exit_reason": "Error"}
+
+
+def ago(seconds: float) -> Any:
+    return NOW - timedelta(seconds=seconds)
+
+
+def generation_of(scene: Scene) -> GenerationStatus:
+    generation = scene.plan().status.generation
+    assert generation is not None
+    return generation
+
+
+def reason(scene: Scene) -> str | None:
+    return generation_of(scene).reason
+
+
+def is_failed(scene: Scene) -> bool:
+    return scene.plan().status.phase is Phase.FAILED
+
+
+def creates(scene: Scene) -> bool:
+    return any(isinstance(action, CreatePod) for action in scene.plan().actions)
+
+
+def in_steps_of(seconds: float, scene: Scene, age: float) -> Scene:
+    """Ranks whose steps take so long, and whose newest one is that old."""
+    progress = training().model_copy(update={"step_seconds": seconds})
+    return scene.all_say(progress=progress, step_age_seconds=age)
+
+
+def idle(scene: Scene, sequence: int, **changes: Any) -> Scene:
+    return scene.says(sequence, generation=0, phase=AgentPhase.IDLE, progress=None, **changes)
+
+
+# --- silence and loss ------------------------------------------------------------------------------------
+
+
+def is_lost_while_others_ended(seconds: float) -> bool:
+    return reason(training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)) == "NodeLost"
+
+
+def is_lost_while_stuck(seconds: float) -> bool:
+    return reason(training_job().all_say(step_age_seconds=40.0).says(4, age=seconds)) == "NodeLost"
+
+
+def is_stuck(steps: float) -> bool:
+    """The others count as stuck, so that one that is silent for seven seconds is lost."""
+    return reason(in_steps_of(10.0, training_job(), 10.0 * steps).says(4, age=7)) == "NodeLost"
+
+
+def is_lost_alone(seconds: float) -> bool:
+    return reason(in_steps_of(100.0, training_job(), 40.0).says(4, age=seconds)) == "NodeLost"
+
+
+def is_lost_with_its_node(seconds: float) -> bool:
+    return reason(training_job().node(4, ready=False).says(4, age=seconds)) == "NodeLost"
+
+
+def is_candidate(seconds: float) -> bool:
+    scene = replace(waiting_job(), now=at(5)).all_say().says(4, age=seconds)
+    return len(generation_of(scene).members) == 4
+
+
+def is_missed_after_a_restart(seconds: float) -> bool:
+    scene = training_job().forgets(4).node(4, ready=False)
+    started_at = ago(seconds + timing.SILENT_ON_LOST_NODE)
+    return reason(replace(scene, observed=replace(scene.observed, operator_started_at=started_at))) == "NodeLost"
+
+
+def is_stepping(seconds: float) -> bool:
+    scene = in_steps_of(100.0, training_job(), seconds)
+    return reason(scene.says(4, age=40, step_age_seconds=40.0)) is None
+
+
+# --- starts of generations -------------------------------------------------------------------------------
+
+
+def starts_without_the_cold_one(seconds: float) -> bool:
+    scene = replace(waiting_job(), now=at(2 + seconds)).all_say().says(4, warm=False)
+    return scene.plan().status.generation is not None
+
+
+def follows_without_the_cold_one(seconds: float) -> bool:
+    scene = (
+        training_job().generation(state=ENDED, ended_at=ago(seconds)).all_say(phase=AgentPhase.IDLE, progress=None)
+    )
+    return generation_of(scene.says(4, warm=False)).number == 2
+
+
+def waits_for_the_scheduler(seconds: float) -> bool:
+    scene = replace(waiting_job(), now=at(10)).all_say().forgets(4)
+    young = scene.pod(4, **NOT_UP, node=None, scheduled_at=None, created_at=at(10 - seconds))
+    return young.plan().status.generation is None
+
+
+def is_stuck_without_its_assignment(seconds: float) -> bool:
+    scene = replace(starting_job(), now=at(3 + seconds)).all_say()
+    return reason(idle(scene, 4)) == "Failure"
+
+
+def has_left_the_generation(seconds: float) -> bool:
+    return reason(idle(replace(training_job(), now=at(10 + seconds)).all_say(), 4)) == "Failure"
+
+
+def has_restarted(seconds: float) -> bool:
+    scene = replace(training_job(), now=at(10 + seconds)).all_say()
+    return reason(scene.says(4, phase=AgentPhase.STARTING)) == "Failure"
+
+
+def runs_a_script_without_the_library(seconds: float) -> bool:
+    scene = replace(starting_job(), now=at(3 + seconds)).all_say(phase=AgentPhase.RUNNING, progress=None)
+    return scene.plan().status.phase is Phase.RUNNING
+
+
+def tells_that_no_step_is_made(seconds: float) -> bool:
+    return "no step since" in training_job().all_say(step_age_seconds=seconds).plan().status.message
+
+
+# --- drains and stops ------------------------------------------------------------------------------------
+
+
+def drains_as_it_may_have_trained(seconds: float) -> bool:
+    scene = starting_job().says(4, age=seconds).node(3, notice=notice(3, lead=-60))
+    return generation_of(scene).state is not STOPPING
+
+
+def is_stopped(scene: Scene) -> bool:
+    return generation_of(scene).state is STOPPING
+
+
+def is_stopped_in_a_planned_drain(seconds: float) -> bool:
+    scene = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True}).decided()
+    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
+
+
+def is_stopped_in_an_eviction(seconds: float) -> bool:
+    scene = training_job().pod(4, disruption="EvictionByEvictionAPI").decided()
+    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
+
+
+def is_stopped_after_the_deadline(seconds: float) -> bool:
+    return is_stopped(training_job().node(4, notice=notice(4, lead=10)).decided().later(10 + seconds))
+
+
+def is_given_up_while_it_stops(seconds: float) -> bool:
+    generation = generation_of(training_job().without_pod(4).decided().later(seconds))
+    return generation.number == 2 or generation.state is ENDED
+
+
+def is_believed(seconds: float) -> bool:
+    return reason(training_job().node(4, notice=notice(4, lead=-seconds))) == "Preempted"
+
+
+# --- failures --------------------------------------------------------------------------------------------
+
+
+def is_charged(seconds: float) -> bool:
+    scene = failed(training_job(), FailureReason.LOST_PEER).decided().later(seconds)
+    return scene.plan().status.failures == 1
+
+
+def is_culprit(seconds: float) -> bool:
+    """A member that was lost, and had spoken so long after the others failed."""
+    scene = failed(training_job(), FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None).decided()
+    scene = replace(scene, now=scene.now + timedelta(seconds=6)).all_say().says(4, age=6 - seconds)
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    found = culprits(generation, members_of(Situation(scene.observed, scene.now), generation))
+    return [m.member.pod for m in found] == ["job-4"]
+
+
+def is_given_up_without_progress(generations: float) -> bool:
+    scene = starting_job(runPolicy={"failureBudget": 100}).status(generations_without_progress=int(generations) - 1)
+    return is_failed(failed(scene, FailureReason.SCRIPT_ERROR).decided().later(10))
+
+
+def never_started(seconds: float, waiting_reason: str) -> Scene:
+    scene = replace(waiting_job(2), now=at(seconds)).forgets(1).forgets(2)
+    for sequence in (1, 2):
+        scene = scene.pod(sequence, **NOT_UP, waiting_reason=waiting_reason, waiting_message="no")
+    return scene
+
+
+def is_given_up_before_its_image(seconds: float) -> bool:
+    return is_failed(never_started(seconds, "ErrImagePull"))
+
+
+def is_given_up_before_its_volume(seconds: float) -> bool:
+    return is_failed(never_started(seconds, "FailedMount"))
+
+
+def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
+    """Kubernetes has refused the pods of a new job for so long, and did so last that long ago."""
+    times = {"since": ago(since), "tried_at": ago(tried)}
+    refusal = Refusal(template_hash="t1", message="no", lasting=since > 0, **times, **changes)
+    scene = waiting_job(0)
+    return replace(scene, now=NOW, observed=replace(scene.observed, refusal=refusal))
+
+
+def is_given_up_as_refused(seconds: float) -> bool:
+    return is_failed(refused(since=seconds))
+
+
+def is_tried_again(seconds: float) -> bool:
+    return creates(refused(tried=seconds))
+
+
+def is_tried_again_after_many_tries(seconds: float) -> bool:
+    return creates(refused(tried=seconds, num_tries=20))
+
+
+def ended_early(number: int, seconds: float) -> Scene:
+    """So many pods of a new job ended before they could train; they were made that long ago."""
+    scene = replace(waiting_job(number), now=at(700))
+    for sequence in range(1, number + 1):
+        scene = scene.forgets(sequence).pod(sequence, **ENDED_EARLY, created_at=at(700 - seconds))
+    return scene
+
+
+def is_given_up_after(failures: float) -> bool:
+    return is_failed(ended_early(int(failures), 1.0))
+
+
+def is_replaced(seconds: float) -> bool:
+    """After one that ended early, the pause is doubled once."""
+    return creates(ended_early(1, 2 * seconds))
+
+
+def is_remembered(seconds: float) -> bool:
+    return is_failed(ended_early(timing.MAX_START_FAILURES, seconds))
+
+
+# --- growth, and the rest --------------------------------------------------------------------------------
+
+
+def smaller(num_members: int) -> Scene:
+    """A generation of the first members; pods beside it wait, warm."""
+    scene = training_job()
+    members = generation_of(scene).members[:num_members]
+    scene = scene.generation(members=members)
+    for sequence in range(num_members + 1, 5):
+        scene = idle(scene, sequence)
+    return scene
+
+
+def grows(scene: Scene) -> bool:
+    return reason(scene) == "Grow"
+
+
+def grows_after_the_first_step(seconds: float) -> bool:
+    return grows(smaller(3).generation(first_step_at=ago(seconds)))
+
+
+def grows_though_a_pod_has_no_node(seconds: float) -> bool:
+    scene = smaller(2).pod(3, ready_since=ago(seconds)).forgets(4)
+    return grows(scene.pod(4, **NOT_UP, node=None, scheduled_at=None))
+
+
+def grows_though_a_pod_is_coming(seconds: float) -> bool:
+    return grows(smaller(2).pod(3, ready_since=ago(seconds)).forgets(4).pod(4, **NOT_UP))
+
+
+def grows_with_so_much_left(seconds: float) -> bool:
+    return grows(smaller(3).status(progress=ProgressStatus(eta_seconds=seconds), accounted_at=NOW))
+
+
+def is_stray(seconds: float) -> bool:
+    scene = smaller(3).generation(started_at=ago(seconds)).says(4, phase=AgentPhase.RUNNING)
+    return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
+
+
+def is_recorded(seconds: float) -> bool:
+    return training_job().status(accounted_at=ago(seconds)).plan().status.accounted_at == NOW
+
+
+def keeps_the_oldest_transition(number: float) -> bool:
+    scene = training_job()
+    old = tuple(Transition(generation=i, reason="Grow", at=START) for i in range(int(number)))
+    draft = Draft(status=scene.observed.job.status.model_copy(update={"transitions": old}))
+    new = open_transition(Situation(scene.observed, scene.now), draft, Cause.GROW, "").status.transitions
+    return len(new) == number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is true on one side of a constant alone, whether it is true at the constant, and the smallest step."""
+
+    holds: Callable[[float], bool]
+    at: bool
+    step: float = MILLISECOND
+
+
+BOUNDARIES = {
+    "SILENT_WHILE_OTHERS_ENDED": Boundary(is_lost_while_others_ended, False),
+    "SILENT_WHILE_STUCK": Boundary(is_lost_while_stuck, False),
+    "STUCK_STEPS": Boundary(is_stuck, False),
+    "SILENT_ALONE": Boundary(is_lost_alone, False),
+    "SILENT_ON_LOST_NODE": Boundary(is_lost_with_its_node, False),
+    "CANDIDATE_REPORT_AGE": Boundary(is_candidate, True),
+    "OPERATOR_RESTART_GRACE": Boundary(is_missed_after_a_restart, False),
+    "STEPPING": Boundary(is_stepping, False),
+    "FIRST_GENERATION_PATIENCE": Boundary(starts_without_the_cold_one, True),
+    "NEXT_GENERATION_PATIENCE": Boundary(follows_without_the_cold_one, True),
+    "SCHEDULING": Boundary(waits_for_the_scheduler, False),
+    "TAKE_UP": Boundary(is_stuck_without_its_assignment, False),
+    "IN_FLIGHT": Boundary(has_left_the_generation, False),
+    "RESTARTED": Boundary(has_restarted, False),
+    "SAYS_NOTHING": Boundary(runs_a_script_without_the_library, False),
+    "NO_STEP": Boundary(tells_that_no_step_is_made, False),
+    "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
+    "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),
+    "UNKNOWN_LEAD": Boundary(is_stopped_in_an_eviction, False),
+    "DRAIN_OVERTIME": Boundary(is_stopped_after_the_deadline, False),
+    "STOP_TIMEOUT": Boundary(is_given_up_while_it_stops, False),
+    "NOTICE_EXPIRY": Boundary(is_believed, False),
+    "CULPRIT_GRACE": Boundary(is_charged, True),
+    "CULPRIT_LAST_WORD": Boundary(is_culprit, True),
+    "MAX_GENERATIONS_WITHOUT_PROGRESS": Boundary(is_given_up_without_progress, True, 1),
+    "START_FAILURE_PATIENCE": Boundary(is_given_up_before_its_image, False),
+    "STUCK_START": Boundary(is_given_up_before_its_volume, False),
+    "REFUSAL_PATIENCE": Boundary(is_given_up_as_refused, False),
+    "REFUSAL_PAUSE": Boundary(is_tried_again, True),
+    "REFUSAL_MAX_PAUSE": Boundary(is_tried_again_after_many_tries, True),
+    "MAX_START_FAILURES": Boundary(is_given_up_after, True, 1),
+    "START_FAILURE_PAUSE": Boundary(is_replaced, True),
+    "START_FAILURE_MEMORY": Boundary(is_remembered, False),
+    "GROWTH_INTERVAL": Boundary(grows_after_the_first_step, True),
+    "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
+    "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
+    "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
+    "STRAY": Boundary(is_stray, False),
+    "RECORD_INTERVAL": Boundary(is_recorded, True),
+    "MAX_TRANSITIONS": Boundary(keeps_the_oldest_transition, False, 1),
+}
+
+
+def test_every_constant_has_a_boundary() -> None:
+    assert {name for name in vars(timing) if name.isupper()} == set(BOUNDARIES)
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_the_decision_changes_at_the_constant(name: str) -> None:
+    constant, boundary = getattr(timing, name), BOUNDARIES[name]
+    before, exactly, after = (boundary.holds(constant + i * boundary.step) for i in (-1, 0, 1))
+    assert before is not after
+    assert exactly is boundary.at

@@ -1,0 +1,70 @@
+"""The demo: what `make demo` runs, which is no part of what pip installs."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from zipfile import ZipFile
+
+from demo.incidents import SETTLED_STEPS, Course, Incident
+from demo.results import verdict
+
+from distribution import ROOT, build_wheel
+from spottrain.data.audit import Audit, AuditHeader
+from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus, Transition
+from spottrain_cli.job_view import JobSnapshot
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def job(step: int, phase: Phase = Phase.RUNNING, transitions: tuple[Transition, ...] = ()) -> JobSnapshot:
+    status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step), transitions=transitions)
+    return JobSnapshot(namespace="default", name="gpt", spec={}, created_at=START, status=status)
+
+
+def test_the_wheel_ships_the_command_line_without_the_demo(tmp_path: Path) -> None:
+    with ZipFile(build_wheel(ROOT, tmp_path)) as wheel:
+        names = wheel.namelist()
+    assert "spottrain_cli/main.py" in names
+    assert [name for name in names if "demo" in name] == []
+
+
+def test_an_incident_waits_until_the_job_has_settled_and_the_next_until_it_is_over() -> None:
+    done: list[str] = []
+
+    def incident(title: str) -> Incident:
+        return Incident(title=title, act=lambda _: done.append(title), is_over=two_steps_later)
+
+    def two_steps_later(before: JobSnapshot, after: JobSnapshot) -> bool:
+        return after.status.progress.step >= before.status.progress.step + 2
+
+    course = Course(to_come=deque([incident("first"), incident("second")]))
+    course.advance(job(SETTLED_STEPS - 1))
+    course.advance(job(SETTLED_STEPS, Phase.DRAINING))
+    assert done == []
+    course.advance(job(SETTLED_STEPS))
+    course.advance(job(SETTLED_STEPS + 1))
+    assert (done, course.happened[0].after) == (["first"], None)
+    over = job(SETTLED_STEPS + 2)
+    course.advance(over)
+    assert course.happened[0].after == over
+    course.advance(job(2 * SETTLED_STEPS + 1))
+    assert done == ["first"]
+    course.advance(job(2 * SETTLED_STEPS + 2))
+    assert done == ["first", "second"]
+
+
+def test_the_verdict_names_what_was_promised_and_did_not_happen() -> None:
+    header = AuditHeader(seed=0, shuffle=False, num_samples=8, global_batch=4)
+    audit = Audit(header=header, steps=(), step_times=(), num_redone=0)
+    lost = Transition(generation=1, reason="Preempted", message="node spot-1 goes.", at=START, with_notice=True)
+    kept = lost.model_copy(update={"steps_redone": 0})
+    to_come = Incident(title="operator killed", act=lambda _: None, is_over=lambda before, now: True)
+    assert verdict(Course(to_come=deque()), job(0, Phase.SUCCEEDED, (kept,)), audit) == []
+    again = lost.model_copy(update={"steps_redone": 3})
+    assert verdict(Course(to_come=deque([to_come])), job(0, Phase.FAILED, (again,)), audit) == [
+        "The job ended Failed: ",
+        "This did not happen: operator killed.",
+        "A preemption with notice cost 3 steps: node spot-1 goes.",
+    ]
