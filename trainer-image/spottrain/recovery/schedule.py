@@ -186,7 +186,7 @@ class CheckpointSchedule:
         if self.checkpointer is None:
             return
         self._forecast = self._cost.total_seconds if self._cost is not None else None
-        handle = self.checkpointer.save(
+        handle = self.checkpointer.save_in_background(
             state.tensors(),
             step=step,
             frozen=state.frozen(),
@@ -244,12 +244,10 @@ class CheckpointSchedule:
             frozen=state.frozen(),
             extra=self._extra(state),
             rank_state=random_state.capture(),
-            asynchronous=False,
             deadline_seconds=max(seconds_left, 1.0) if seconds_left < math.inf else None,
         )
-        if handle is not None:
-            self._note(handle)
-            self.committed_step = step
+        self._note(handle)
+        self.committed_step = step
 
     def forecast_seconds(self) -> float | None:
         """How long a commit would take if it were begun now, after the save under way; None where that isn't
@@ -291,7 +289,7 @@ class CheckpointSchedule:
         if self.checkpointer is None:
             return
         try:
-            self.checkpointer.cleanup(keep_last=self.retention.last, keep_every=self.retention.every)
+            self.checkpointer.clean_up(self.retention)
         except CheckpointError as error:
             logger.warning("Old checkpoints could not be deleted: %s", error)
 
