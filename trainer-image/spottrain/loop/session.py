@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.checkpoint import Replicas
 from spottrain.data import random_state
 from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
@@ -38,9 +37,9 @@ from spottrain.loop.acceptance import (
 from spottrain.loop.stability import STABILITY, StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import open_checkpoints, retention_of
+from spottrain.recovery.open_store import open_checkpoints
 from spottrain.recovery.peft_adapters import peft_adapters
-from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
 from spottrain.world.drain import DrainFlag, sleep_undrained
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
@@ -158,6 +157,7 @@ class Session:
         self.world_size = launch.world_size
         self.local_world_size = launch.local_world_size
         self.device = launch.device
+        self._launch = launch
         self._reporter = reporter
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
@@ -171,12 +171,11 @@ class Session:
         self._agreement = StopAgreement(self._groups.agreement)
         try:
             sleep = partial(sleep_undrained, flag=self._drain, agreement=self._agreement)
-            opened = open_checkpoints(config, launch, self._groups, reporter, sleep=sleep)
+            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=sleep)
         except Drained:
             self.end(OutcomeKind.DRAINED)
             raise
-        self.config, self._checkpointer, self._newest = opened.config, opened.checkpointer, opened.newest
-        self._newest_extra = opened.newest_extra
+        self.config = self._opened.config
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -411,14 +410,8 @@ class Session:
             generation=self.config.generation,
             tokens_per_sample=tokens_per_sample,
             agreement=self._agreement,
-            checkpoints=CheckpointSchedule(
-                checkpointer=self._checkpointer,
-                newest=self._newest,
-                interval=self._interval,
-                retention=retention_of(self.config),
-                reporter=self._reporter,
-                replicas=self._replicas(),
-                waits_for_last_safe_moment=self.config.checkpoint.on_notice == OnNotice.LAST_SAFE,
+            recovery=Recovery.build(
+                self._opened, self._interval, launch=self._launch, groups=self._groups, reporter=self._reporter
             ),
             drain=self._drain,
             reporter=self._reporter,
@@ -445,19 +438,6 @@ class Session:
         self._reporter.finish(kind)
         dist.destroy_process_group()
 
-    def _replicas(self) -> Replicas | None:
-        """Peers' memory, where the job asks for it."""
-        if self._checkpointer is None or self.config.memory is None:
-            return None
-        return Replicas(
-            self.config.memory,
-            generation=self.config.generation,
-            rank=self.rank,
-            world_size=self.world_size,
-            ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            group=self._groups.checkpoint,
-        )
-
     def _choose_strategy(
         self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
     ) -> StrategyChoice | None:
@@ -465,7 +445,7 @@ class Session:
         fits into the memory of the ranks. A collective."""
         if self.config.strategy != AUTO:
             return None
-        recorded = self._newest_extra.get(STRATEGY)
+        recorded = self._opened.newest_extra.get(STRATEGY)
         if recorded is not None:
             choice = StrategyChoice.model_validate(recorded)
         else:

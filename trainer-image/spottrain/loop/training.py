@@ -22,7 +22,7 @@ from spottrain.data.order import DataOrder
 from spottrain.engines import Engine
 from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
-from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.store_retries import may_pass
 from spottrain.recovery.training_state import TrainingState
 from spottrain.world.drain import DrainFlag, sleep_undrained
@@ -60,7 +60,7 @@ class Training:
         generation: int,
         tokens_per_sample: int | None,
         agreement: StopAgreement,
-        checkpoints: CheckpointSchedule,
+        recovery: Recovery,
         drain: DrainFlag,
         reporter: ProgressReporter,
         audit: AuditWriter | None,
@@ -78,7 +78,10 @@ class Training:
         self._generation = generation
         self._tokens_per_step = tokens_per_sample * plan.global_batch if tokens_per_sample else None
         self._agreement = agreement
-        self._checkpoints = checkpoints
+        self._schedule = recovery.schedule
+        self._saver = recovery.saver
+        self._restorer = recovery.restorer
+        self._checkpoint_reports = recovery.reports
         self._drain_flag = drain
         self._reporter = reporter
         self._audit = audit
@@ -118,7 +121,7 @@ class Training:
         self._batches = self._resume(total)
         with closing(self._batches):
             decision = self._agreement.settle(self._ballot())
-            self._checkpoints.agreed_seconds = decision.save_seconds
+            self._schedule.agreed_seconds = decision.save_seconds
             if decision.drain:
                 self._drain()
             while self.step < total:
@@ -138,7 +141,7 @@ class Training:
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
         self._observe_loss(self._agreement.read())
-        self._checkpoints.commit_last(self._state, self.step)
+        self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
     def may_update(self) -> bool:
@@ -164,20 +167,20 @@ class Training:
 
     def clean_up(self) -> None:
         """Drop the checkpoints that are no longer kept."""
-        self._checkpoints.clean_up()
+        self._saver.clean_up()
 
     def _resume(self, total: int) -> Batches:
         random_state.seed_everything(self._order.seed, rank=self._rank)
         try:
-            self.step = self._checkpoints.resume(
+            self.step = self._restorer.resume(
                 self._state,
                 seed=self._order.seed,
                 rank=self._rank,
                 sleep=partial(sleep_undrained, flag=self._drain_flag, agreement=self._agreement),
             )
-            self._checkpoints.prepare(self._state, self.step)
+            self._saver.prepare(self._state, self.step)
         except CheckpointError as error:
-            self._checkpoints.failed(error)
+            self._checkpoint_reports.failed(error)
             raise start_error(error, resumes=True) from error
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
@@ -199,7 +202,7 @@ class Training:
         )
 
     def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
-        loaded = self._checkpoints.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
+        loaded = self._restorer.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
             done = f"Training went back to what was committed at step {loaded.step}, and on with the next samples."
@@ -233,7 +236,7 @@ class Training:
             samples=self.plan.global_batch,
             tokens=self._tokens_per_step,
         )
-        self._checkpoints.poll()
+        self._saver.poll()
 
     def _write_audit(self, audit: AuditWriter) -> None:
         positions = self.plan.share(self._rank, self.step - 1)
@@ -251,29 +254,29 @@ class Training:
     def _follow(self, decision: Decision) -> None:
         """Do what the ranks have agreed on at the boundary before."""
         self._observe_loss(decision)
-        self._checkpoints.agreed_seconds = decision.save_seconds
+        self._schedule.agreed_seconds = decision.save_seconds
         if decision.drain:
             self._drain()
         if decision.save_failed:
-            self._checkpoints.hear_of_failures()
-        if decision.commit or self._checkpoints.interval.due_at_step(self.step):
-            self._checkpoints.save(self._state, self.step)
-        self._checkpoints.prepare(self._state, self.step)
+            self._saver.share_failures()
+        if decision.commit or self._schedule.is_due_at_step(self.step):
+            self._saver.save_in_background(self._state, self.step)
+        self._saver.prepare(self._state, self.step)
         if decision.replicate:
-            self._checkpoints.replicate(self._state, self.step)
+            self._saver.replicate(self._state, self.step)
 
     def _ballot(self) -> Ballot:
         """What this rank says at a boundary."""
         loss = self._meter.close_step()
-        last_safe_seconds = self._checkpoints.last_safe_seconds(self._reporter.progress.step_seconds)
+        last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.progress.step_seconds)
         return Ballot(
             drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),
-            commit=self._rank == 0 and self._checkpoints.is_due(),
-            replicate=self._rank == 0 and self._checkpoints.is_replica_due(self.step),
+            commit=self._rank == 0 and self._saver.is_due(),
+            replicate=self._rank == 0 and self._saver.is_replica_due(self.step),
             loss=loss or 0.0,
             has_loss=loss is not None,
-            save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
-            save_failed=self._checkpoints.has_failed,
+            save_seconds=(self._saver.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
+            save_failed=self._saver.has_failed,
         )
 
     def _observe_loss(self, decision: Decision) -> None:
@@ -303,11 +306,11 @@ class Training:
 
     def _commit_in_time(self, seconds_left: float) -> CheckpointError | None:
         try:
-            if self._checkpoints.fits(self.step, seconds_left):
-                self._checkpoints.commit(self._state, self.step, seconds_left=seconds_left)
+            if self._saver.fits(self.step, seconds_left):
+                self._saver.save(self._state, self.step, seconds_left=seconds_left)
         except Fenced:
             raise
         except CheckpointError as error:
-            self._checkpoints.failed(error)
+            self._checkpoint_reports.failed(error)
             return error
         return None
