@@ -140,7 +140,7 @@ def train(uri: str, steps: int) -> StrategyChoice | None:
             for batch in step.micro_batches():
                 step.backward(training.model(batch).square().mean())
             step.update()
-        return session._reporter.progress.strategy
+        return session._context.reporter.progress.strategy
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
+from spottrain.data.rank_data import RankData
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.engines.blocks import find_blocks, prepare_blocks
@@ -41,10 +41,11 @@ from spottrain.recovery.open_store import open_checkpoints
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
-from spottrain.world.drain import DrainFlag, sleep_undrained
+from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch, join_world, meet, process_started_at
 from spottrain.world.progress import ProgressReporter
+from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract import (
     ENV_AUDIT_DIR,
@@ -158,7 +159,6 @@ class Session:
         self.local_world_size = launch.local_world_size
         self.device = launch.device
         self._launch = launch
-        self._reporter = reporter
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
@@ -168,10 +168,15 @@ class Session:
         self._groups = join_world(launch)
         reporter.milestone("process_group")
         random_state.seed_everything(config.seed)
-        self._agreement = StopAgreement(self._groups.agreement)
+        self._context = RankContext(
+            rank=self.rank,
+            device=self.device,
+            agreement=StopAgreement(self._groups.agreement),
+            drain=self._drain,
+            reporter=reporter,
+        )
         try:
-            sleep = partial(sleep_undrained, flag=self._drain, agreement=self._agreement)
-            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=sleep)
+            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=self._context.sleep)
         except Drained:
             self.end(OutcomeKind.DRAINED)
             raise
@@ -239,7 +244,7 @@ class Session:
             3
         """
         self._refuse_second()
-        self._reporter.milestone("model_built")
+        self._context.reporter.milestone("model_built")
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_model(model)
@@ -401,24 +406,26 @@ class Session:
         self._training = Training(
             model=spread,
             state=TrainingState(engine=engine, identity=header.model_dump(), stateful=parts, **state),
-            engine=engine,
-            data=data,
-            order=order,
-            plan=plan,
-            rank=self.rank,
-            device=self.device,
-            generation=self.config.generation,
-            tokens_per_sample=tokens_per_sample,
-            agreement=self._agreement,
-            recovery=Recovery.build(
-                self._opened, self._interval, launch=self._launch, groups=self._groups, reporter=self._reporter
+            data=RankData(
+                data=data,
+                order=order,
+                plan=plan,
+                rank=self.rank,
+                generation=self.config.generation,
+                tokens_per_sample=tokens_per_sample,
+                audit=self._open_audit(header),
             ),
-            drain=self._drain,
-            reporter=self._reporter,
-            audit=self._open_audit(header),
+            context=self._context,
+            recovery=Recovery.build(
+                self._opened,
+                self._interval,
+                launch=self._launch,
+                groups=self._groups,
+                reporter=self._context.reporter,
+            ),
             guard=guard,
         )
-        self._reporter.milestone("prepared")
+        self._context.reporter.milestone("prepared")
         return self._training
 
     def catch_sigterm(self) -> None:
@@ -435,7 +442,7 @@ class Session:
             self._training.finish()
             self._training.clean_up()
         meet(self._groups)
-        self._reporter.finish(kind)
+        self._context.reporter.finish(kind)
         dist.destroy_process_group()
 
     def _choose_strategy(
@@ -457,7 +464,7 @@ class Session:
                 tokens_per_sample=tokens_per_sample,
                 activation_checkpointing=self.config.activation_checkpointing,
             )
-        self._reporter.update(strategy=choice)
+        self._context.reporter.update(strategy=choice)
         return choice
 
     def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
