@@ -20,7 +20,7 @@ from spottrain.checkpoint import (
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
-from spottrain.recovery.store_retries import PAUSES, patiently
+from spottrain.recovery.store_retries import patiently
 from spottrain.recovery.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ class StateRestorer:
     saver: StateSaver
     reports: CheckpointReports
     replicas: Replicas | None = None
-    pauses: tuple[float, ...] = PAUSES
 
     def resume(
         self, state: TrainingState, *, seed: int, rank: int, sleep: Callable[[float], None] = time.sleep
@@ -138,7 +137,6 @@ class StateRestorer:
             lambda: self._load_whole(checkpointer, newest, state),
             may_pass=lambda error: isinstance(error, StorageUnavailable),
             failed=self.reports.failed,
-            pauses=self.pauses,
             sleep=sleep,
         )
 

@@ -13,7 +13,7 @@ from spottrain.data import random_state
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
-from spottrain.recovery.store_retries import PAUSES, may_pass, patiently
+from spottrain.recovery.store_retries import may_pass, patiently
 from spottrain.recovery.training_state import TrainingState
 from spottrain_api.contract import CheckpointTimings
 
@@ -50,7 +50,6 @@ class StateSaver:
     reports: CheckpointReports
     retention: Retention
     replicas: Replicas | None = None
-    pauses: tuple[float, ...] = PAUSES
     slow_seconds: float = SLOW_SECONDS
     committed_step: int = 0
     """The newest step that is known, on all ranks, to be committed."""
@@ -126,7 +125,7 @@ class StateSaver:
     def save_last(self, state: TrainingState, step: int) -> None:
         """Save the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited for;
         the ranks agree on how a save ended. Raises CheckpointError."""
-        patiently(lambda: self.save(state, step), may_pass=may_pass, failed=self.reports.failed, pauses=self.pauses)
+        patiently(lambda: self.save(state, step), may_pass=may_pass, failed=self.reports.failed)
 
     def fits(self, step: int, seconds_left: float) -> bool:
         """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks. If it can't, only
