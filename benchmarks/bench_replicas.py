@@ -100,7 +100,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
         world_size=world_size,
     )
     store.latest()
-    store.save(dict(state), step=loop.step, asynchronous=False)
+    store.save(dict(state), step=loop.step)
     loads = load_times(store, replicas, state, arguments, 3 + loop.num_replicas)
     total = torch.tensor([local_bytes(state)])
     dist.all_reduce(total)

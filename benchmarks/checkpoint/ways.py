@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from benchmarks.checkpoint.deepspeed_way import DeepSpeedSave, sync
 from benchmarks.checkpoint.state import State, local_tensors
-from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
+from spottrain.checkpoint import Checkpointer, Commit, Retention, SaveHandle, WriterProcess, open_storage
 
 
 class Way(Protocol):
@@ -167,16 +167,18 @@ class Spottrain:
         )
         self._checkpointer.latest()
         self.newest: Commit | None = None
+        self._under_way: SaveHandle | None = None
 
     def prepare(self, state: State) -> None:
         """As the loop does after its first step or a resume; some steps pass until the first save."""
         self._checkpointer.prepare(dict(state), frozen=self._frozen(state))
 
     def save(self, state: State, number: int) -> None:
-        self._checkpointer.save(dict(state), step=number, frozen=self._frozen(state))
+        self._under_way = self._checkpointer.save_in_background(dict(state), step=number, frozen=self._frozen(state))
 
     def finish(self) -> None:
-        self._checkpointer.wait()
+        if self._under_way is not None:
+            self._under_way.wait()
         dist.barrier()
 
     def load(self, state: State, number: int) -> None:

@@ -249,9 +249,9 @@ def hand_over(begun: Trained, resumed: Trained, uri: str) -> tuple[int, bool]:
         storage, generation=1, attempt_id="a", rank=RANK, world_size=WORLD, process_group=dist.group.WORLD
     )
     checkpointer.latest()
-    handle = checkpointer.save(begun.engine.state(), step=STEPS // 2, asynchronous=False)
+    handle = checkpointer.save(begun.engine.state(), step=STEPS // 2)
     state, newest = resumed.engine.state(), checkpointer.latest()
-    assert handle is not None
+    assert handle.commit is not None
     assert newest is not None
     checkpointer.load(state, newest)
     resumed.engine.load_state(state)

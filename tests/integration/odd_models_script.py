@@ -345,7 +345,7 @@ class Run:
     def save(self, uri: str, step: int) -> None:
         checkpointer = _checkpointer(uri)
         checkpointer.latest()
-        assert checkpointer.save(self.engine.state(), step=step, asynchronous=False) is not None
+        assert checkpointer.save(self.engine.state(), step=step).commit is not None
 
     def load(self, uri: str) -> None:
         checkpointer = _checkpointer(uri)

@@ -73,7 +73,7 @@ def test_training_goes_on_while_what_was_staged_is_written(tmp_path: Path) -> No
     wanted = {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in saved.items()}
     saver.latest()
     saver.prepare(saved)
-    handle = saver.save(saved, step=1)
+    handle = saver.save_in_background(saved, step=1)
     for tensors in saved.values():
         for tensor in tensors.values():
             tensor.zero_()  # the next step

@@ -24,8 +24,9 @@ from torch.utils.data import get_worker_info
 from cluster_fixtures import wait_for
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
-from spottrain.data.loader import NUM_MEASURED, Data, FromWorkers, load_batches
+from spottrain.data.loader import NUM_MEASURED, Data, load_batches
 from spottrain.data.order import DataOrder
+from spottrain.data.workers import FromWorkers
 from spottrain.world.failures import LOST_WORKER, failure_of
 
 

@@ -140,7 +140,7 @@ def train(uri: str, steps: int) -> StrategyChoice | None:
             for batch in step.micro_batches():
                 step.backward(training.model(batch).square().mean())
             step.update()
-        return session._reporter.progress.strategy
+        return session._context.reporter.progress.strategy
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
     assert loaded.extra["strategy"] == first.model_dump()
     nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
     recorded = StrategyChoice(strategy="fsdp", name="fsdp", reason="It was small.", memory=nothing)
-    saver.save(state, step=3, extra={**loaded.extra, "strategy": recorded.model_dump()}, asynchronous=False)
+    saver.save(state, step=3, extra={**loaded.extra, "strategy": recorded.model_dump()})
 
     assert train(uri, 4) == recorded
 
@@ -174,7 +174,7 @@ def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
 def test_a_damaged_commit_is_passed_over_for_the_one_before_it(uri: str, tmp_path: Path) -> None:
     saver = Checkpointer(open_storage(uri), generation=1, attempt_id="x", rank=0, world_size=1)
     for step in (1, 2):
-        saver.save({}, step=step, extra={"strategy": step}, asynchronous=False)
+        saver.save({}, step=step, extra={"strategy": step})
     newest = saver.latest()
     assert newest is not None
     assert saver.newest_extra() == {"strategy": 2}

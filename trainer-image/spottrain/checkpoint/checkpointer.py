@@ -25,6 +25,7 @@ from spottrain.checkpoint.format.manifest import Manifest, Receipt, read_manifes
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
+from spottrain.checkpoint.saving.parts import AgreedParts, Parts
 from spottrain.checkpoint.saving.persist import Persist, SaveHandle
 from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
 from spottrain.checkpoint.saving.staging import StagingBuffer
@@ -48,27 +49,13 @@ class Loaded:
     """Frozen weights that the script brought with other values than the checkpoint has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What one rank has to save: tensors, and the rest as JSON."""
-
-    tensors: codec.Tensors
-    tree: codec.Json
-    extra: codec.Json
-    rank_state: codec.Json
-
-    @classmethod
-    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> _Parts:
-        tensors, tree = codec.split(state)
-        return cls(tensors=tensors, tree=tree, extra=codec.encode(extra or {}), rank_state=codec.encode(rank_state))
-
-
 class Checkpointer:
     """One rank's access to a job's checkpoints.
 
-    `latest`, `load`, `save`, `prepare`, `settle` and `hear_of_failures` are collectives: every rank calls them,
-    in the same order, from the training thread. They use `process_group` only, a gloo group that nothing else
-    uses, so that they never meet a collective of the model. What runs in the background uses no collective at all.
+    `latest`, `load`, `save`, `save_in_background`, `prepare`, `settle` and `hear_of_failures` are collectives: every
+    rank calls them, in the same order, from the training thread. They use `process_group` only, a gloo group that
+    nothing else uses, so that they never meet a collective of the model. What runs in the background uses no
+    collective at all.
     """
 
     def __init__(
@@ -187,105 +174,59 @@ class Checkpointer:
         frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
         rank_state: dict[str, Any] | None = None,
-        asynchronous: bool = True,
-        wait: bool = False,
         deadline_seconds: float | None = None,
-    ) -> SaveHandle | None:
-        """Save `state` after `step` steps. `frozen` are the names of tensors that aren't trained, as `codec.split`
-        gives them: they are written once, and again only if they have changed.
+    ) -> SaveHandle:
+        """Save `state` after `step` steps, and return when HEAD names this step, with `commit` set on every rank.
+        Raises CheckpointError, on every rank, if that failed.
 
-        Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
-        finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
-        this step, with `handle.commit` set on every rank, and raises on every rank if that failed; a step
-        that the save before has committed already is not saved again.
-        `deadline_seconds` bounds the wait for the other ranks' receipts. `extra` and `state` but for its
-        sharded tensors are rank 0's; `rank_state` is each rank's own.
+        A save in the background is waited for first; a step that it has committed is not saved again. `frozen` are
+        the names of tensors that aren't trained, as `codec.split` gives them: they are written once, and again only
+        if they have changed. `extra` and `state` but for its sharded tensors are rank 0's; `rank_state` is each
+        rank's own. `deadline_seconds` bounds the wait for the other ranks' receipts.
         """
         started = time.monotonic()
-        if wait or not asynchronous:
-            self.settle(deadline_seconds)
-
-        parts = attempt(lambda: _Parts.of(state, extra, rank_state))
-        failed = isinstance(parts, CheckpointError)
-        own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
-        # The ranks finish their parts at different times, so only together they know how it stands. One question is
-        # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
-        # processors that slows the copy of the others.
-        (failed, busy, unsaved, changed, unwritten), unique = self._collectives.any_and_token(
-            failed,
-            self._is_busy(),
-            self._is_unsaved(step, asynchronous),
-            failed or self._is_new(own),
-            self._frozen.is_unwritten(once),
-        )
-        parts = self._collectives.settled(parts, failed)
-        if busy and not asynchronous:
+        self.settle(deadline_seconds)
+        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: self._is_unsaved(step))
+        if agreed.is_busy:
             raise SaveFailed(
                 f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
             )
-        if busy:
-            return None
-        if not unsaved and self._current is not None:
+        if not agreed.is_wanted and self._current is not None:
             return self._committed(self._current)
-        new: codec.Tensors = {}
-        if unwritten:  # rarely, so that the ranks may ask each other once more
-            new, before = self._frozen.agree(once), len(own)
-            own, once = self._frozen.split(parts.tensors, frozen)
-            changed = changed or len(own) != before
-        plan = self._planned(own, changed)
-        frozen_part = self._frozen.stage(once, new)
-        staged = self._staging.stage(plan, own)
-        handle = SaveHandle(
-            step,
-            plan.size + frozen_part.size,
-            time.monotonic() - started,
-            writes_frozen_weights=bool(new),
-        )
-        task = Persist(
-            storage=self._storage,
-            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
-            handle=handle,
-            write=partial(self._upload.write, staged),
-            write_frozen=partial(self._upload.write, frozen_part.staged) if frozen_part.staged is not None else None,
-            receipt=Receipt(
-                rank=self._rank,
-                world_size=self._world_size,
-                entries=plan.entries,
-                frozen_entries=frozen_part.entries,
-                rank_state=parts.rank_state,
-            ),
-            shared=frozen_part.kept,
-            tree=parts.tree,
-            extra=parts.extra,
-            resumed_from_step=self._resumed_from_step,
-            receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
-            clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
-            make_room=self._clean_up.begin if self._clean_up is not None else None,
-        )
-        self._current = handle
-        self._frozen.saving(handle)
-        if not asynchronous and self._group is None:
+        task = self._stage(agreed, step, frozen, started=started, receipts_timeout_seconds=deadline_seconds)
+        if self._group is None:
             task.run()  # there is nobody to be heard meanwhile
         else:
             self._background.submit(task.run)
-        if asynchronous:
-            return handle
         self.hear_of_failures(deadline_seconds)
-        return self._committed(handle)
+        return self._committed(task.handle)
 
-    def wait(self) -> None:
-        """Wait for this rank's part of the save under way, if there is one. Raises what it ended with."""
-        if self._current is not None:
-            self._current.wait()
+    def save_in_background(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        frozen: Collection[str] = (),
+        extra: dict[str, Any] | None = None,
+        rank_state: dict[str, Any] | None = None,
+    ) -> SaveHandle | None:
+        """As `save`, but return once the state is staged. None, on all ranks, while the save before is under way on
+        one of them."""
+        started = time.monotonic()
+        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: True)
+        if agreed.is_busy:
+            return None
+        task = self._stage(agreed, step, frozen, started=started, is_followed_by_clean_up=True)
+        self._background.submit(task.run)
+        return task.handle
 
-    def cleanup(self, keep_last: int = 2, keep_every: int | None = None) -> int:
-        """On rank 0: forget and delete older commits and abandoned attempts; the number of objects deleted.
+    def clean_up(self, retention: Retention) -> int:
+        """On rank 0: forget and delete the commits that `retention` does not keep, and abandoned attempts; the number
+        of objects deleted.
 
         Never what HEAD names, nor what a generation that may still commit has written. No collective.
         """
-        if self._rank != 0:
-            return 0
-        return clean_up(self._storage, self._generation, Retention(last=keep_last, every=keep_every))
+        return clean_up(self._storage, self._generation, retention) if self._rank == 0 else 0
 
     @property
     def has_failed(self) -> bool:
@@ -323,13 +264,88 @@ class Checkpointer:
     def _is_busy(self) -> bool:
         return self._current is not None and not self._current.done
 
-    def _is_unsaved(self, step: int, asynchronous: bool) -> bool:
+    def _meet(
+        self,
+        state: dict[str, Any],
+        frozen: Collection[str],
+        extra: dict[str, Any] | None,
+        rank_state: dict[str, Any] | None,
+        *,
+        is_wanted: Callable[[], bool],
+    ) -> AgreedParts:
+        parts = attempt(lambda: Parts.of(state, extra, rank_state))
+        failed = isinstance(parts, CheckpointError)
+        own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
+        # The ranks finish their parts at different times, so only together they know how it stands. One question is
+        # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
+        # processors that slows the copy of the others.
+        (failed, busy, wanted, changed, unwritten), unique = self._collectives.any_and_token(
+            failed,
+            self._is_busy(),
+            is_wanted(),
+            failed or self._is_new(own),
+            self._frozen.is_unwritten(once),
+        )
+        parts = self._collectives.settled(parts, failed)
+        return AgreedParts(parts, own, once, busy, wanted, changed, unwritten, unique)
+
+    def _stage(
+        self,
+        agreed: AgreedParts,
+        step: int,
+        frozen: Collection[str],
+        *,
+        started: float,
+        receipts_timeout_seconds: float | None = None,
+        is_followed_by_clean_up: bool = False,
+    ) -> Persist:
+        """Copy what is to be written, and make it the save under way."""
+        parts, own, once, changed = agreed.parts, agreed.own, agreed.once, agreed.has_changed
+        new: codec.Tensors = {}
+        if agreed.has_unwritten:  # rarely, so that the ranks may ask each other once more
+            new, before = self._frozen.agree(once), len(own)
+            own, once = self._frozen.split(parts.tensors, frozen)
+            changed = changed or len(own) != before
+        plan = self._planned(own, changed)
+        frozen_part = self._frozen.stage(once, new)
+        staged = self._staging.stage(plan, own)
+        self._current = handle = SaveHandle(
+            step,
+            plan.size + frozen_part.size,
+            time.monotonic() - started,
+            writes_frozen_weights=bool(new),
+        )
+        self._frozen.saving(handle)
+        begin_clean_up = self._clean_up.begin if self._clean_up is not None else None
+        return Persist(
+            storage=self._storage,
+            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{agreed.unique:016x}"),
+            handle=handle,
+            write=partial(self._upload.write, staged),
+            write_frozen=partial(self._upload.write, frozen_part.staged) if frozen_part.staged is not None else None,
+            receipt=Receipt(
+                rank=self._rank,
+                world_size=self._world_size,
+                entries=plan.entries,
+                frozen_entries=frozen_part.entries,
+                rank_state=parts.rank_state,
+            ),
+            shared=frozen_part.kept,
+            tree=parts.tree,
+            extra=parts.extra,
+            resumed_from_step=self._resumed_from_step,
+            receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
+            clean_up=begin_clean_up if is_followed_by_clean_up else None,
+            make_room=begin_clean_up,
+        )
+
+    def _is_unsaved(self, step: int) -> bool:
         """Whether to save this step, as rank 0 sees it, the others being none the wiser: what it has committed is
         committed, also where another rank's answer from the store was lost."""
         if self._rank != 0:
             return False
         current = self._current
-        if asynchronous or current is None or not current.done or current.step != step:
+        if current is None or not current.done or current.step != step:
             return True
         return current.error is not None and not self._was_committed(current)
 

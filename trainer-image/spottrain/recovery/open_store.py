@@ -22,7 +22,7 @@ from spottrain.checkpoint import (
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.saving.writer import started_writer
 from spottrain.engines import AUTO
-from spottrain.recovery.schedule import report_failure
+from spottrain.recovery.reports import report_failure
 from spottrain.recovery.store_retries import patiently
 from spottrain.world.failures import start_error
 from spottrain.world.launch import Groups, Launch, identify_run

@@ -45,7 +45,7 @@ class SaveHandle:
         self.commit_seconds: float | None = None
         """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
         self.commit: Commit | None = None
-        """Known on rank 0 and, after a synchronous save, on every rank."""
+        """Known on rank 0 and, after `Checkpointer.save`, on every rank."""
         self.shared: Shared | None = None
         """On rank 0: the frozen weights that `begun` refers to."""
         self.begun: Commit | None = None

@@ -1,4 +1,4 @@
-"""What the loop tells of a save while it is under way."""
+"""What is reported of a save while it is under way."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from memory_storage import MemoryStorage
 from spottrain.checkpoint import Checkpointer, Retention
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.recovery.interval import CommitInterval
+from spottrain.recovery.reports import CheckpointReports
+from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract import FailureReason, Interruptions
@@ -43,69 +45,70 @@ def storage() -> Iterator[HangingStorage]:
     hanging.goes_on.set()
 
 
-def schedule(storage: HangingStorage, *, slow_seconds: float) -> CheckpointSchedule:
-    return CheckpointSchedule(
+def saver_to(storage: HangingStorage, *, slow_seconds: float) -> StateSaver:
+    schedule = CheckpointSchedule(interval=CommitInterval.parse("1s", Interruptions()))
+    reporter = ProgressReporter(None, local_rank=0, generation=1)
+    return StateSaver(
         checkpointer=Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1),
-        newest=None,
-        interval=CommitInterval.parse("1s", Interruptions()),
+        schedule=schedule,
+        reports=CheckpointReports(reporter=reporter, schedule=schedule),
         retention=Retention(),
-        reporter=ProgressReporter(None, local_rank=0, generation=1),
         slow_seconds=slow_seconds,
     )
 
 
-def save(commits: CheckpointSchedule, step: int) -> None:
-    commits.save(STATE, step)
-    ended(commits, step)
+def save(saver: StateSaver, step: int) -> None:
+    saver.save_in_background(STATE, step)
+    ended(saver, step)
 
 
-def ended(commits: CheckpointSchedule, step: int) -> None:
+def ended(saver: StateSaver, step: int) -> None:
     """Wait until the save of `step` has become the newest commit."""
     deadline = time.monotonic() + 60
-    while (commit := commits.reporter.progress.commit) is None or commit.step < step:
+    while (commit := saver.reports.newest_commit) is None or commit.step < step:
         assert time.monotonic() < deadline
-        commits.poll()
+        saver.poll()
 
 
 def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> None:
-    commits = schedule(storage, slow_seconds=0.0)
-    save(commits, 10)
+    saver = saver_to(storage, slow_seconds=0.0)
+    save(saver, 10)
     storage.goes_on.clear()
-    commits.save(STATE, 20)
+    saver.save_in_background(STATE, 20)
     deadline = time.monotonic() + 60
-    while (failure := commits.reporter.progress.checkpoint_failure) is None:
+    while (failure := saver.reports.reporter.progress.checkpoint_failure) is None:
         assert time.monotonic() < deadline
-        commits.poll()
+        saver.poll()
     assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
     said = r"The checkpoint at step 20 has been under way for \d+ s, where \d+\.\d s were forecast"
     assert re.search(said, failure.message)
     storage.goes_on.set()
-    ended(commits, 20)
-    assert commits.reporter.progress.checkpoint_failure is None
+    ended(saver, 20)
+    assert saver.reports.reporter.progress.checkpoint_failure is None
 
 
 @pytest.mark.parametrize("saved_before", [False, True], ids=["without a forecast", "with a forecast"])
 def test_a_save_that_takes_a_moment_is_no_failure(storage: HangingStorage, saved_before: bool) -> None:
-    commits = schedule(storage, slow_seconds=3600.0 if saved_before else 0.0)
+    saver = saver_to(storage, slow_seconds=3600.0 if saved_before else 0.0)
     if saved_before:
-        save(commits, 10)
+        save(saver, 10)
     storage.goes_on.clear()
-    commits.save(STATE, 20)
-    commits.poll()
-    assert commits.reporter.progress.checkpoint_failure is None
+    saver.save_in_background(STATE, 20)
+    saver.poll()
+    assert saver.reports.reporter.progress.checkpoint_failure is None
     storage.goes_on.set()
-    ended(commits, 20)
+    ended(saver, 20)
 
 
 def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: HangingStorage) -> None:
     """Otherwise a drain would give up a commit of adapters for want of time, as that of the large model took long."""
     tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
     lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict))
-    commits = schedule(storage, slow_seconds=3600.0)
+    saver = saver_to(storage, slow_seconds=3600.0)
     forecasts = []
     for step in (10, 20):
-        commits.save(lora, step)
-        ended(commits, step)
-        forecasts.append(commits.forecast_seconds())
+        saver.save_in_background(lora, step)
+        ended(saver, step)
+        forecasts.append(saver.forecast_seconds())
     assert forecasts[0] is None
     assert forecasts[1] is not None
