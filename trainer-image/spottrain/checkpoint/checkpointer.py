@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain.checkpoint.background import Background
-from spottrain.checkpoint.collectives import Collectives, attempt
+from spottrain.checkpoint.collectives import Collectives, result_or_error
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, SaveFailed
 from spottrain.checkpoint.fill import fill
 from spottrain.checkpoint.format import codec
@@ -205,7 +205,7 @@ class Checkpointer:
         if wait or not asynchronous:
             self.settle(deadline_seconds)
 
-        parts = attempt(lambda: _Parts.of(state, extra, rank_state))
+        parts = result_or_error(lambda: _Parts.of(state, extra, rank_state))
         failed = isinstance(parts, CheckpointError)
         own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
         # The ranks finish their parts at different times, so only together they know how it stands. One question is

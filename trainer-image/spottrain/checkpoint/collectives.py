@@ -28,14 +28,14 @@ class Collectives:
         """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
         if self._group is None:
             return work()
-        outcome: list[T | CheckpointError | None] = [attempt(work) if self._rank == 0 else None]
+        outcome: list[T | CheckpointError | None] = [result_or_error(work) if self._rank == 0 else None]
         dist.broadcast_object_list(outcome, group=self._group, group_src=0)
         return _result(outcome[0])
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank. Where some ranks' work failed, all raise the error of the lowest of them: what is
         done about it may be a collective."""
-        outcome = attempt(work)
+        outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self.settled(outcome, failed)
 
@@ -50,7 +50,7 @@ class Collectives:
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
         """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
-        outcome = attempt(work)
+        outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self._first(outcome) if failed else None
 
@@ -81,8 +81,8 @@ class Collectives:
         return next(found for found in errors if found is not None)
 
 
-def attempt(work: Callable[[], T]) -> T | CheckpointError:
-    """Its result, or the CheckpointError that it raised."""
+def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
+    """Do `work`, and return its result or the CheckpointError that it raised."""
     try:
         return work()
     except CheckpointError as error:

@@ -16,8 +16,9 @@ SHARING_VERSION = 2
 FORMAT_VERSIONS = (FORMAT_VERSION, SHARING_VERSION)
 
 
-def manifest_key(attempt: str) -> str:
-    return f"{attempt}manifest.json"
+def manifest_key(prefix: str) -> str:
+    """The key of the manifest of the attempt at `prefix`."""
+    return f"{prefix}manifest.json"
 
 
 class Commit(BaseModel):
@@ -28,7 +29,7 @@ class Commit(BaseModel):
     generation: int
     step: int
     attempt: str
-    """Prefix of all the objects of this checkpoint, with its trailing slash."""
+    """Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash."""
     manifest_sha256: str
     committed_at: str
     """UTC, ISO 8601; for people: nothing is decided by it."""
@@ -56,9 +57,9 @@ class Head(BaseModel):
     def newest(self) -> Commit | None:
         return self.commits[0] if self.commits else None
 
-    def holds(self, attempt: str) -> bool:
-        """Whether a commit is, or refers to the frozen weights of, this attempt."""
-        return any(attempt == commit.attempt or attempt in commit.needs for commit in self.commits)
+    def holds(self, prefix: str) -> bool:
+        """Whether a commit is, or refers to the frozen weights of, the attempt at `prefix`."""
+        return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
 
     def serialise(self) -> bytes:
         """As older readers know it, unless a commit refers to another's objects."""

@@ -110,7 +110,7 @@ def _refuse_fenced(head: Head, generation: int) -> None:
 
 
 def _refuse_unheld(head: Head, new: Commit) -> None:
-    if not all(head.holds(attempt) for attempt in new.needs):
+    if not all(head.holds(prefix) for prefix in new.needs):
         raise SharedWeightsGone(
             f"Step {new.step} was not committed: no commit holds the frozen weights that it refers to any more. The "
             "next save writes them anew."
@@ -124,7 +124,7 @@ def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -
     nothing left to do.
     """
     pause = 0.005
-    for attempt in range(_TRIES):
+    for number in range(_TRIES):
         try:
             head, etag = _read(storage)
             desired = change(head)
@@ -135,7 +135,7 @@ def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -
             pass
         except StorageUnavailable:
             # The store has retried on its own already; a few more tries only settle an unclear write.
-            if attempt >= 3:
+            if number >= 3:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, 0.2)

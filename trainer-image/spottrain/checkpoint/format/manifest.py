@@ -169,18 +169,18 @@ class Manifest(_Model):
         first = len(self.files)
         return self.files[number] if number < first else self.shared[number - first].file
 
-    def key(self, attempt: str, number: int) -> str:
-        """Of a file, by its number, of the checkpoint that lies at `attempt`."""
+    def key(self, prefix: str, number: int) -> str:
+        """Of a file, by its number, of the checkpoint that lies at `prefix`."""
         first = len(self.files)
-        return data_key(attempt, number) if number < first else self.shared[number - first].key
+        return data_key(prefix, number) if number < first else self.shared[number - first].key
 
-    def needs(self, attempt: str) -> tuple[str, ...]:
-        """Other attempts whose files the checkpoint at `attempt` refers to."""
-        return tuple(sorted({shared.attempt for shared in self.shared} - {attempt}))
+    def needs(self, prefix: str) -> tuple[str, ...]:
+        """Other attempts whose files the checkpoint at `prefix` refers to."""
+        return tuple(sorted({shared.attempt for shared in self.shared} - {prefix}))
 
-    def size(self, attempt: str) -> tuple[int, int]:
-        """Bytes of tensors and padding that lie at `attempt`, where this checkpoint does, and at others."""
-        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != attempt)
+    def size(self, prefix: str) -> tuple[int, int]:
+        """Bytes of tensors and padding that lie at `prefix`, where this checkpoint does, and elsewhere."""
+        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != prefix)
         return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
     @classmethod
@@ -205,16 +205,16 @@ class Manifest(_Model):
 _OF_FROZEN_WEIGHTS = ("shared", "frozen", "frozen_entries")
 
 
-def data_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}.data"
+def data_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}.data"
 
 
-def frozen_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}{FROZEN_SUFFIX}"
+def frozen_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}{FROZEN_SUFFIX}"
 
 
-def receipt_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}.receipt.json"
+def receipt_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}.receipt.json"
 
 
 def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:

@@ -40,11 +40,11 @@ class PartReader:
     """Reads spans of bytes of one checkpoint; only verified bytes leave it."""
 
     def __init__(
-        self, storage: ObjectReader, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
+        self, storage: ObjectReader, prefix: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
     ) -> None:
         """`read_bytes` is how much is read at once, in whole blocks and one at least."""
         self._storage = storage
-        self._attempt = attempt
+        self._prefix = prefix
         self._manifest = manifest
         self._read_bytes = read_bytes
 
@@ -86,7 +86,7 @@ class PartReader:
             deliver(index, offset, data[begin - first : end - first])
 
     def _fetch(self, number: int, begin: int, data: memoryview) -> None:
-        key = self._manifest.key(self._attempt, number)
+        key = self._manifest.key(self._prefix, number)
         try:
             length = self._storage.read_into(key, begin, data)
         except ObjectNotFound as error:
