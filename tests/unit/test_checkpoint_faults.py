@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
 from memory_storage import MemoryStorage
-from rank_parts import persist
+from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -352,7 +352,7 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
 
 def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
     storage = FullStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     storage.no_room_for = "rank-00001.data"
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.run), pool.submit(second.run)]:
@@ -365,7 +365,7 @@ def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
 
 def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None:
     storage = MemoryStorage()
-    first = persist(storage, 0)
+    first = save_task(storage, 0)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(first.run)
         failure = SaveFailed("as rank 1 failed: no route to the store")
@@ -377,7 +377,7 @@ def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None
 
 def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> None:
     storage = MemoryStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     second.run()
     first.handle.give_up(SaveFailed("as rank 1 failed: the answer was lost"))
     first.run()

@@ -10,7 +10,7 @@ What lies in the store:
         manifest.json                           all of that together, and the state that is not tensors
 
 A save goes: stage (staging.py), upload (by a process beside the rank: writer.py) and receipt on every rank, then on
-rank 0 the manifest and the compare-and-swap of HEAD (persist.py). Only what HEAD names exists; where HEAD itself
+rank 0 the manifest and the compare-and-swap of HEAD (save_task.py). Only what HEAD names exists; where HEAD itself
 is lost, it is made anew from what is whole (rebuild.py). Nothing in it is a pickle (codec.py).
 Newer steps may be in the memory of members (replicas.py), for a loss without notice.
 """
@@ -35,8 +35,8 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.peers.replicas import Replicas
-from spottrain.checkpoint.saving.persist import SaveHandle
 from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import CheckpointStorage

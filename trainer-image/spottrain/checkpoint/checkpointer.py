@@ -25,8 +25,9 @@ from spottrain.checkpoint.format.manifest import Manifest, Receipt, read_manifes
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
-from spottrain.checkpoint.saving.persist import Persist, SaveHandle
 from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
@@ -241,7 +242,7 @@ class Checkpointer:
             time.monotonic() - started,
             writes_frozen_weights=bool(new),
         )
-        task = Persist(
+        task = SaveTask(
             storage=self._storage,
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
             handle=handle,
@@ -336,9 +337,9 @@ class Checkpointer:
     def _was_committed(self, failed: SaveHandle) -> bool:
         """Whether HEAD names what the store gave no answer on; then it is a commit like any other."""
         with contextlib.suppress(CheckpointError):
-            head = read_head(self._storage) if failed.begun is not None else None
-            if head is not None and failed.begun in head.commits:
-                failed.commit, failed.error = failed.begun, None
+            head = read_head(self._storage) if failed.proposed is not None else None
+            if head is not None and failed.proposed in head.commits:
+                failed.commit, failed.error = failed.proposed, None
         return failed.error is None
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
-from spottrain.checkpoint.format.seal import seal, unseal
+from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
 
 # What refers to objects of other commits is of a version of its own: older readers would take it for damaged.
 FORMAT_VERSION = 1
@@ -66,20 +66,20 @@ class Head(BaseModel):
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
         shares = len(plain) < len(self.commits)
         head = self.model_copy(update={"format_version": SHARING_VERSION if shares else FORMAT_VERSION})
-        return seal(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
+        return dump_checksummed(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint."""
         try:
-            body = unseal(data)
-            version = json.loads(body)["format_version"]
+            text = verify_checksummed(data)
+            version = json.loads(text)["format_version"]
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
                     f"{SHARING_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
                 )
-            return cls.model_validate_json(body)
+            return cls.model_validate_json(text)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(
                 f"HEAD of the checkpoint store is damaged ({error.__class__.__name__}), and no whole checkpoint lies "

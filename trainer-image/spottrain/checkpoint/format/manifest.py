@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
 from spottrain.checkpoint.format.commits import FORMAT_VERSION, FORMAT_VERSIONS, SHARING_VERSION, Commit
-from spottrain.checkpoint.format.seal import seal, unseal
 from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
@@ -102,7 +102,7 @@ class Receipt(_Model):
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises ValueError where it isn't what was written."""
-        return cls.model_validate_json(unseal(data))
+        return cls.model_validate_json(verify_checksummed(data))
 
 
 class Tensor(_Model):
@@ -187,14 +187,14 @@ class Manifest(_Model):
     def parse(cls, data: bytes, key: str) -> Self:
         """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint; `key` is for these."""
         try:
-            body = unseal(data)
-            version = json.loads(body).get("format_version")
+            text = verify_checksummed(data)
+            version = json.loads(text).get("format_version")
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
                     f"{SHARING_VERSION}."
                 )
-            return cls.model_validate_json(body)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             raise CorruptCheckpoint(f"{key} is damaged: {_first(error)}.") from error
         except (ValueError, AttributeError) as error:
@@ -272,7 +272,7 @@ def build_manifest(
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
     """A manifest or receipt as it is stored, and the SHA-256 of that. Without frozen weights as older readers know
     it."""
-    data = seal(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
+    data = dump_checksummed(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
     return data, hashlib.sha256(data).hexdigest()
 
 
