@@ -15,7 +15,7 @@ is lost, it is made anew from what is whole (rebuild.py). Nothing in it is a pic
 Newer steps may be in the memory of members (replicas.py), for a loss without notice.
 """
 
-from spottrain.checkpoint.checkpointer import Checkpointer, Loaded
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
@@ -34,6 +34,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,15 +13,14 @@ import torch.distributed as dist
 
 from spottrain.checkpoint.background import Background
 from spottrain.checkpoint.collectives import Collectives, result_or_error
-from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, SaveFailed
-from spottrain.checkpoint.fill import fill
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.format.head import fence, read_head
-from spottrain.checkpoint.format.manifest import Manifest, Receipt, read_manifest
-from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.format.manifest import Receipt
+from spottrain.checkpoint.loading.loader import Loaded, Loader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
@@ -34,23 +32,9 @@ from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract import MemoryCheckpoint
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a checkpoint holds besides the state that was filled in."""
-
-    step: int
-    extra: dict[str, Any]
-    rank_state: dict[str, Any] | None
-    """What this rank saved; None at another world size, where no rank is the same."""
-    replaced: tuple[str, ...] = ()
-    """Frozen weights that the script brought with other values than the checkpoint has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _Encoded:
     """What one rank has to save: tensors, and the rest as JSON."""
 
     tensors: codec.Tensors
@@ -59,7 +43,7 @@ class _Parts:
     rank_state: codec.Json
 
     @classmethod
-    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> _Parts:
+    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> _Encoded:
         tensors, tree = codec.split(state)
         return cls(tensors=tensors, tree=tree, extra=codec.encode(extra or {}), rank_state=codec.encode(rank_state))
 
@@ -101,6 +85,7 @@ class Checkpointer:
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
         self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
+        self._loader = Loader(storage, self._collectives, self._frozen, rank=rank, world_size=world_size)
         self._upload = Upload(storage, writer, rank=rank)
         self._background = Background("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
@@ -117,26 +102,12 @@ class Checkpointer:
         """
         head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
-        if not verify:
-            return head.newest
-        for candidate in head.commits:
-            damage = self._collectives.first_error(partial(self._verify, candidate))
-            if damage is None:
-                return candidate
-            if not isinstance(damage, CorruptCheckpoint):
-                raise damage  # a store that doesn't answer says nothing about the commit
-            logger.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
-        if head.commits:
-            raise CorruptCheckpoint(
-                f"None of the {len(head.commits)} kept checkpoints is whole; see the warnings above. Restore "
-                "the bucket's objects, or start afresh with another checkpoint.uri."
-            )
-        return None
+        return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
         """The `extra` of the newest commit whose manifest is whole, the same on all ranks; empty where there is
         none."""
-        return self._collectives.from_rank_0(self._newest_extra)
+        return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
         """Fill the tensors of `state` in place, and replace its other values by the stored ones. `frozen` are the
@@ -146,12 +117,7 @@ class Checkpointer:
         (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
         `state` as it was.
         """
-
-        def read() -> tuple[Manifest, PartReader]:
-            manifest = read_manifest(self._storage, commit)
-            return manifest, PartReader(self._storage, commit.attempt, manifest)
-
-        loaded = self._load(state, frozen, read)
+        loaded = self._loader.load(state, frozen, lambda: self._loader.open(commit))
         self._resumed_from_step = commit.step
         return loaded
 
@@ -165,7 +131,7 @@ class Checkpointer:
     ) -> Loaded:
         """As `load`, from members' memory. HEAD doesn't know this step yet: save it first of all."""
         found = replicas.read(checkpoint)
-        return self._load(state, frozen, lambda: found)
+        return self._loader.load(state, frozen, lambda: found)
 
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
         """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
@@ -206,9 +172,9 @@ class Checkpointer:
         if wait or not asynchronous:
             self.settle(deadline_seconds)
 
-        parts = result_or_error(lambda: _Parts.of(state, extra, rank_state))
-        failed = isinstance(parts, CheckpointError)
-        own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
+        encoded = result_or_error(lambda: _Encoded.of(state, extra, rank_state))
+        failed = isinstance(encoded, CheckpointError)
+        own, once = self._frozen.split({} if isinstance(encoded, CheckpointError) else encoded.tensors, frozen)
         # The ranks finish their parts at different times, so only together they know how it stands. One question is
         # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
         # processors that slows the copy of the others.
@@ -219,7 +185,7 @@ class Checkpointer:
             failed or self._is_new(own),
             self._frozen.is_unwritten(once),
         )
-        parts = self._collectives.settled(parts, failed)
+        encoded = self._collectives.settled(encoded, failed)
         if busy and not asynchronous:
             raise SaveFailed(
                 f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
@@ -231,7 +197,7 @@ class Checkpointer:
         new: codec.Tensors = {}
         if unwritten:  # rarely, so that the ranks may ask each other once more
             new, before = self._frozen.agree(once), len(own)
-            own, once = self._frozen.split(parts.tensors, frozen)
+            own, once = self._frozen.split(encoded.tensors, frozen)
             changed = changed or len(own) != before
         plan = self._planned(own, changed)
         frozen_part = self._frozen.stage(once, new)
@@ -253,11 +219,11 @@ class Checkpointer:
                 world_size=self._world_size,
                 entries=plan.entries,
                 frozen_entries=frozen_part.entries,
-                rank_state=parts.rank_state,
+                rank_state=encoded.rank_state,
             ),
             shared=frozen_part.kept,
-            tree=parts.tree,
-            extra=parts.extra,
+            tree=encoded.tree,
+            extra=encoded.extra,
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
             clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
@@ -354,43 +320,3 @@ class Checkpointer:
         if changed or self._plan is None:
             self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         return self._plan[0]
-
-    def _load(
-        self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
-    ) -> Loaded:
-        tensors: codec.Tensors = {}
-
-        def work() -> Manifest:
-            manifest, parts = read()
-            tensors.update(codec.split(state)[0])
-            self._frozen.before_load(tensors, frozen, manifest)
-            fill(state, tensors, manifest, parts)
-            return manifest
-
-        manifest = self._collectives.together(work)
-        replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
-        same_world = manifest.world_size == self._world_size
-        return Loaded(
-            step=manifest.step,
-            extra=codec.join(manifest.extra, {}),
-            rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
-            replaced=tuple(sorted(replaced)),
-        )
-
-    def _newest_extra(self) -> dict[str, Any]:
-        head = read_head(self._storage)
-        for commit in head.commits if head is not None else ():
-            try:
-                extra: dict[str, Any] = codec.join(read_manifest(self._storage, commit).extra, {})
-            except CorruptCheckpoint as error:
-                logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
-            else:
-                return extra
-        return {}
-
-    def _verify(self, commit: Commit) -> None:
-        """This rank's share of reading all the files of a commit."""
-        manifest = read_manifest(self._storage, commit)
-        parts = PartReader(self._storage, commit.attempt, manifest)
-        for number in range(self._rank, manifest.num_files, self._world_size):
-            parts.verify(number)

@@ -70,8 +70,13 @@ def encode(value: Any) -> Json:
     return _encode(value, (), inline)
 
 
+def decode(tree: Json) -> Any:
+    """The opposite of `encode`. Raises CorruptCheckpoint."""
+    return join(tree, {})
+
+
 def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
-    """The opposite of `split` and, with no tensors, of `encode`. Raises CorruptCheckpoint."""
+    """The opposite of `split`. Raises CorruptCheckpoint."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):

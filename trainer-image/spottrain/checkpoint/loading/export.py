@@ -51,7 +51,7 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
         if is_file:
             return [_save(tensors, output, note)]
         written = [_save(tensors, output / f"model{SUFFIX}", note)]
-        config = model_config(manifest)
+        config = _model_config(manifest)
         if config is not None:
             written.append(_write_json(config, output / "config.json"))
         return written
@@ -81,7 +81,7 @@ def _export_adapters(
 def _peft(manifest: Manifest) -> dict[str, Any]:
     """What the commit knows of a PEFT model's adapters; empty for other models. Raises ExportFailed where it doesn't
     know enough of one."""
-    extra = codec.join(manifest.extra, {})
+    extra = codec.decode(manifest.extra)
     adapters: dict[str, Any] = extra.get("peft") or {}
     if any(Path(name).name != name for name in adapters):
         raise ExportFailed(f"The commit has adapters whose names are no names of folders: {', '.join(adapters)}.")
@@ -95,9 +95,9 @@ def _peft(manifest: Manifest) -> dict[str, Any]:
     return adapters
 
 
-def model_config(manifest: Manifest) -> dict[str, Any] | None:
+def _model_config(manifest: Manifest) -> dict[str, Any] | None:
     """The configuration that the model had as `model.config`, as for Hugging Face's models; None without one."""
-    extra = codec.join(manifest.extra, {})
+    extra = codec.decode(manifest.extra)
     config = extra.get("model_config") if isinstance(extra, dict) else None
     return config if isinstance(config, dict) else None
 

@@ -14,7 +14,7 @@ from spottrain.checkpoint.format.part_reader import PartReader
 OPTIMIZER_STATE = "optimizer.state."
 
 
-def fill(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
+def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
     """Fill the `tensors` of `state` in place, and replace its other values. Raises CheckpointMismatch before anything
     is read, and CorruptCheckpoint."""
     tensors = dict(tensors)
