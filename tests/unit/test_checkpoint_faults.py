@@ -31,8 +31,8 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.file_storage import FileStorage
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_cli.checkpoints import checkpoints
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint import Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 

@@ -29,7 +29,7 @@ POLL_TIMEOUT = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=
 REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
 MIN_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
-TROUBLE = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
+TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
 class BackOff:
@@ -61,7 +61,7 @@ class ControlClient:
         while True:
             try:
                 assignment, offset = await self._poll_assignment(revision)
-            except TROUBLE as error:
+            except TRANSIENT_ERRORS as error:
                 logger.debug("no assignment from the operator: %r", error)
                 await back_off.wait()
                 continue
@@ -86,7 +86,7 @@ class ControlClient:
             ) as response:
                 response.raise_for_status()
                 return True
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             logger.debug("the operator has not taken the report: %r", error)
             return False
 
@@ -118,7 +118,7 @@ async def follow_notices(
             ) as response:
                 response.raise_for_status()
                 notices = None if response.status == 204 else NoticeList.from_json(await response.read())
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             logger.debug("no answer from the watcher: %r", error)
             await back_off.wait()
             continue

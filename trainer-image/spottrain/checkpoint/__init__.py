@@ -39,8 +39,8 @@ from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.writer import WriterProcess
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
 
 __all__ = [
     "CheckpointError",

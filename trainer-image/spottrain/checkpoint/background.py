@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _Work = tuple[Callable[[], None], Future[None]]
 
 
-class Background:
+class BackgroundThread:
     """Does what it is given, one thing after the other, beside the training.
 
     `Thread.start` returns when the new thread has had a processor, for which it waits as long as the ranks of a node

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives, result_or_error
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
@@ -23,7 +23,7 @@ from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
-from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention, clean_up
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
@@ -81,13 +81,15 @@ class Checkpointer:
         self._world_size = world_size
         self._group = process_group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
-        self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
+        self._clean_up = (
+            BackgroundCleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
+        )
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
         self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
         self._loader = Loader(storage, self._collectives, self._frozen, rank=rank, world_size=world_size)
         self._upload = Upload(storage, writer, rank=rank)
-        self._background = Background("checkpoint")
+        self._background = BackgroundThread("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
@@ -185,7 +187,7 @@ class Checkpointer:
             failed or self._is_new(own),
             self._frozen.is_unwritten(once),
         )
-        encoded = self._collectives.settled(encoded, failed)
+        encoded = self._collectives.unless_failed(encoded, failed)
         if busy and not asynchronous:
             raise SaveFailed(
                 f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
@@ -226,8 +228,8 @@ class Checkpointer:
             extra=encoded.extra,
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
-            clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
-            make_room=self._clean_up.begin if self._clean_up is not None else None,
+            clean_up=self._clean_up.start if asynchronous and self._clean_up is not None else None,
+            make_room=self._clean_up.start if self._clean_up is not None else None,
         )
         self._current = handle
         self._frozen.saving(handle)

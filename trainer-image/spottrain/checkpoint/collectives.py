@@ -37,9 +37,9 @@ class Collectives:
         done about it may be a collective."""
         outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
-        return self.settled(outcome, failed)
+        return self.unless_failed(outcome, failed)
 
-    def settled(self, outcome: T | CheckpointError, failed: bool) -> T:
+    def unless_failed(self, outcome: T | CheckpointError, failed: bool) -> T:
         """As `together`, where the work is done, and known whether it failed on any rank."""
         first = self._first(outcome) if failed else None
         if first is not None:

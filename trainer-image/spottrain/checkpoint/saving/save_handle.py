@@ -33,7 +33,7 @@ class SaveHandle:
         self.error: CheckpointError | None = None
         self.given_up: CheckpointError | None = None
         """What other ranks' parts of it failed with, once the ranks have told each other."""
-        self._heard = threading.Event()
+        self._gave_up = threading.Event()
         self._finished = threading.Event()
 
     @property
@@ -56,11 +56,11 @@ class SaveHandle:
     def give_up(self, error: CheckpointError) -> None:
         """Wait no longer for receipts that won't come. Changes nothing where all of them were there already."""
         self.given_up = error
-        self._heard.set()
+        self._gave_up.set()
 
     def pause(self, seconds: float) -> None:
         """Let so much time pass; raises what `give_up` was told as soon as that is known."""
-        if self._heard.wait(seconds) and self.given_up is not None:
+        if self._gave_up.wait(seconds) and self.given_up is not None:
             raise self.given_up
 
     def finish(self, error: CheckpointError | None = None) -> None:
