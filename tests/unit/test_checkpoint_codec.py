@@ -93,7 +93,7 @@ def test_a_small_tensor_among_plain_values_comes_back(tensor: torch.Tensor) -> N
 def test_tensors_among_plain_values_are_small_together() -> None:
     half = torch.zeros(codec.MAX_INLINE_BYTES // 8)
     codec.encode({"a": half, "b": half})
-    with pytest.raises(UnsupportedState, match=r"at 'c' is one too much: .* 1 MiB in all"):
+    with pytest.raises(UnsupportedState, match=r"at 'c' is one too many: .* 1 MiB in total"):
         codec.encode({"a": half, "b": half, "c": torch.ones(1)})
 
 
@@ -119,7 +119,7 @@ def test_a_tensor_that_is_more_than_its_bytes_is_refused_by_its_key(tensor: torc
 
 @pytest.mark.parametrize("kind", ["Tensor", "load", "no_such_type", "qint8", "__loader__"])
 def test_a_small_tensor_of_another_kind_is_damage(kind: str) -> None:
-    with pytest.raises(CorruptCheckpoint, match="is no type of tensors"):
+    with pytest.raises(CorruptCheckpoint, match="is not a dtype that tensors can have"):
         codec.decode({"$small_tensor": [kind, [1], "AAAAAA=="]})
 
 

@@ -35,7 +35,7 @@ from spottrain_api.contract import MemoryCheckpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Encoded:
-    """What one rank has to save: tensors, and the rest as JSON."""
+    """What one rank has to save: the tensors, and the rest as JSON."""
 
     tensors: codec.Tensors
     tree: codec.Json
@@ -51,9 +51,10 @@ class _Encoded:
 class Checkpointer:
     """One rank's access to a job's checkpoints.
 
-    `latest`, `load`, `save`, `prepare`, `settle` and `hear_of_failures` are collectives: every rank calls them,
-    in the same order, from the training thread. They use `process_group` only, a gloo group that nothing else
-    uses, so that they never meet a collective of the model. What runs in the background uses no collective at all.
+    `latest`, `newest_extra`, `load`, `load_replica`, `save`, `prepare`, `settle` and `hear_of_failures` are
+    collectives: every rank calls them, in the same order, from the training thread. They use `process_group` alone,
+    a gloo group that nothing else uses, so that they never mix with a collective of the model. Work in the background
+    uses no collective at all.
     """
 
     def __init__(
@@ -69,9 +70,21 @@ class Checkpointer:
         receipts_timeout_seconds: float = 600.0,
         writer: WriterProcess | None = None,
     ) -> None:
-        """`attempt_id` names this start of the generation and is part of the prefix of all its attempts.
-        With `retention`, each commit made in the background is followed by a clean-up. `writer`, connected to the
-        same store, uploads the data; without one, threads of this process do."""
+        """Open one rank's access. Call it on every rank.
+
+        Args:
+            storage: The store of the job's checkpoints.
+            generation: Number of the generation that this rank belongs to.
+            attempt_id: Names this start of the generation. It is part of the prefix of every save.
+            rank: This rank.
+            world_size: Number of ranks.
+            process_group: A gloo group that nothing else uses. A world of one needs none.
+            retention: Which commits a clean-up keeps. It follows each commit that is made in the background. None: no
+                clean-up.
+            receipts_timeout_seconds: How long rank 0 waits for the receipts of the other ranks.
+            writer: The process that uploads the data, connected to the same store. None: threads of this process
+                upload it.
+        """
         if world_size > 1 and process_group is None:
             raise ValueError("a world of more than one rank needs a gloo process group of its own")
         self._storage = storage
@@ -94,30 +107,48 @@ class Checkpointer:
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
         self.has_rebuilt_head = False
-        """Whether HEAD was missing or damaged when `latest` asked, so that it was made anew."""
+        """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
 
     def latest(self, *, verify: bool = False) -> Commit | None:
-        """The newest commit, the same on all ranks; None where there is none. Fences older generations.
+        """Return the newest commit, the same on all ranks, and fence older generations.
 
-        With `verify`, all its bytes are read first, and a damaged commit is passed over, with a warning,
-        for the newest kept one that is whole. Raises Fenced, and what keeps the bytes from being read.
+        Args:
+            verify: Read all bytes of the commit first. A damaged commit is passed over, with a warning, for the
+                newest kept one that is whole.
+
+        Returns:
+            The commit, or None if there is none.
+
+        Raises:
+            Fenced: A newer generation has taken over.
+            CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
+            StorageError: The store can't be read.
         """
         head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit whose manifest is whole, the same on all ranks; empty where there is
-        none."""
+        """Return the `extra` of the newest commit whose manifest is whole, the same on all ranks; {} without one."""
         return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values by the stored ones. `frozen` are the
-        names of tensors that aren't trained, as `codec.split` gives them.
+        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
 
-        What is read is verified before it reaches a tensor. When any rank fails, all raise: CorruptCheckpoint
-        (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
-        `state` as it was.
+        Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
+
+        Args:
+            state: The state to fill. It has the structure of the state that was saved.
+            commit: What to read.
+            frozen: Names of tensors that aren't trained, as `codec.split` returns them.
+
+        Returns:
+            What the checkpoint holds besides the state.
+
+        Raises:
+            CorruptCheckpoint: Bytes are damaged. `latest(verify=True)` finds an older commit that is whole.
+            CheckpointMismatch: The checkpoint doesn't fit `state`, which stays as it was.
+            StorageError: The store can't be read.
         """
         loaded = self._loader.load(state, frozen, lambda: self._loader.open(commit))
         self._resumed_from_step = commit.step
@@ -131,17 +162,19 @@ class Checkpointer:
         *,
         frozen: Collection[str] = (),
     ) -> Loaded:
-        """As `load`, from members' memory. HEAD doesn't know this step yet: save it first of all."""
+        """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
         found = replicas.read(checkpoint)
         return self._loader.load(state, frozen, lambda: found)
 
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
-        """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
-        store goes on in the background."""
+        """Plan and allocate ahead for states of this structure, so that the first save is not slow.
+
+        The connection to the store is opened in the background.
+        """
         tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
         (changed, unwritten), _ = self._collectives.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
-        # A save that is under way may be the one that writes them.
+        # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(once)):
             self._frozen.prepare(new)
         self._staging.prepare(self._planned(own, changed))
@@ -160,15 +193,28 @@ class Checkpointer:
         wait: bool = False,
         deadline_seconds: float | None = None,
     ) -> SaveHandle | None:
-        """Save `state` after `step` steps. `frozen` are the names of tensors that aren't trained, as `codec.split`
-        gives them: they are written once, and again only if they have changed.
+        """Save `state` after `step` steps.
 
-        Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
-        finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
-        this step, with `handle.commit` set on every rank, and raises on every rank if that failed; a step
-        that the save before has committed already is not saved again.
-        `deadline_seconds` bounds the wait for the other ranks' receipts. `extra` and `state` but for its
-        sharded tensors are rank 0's; `rank_state` is each rank's own.
+        An asynchronous save returns once the state is staged. A synchronous save returns when HEAD names this step,
+        with `handle.commit` set on every rank; if that fails, it raises on every rank. A synchronous save does
+        nothing if the previous save has already committed this step.
+
+        Args:
+            state: What to save. Sharded tensors come from every rank, everything else from rank 0.
+            step: Number of steps that the state has seen.
+            frozen: Names of tensors that aren't trained, as `codec.split` returns them. They are written once, and
+                again only if they have changed.
+            extra: Plain values that are stored beside the state, from rank 0.
+            rank_state: Plain values of each rank's own.
+            asynchronous: Return once the state is staged, and do the rest in the background.
+            wait: Wait for the end of the previous save, instead of returning None.
+            deadline_seconds: Limit of the wait for the other ranks' receipts.
+
+        Returns:
+            The save, or None, on all ranks, if the previous save is still under way on one of them.
+
+        Raises:
+            CheckpointError: Why a synchronous save failed, or why the state can't be stored.
         """
         started = time.monotonic()
         if wait or not asynchronous:
@@ -177,9 +223,9 @@ class Checkpointer:
         encoded = result_or_error(lambda: _Encoded.of(state, extra, rank_state))
         failed = isinstance(encoded, CheckpointError)
         own, once = self._frozen.split({} if isinstance(encoded, CheckpointError) else encoded.tensors, frozen)
-        # The ranks finish their parts at different times, so only together they know how it stands. One question is
-        # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
-        # processors that slows the copy of the others.
+        # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
+        # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
+        # slows down the copies of the others.
         (failed, busy, unsaved, changed, unwritten), unique = self._collectives.any_and_token(
             failed,
             self._is_busy(),
@@ -190,14 +236,14 @@ class Checkpointer:
         encoded = self._collectives.unless_failed(encoded, failed)
         if busy and not asynchronous:
             raise SaveFailed(
-                f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
+                f"Step {step} was not committed: the previous save was still under way after {deadline_seconds} s."
             )
         if busy:
             return None
         if not unsaved and self._current is not None:
             return self._committed(self._current)
         new: codec.Tensors = {}
-        if unwritten:  # rarely, so that the ranks may ask each other once more
+        if unwritten:  # rare enough for one more exchange between the ranks
             new, before = self._frozen.agree(once), len(own)
             own, once = self._frozen.split(encoded.tensors, frozen)
             changed = changed or len(own) != before
@@ -234,7 +280,7 @@ class Checkpointer:
         self._current = handle
         self._frozen.saving(handle)
         if not asynchronous and self._group is None:
-            task.run()  # there is nobody to be heard meanwhile
+            task.run()  # no other rank can report a failure meanwhile
         else:
             self._background.submit(task.run)
         if asynchronous:
@@ -243,14 +289,21 @@ class Checkpointer:
         return self._committed(handle)
 
     def wait(self) -> None:
-        """Wait for this rank's part of the save under way, if there is one. Raises what it ended with."""
+        """Wait for this rank's part of the save under way, if there is one. Raises the error that it ended with."""
         if self._current is not None:
             self._current.wait()
 
     def cleanup(self, keep_last: int = 2, keep_every: int | None = None) -> int:
-        """On rank 0: forget and delete older commits and abandoned attempts; the number of objects deleted.
+        """On rank 0, drop and delete older commits and abandoned attempts. Not a collective.
 
-        Never what HEAD names, nor what a generation that may still commit has written. No collective.
+        It never deletes what HEAD names, nor what a generation has written that may still commit.
+
+        Args:
+            keep_last: Number of newest commits to keep.
+            keep_every: Also keep the first commit at or after each multiple of so many steps.
+
+        Returns:
+            The number of objects that were deleted.
         """
         if self._rank != 0:
             return 0
@@ -258,13 +311,18 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the others haven't heard of it yet."""
+        """Whether this rank's part of the newest save has failed, and the other ranks don't know it yet."""
         current = self._current
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
     def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
-        """Let rank 0 give up the newest save where another rank's part of it has failed: that rank may not reach the
-        store, not even to say so there. Waits, so long, for the parts of all ranks but rank 0's. A collective."""
+        """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
+
+        That rank may not reach the store, not even to report its failure there.
+
+        Args:
+            timeout_seconds: How long to wait for the parts of all ranks except rank 0. None: without a limit.
+        """
         handle = self._current
         if handle is None:
             return
@@ -274,8 +332,13 @@ class Checkpointer:
             handle.give_up(error)
 
     def settle(self, timeout_seconds: float | None = None) -> None:
-        """Wait until the save under way has ended, well or not, or the time is over. Its error, if any, stays on its
-        handle. A collective."""
+        """Wait until the save under way has ended, or the time is over. A collective.
+
+        If the save fails, its handle keeps the error.
+
+        Args:
+            timeout_seconds: How long to wait. None: without a limit.
+        """
         if self._current is not None:
             started = time.monotonic()
             self.hear_of_failures(timeout_seconds)
@@ -286,15 +349,15 @@ class Checkpointer:
         handle = self._current
         if self._rank != 0 and handle is not None and handle.error is not None:
             raise SaveFailed(
-                f"The checkpoint at step {handle.step} was given up, as rank {self._rank} failed: {handle.error}"
+                f"The checkpoint at step {handle.step} was given up, because rank {self._rank} failed: {handle.error}"
             )
 
     def _is_busy(self) -> bool:
         return self._current is not None and not self._current.done
 
     def _is_unsaved(self, step: int, asynchronous: bool) -> bool:
-        """Whether to save this step, as rank 0 sees it, the others being none the wiser: what it has committed is
-        committed, also where another rank's answer from the store was lost."""
+        """Whether to save this step, as rank 0 sees it: the other ranks don't know. What rank 0 has committed stays
+        committed, even if the store's answer to another rank was lost."""
         if self._rank != 0:
             return False
         current = self._current
@@ -303,7 +366,7 @@ class Checkpointer:
         return current.error is not None and not self._was_committed(current)
 
     def _was_committed(self, failed: SaveHandle) -> bool:
-        """Whether HEAD names what the store gave no answer on; then it is a commit like any other."""
+        """Whether HEAD names the commit for which the store gave no answer. Then it is a commit like any other."""
         with contextlib.suppress(CheckpointError):
             head = read_head(self._storage) if failed.proposed is not None else None
             if head is not None and failed.proposed in head.commits:
@@ -311,7 +374,7 @@ class Checkpointer:
         return failed.error is None
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
-        """What the save ended with on rank 0 holds for all ranks."""
+        """Set the result of rank 0 on all ranks."""
         handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
         return handle
 

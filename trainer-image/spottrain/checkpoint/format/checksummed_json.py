@@ -1,4 +1,4 @@
-"""JSON with its own checksum, so that a reader believes HEAD and manifests only if they are what was written."""
+"""JSON with its own checksum, so that a reader trusts HEAD and manifests only if they are what was written."""
 
 from __future__ import annotations
 

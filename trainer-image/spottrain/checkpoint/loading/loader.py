@@ -1,4 +1,4 @@
-"""How the ranks of a job read its commits: verification, the state, and what lies beside the state."""
+"""How the ranks of a job read its commits: verification, the state, and the values beside the state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Loader:
         if commits:
             raise CorruptCheckpoint(
                 f"None of the {len(commits)} kept checkpoints is whole; see the warnings above. Restore "
-                "the bucket's objects, or start afresh with another checkpoint.uri."
+                "the bucket's objects, or start afresh with a different checkpoint.uri."
             )
         return None
 
