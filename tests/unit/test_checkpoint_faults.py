@@ -359,7 +359,7 @@ def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
             done.result()
     assert isinstance(second.handle.error, StorageFull)
     assert isinstance(first.handle.error, SaveFailed)
-    assert "as rank 1 failed: the disk is full" in str(first.handle.error)
+    assert "because rank 1 failed: the disk is full" in str(first.handle.error)
     assert list(storage.list("")) == []
 
 
