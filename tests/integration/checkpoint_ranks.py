@@ -190,7 +190,7 @@ def one_rank_is_cut_off(me: Rank) -> None:
     if me.rank == 1:
         me.storage = UnreachableStorage(me.storage)
     me.checkpointer = me.new_checkpointer()
-    with pytest.raises(SaveFailed, match="given up, as rank 1 failed: the disk of rank 1 is full"):
+    with pytest.raises(SaveFailed, match="given up, because rank 1 failed: the disk of rank 1 is full"):
         me.save(10)
     in_background = me.save_in_background(20)
     in_background.join(0.0 if me.rank == 0 else None)

@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from spottrain.checkpoint.export import export  # noqa: E402
 from spottrain.checkpoint.format.commits import Commit  # noqa: E402
-from spottrain.checkpoint.stores.open import open_storage  # noqa: E402
+from spottrain.checkpoint.loading.export import export  # noqa: E402
 from spottrain.checkpoint.stores.storage import CheckpointStorage  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402

@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from spottrain.checkpoint.stores.open import open_storage  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402

@@ -140,7 +140,7 @@ def test_buffers_that_are_replaced_are_registered_no_longer() -> None:
 def test_random_numbers_of_the_device_go_on_where_they_were_captured() -> None:
     random_state.seed_everything(3, rank=1)
     torch.randn(1000, device=DEVICE)
-    state = codec.join(codec.encode(random_state.capture()), {})
+    state = codec.decode(codec.encode(random_state.capture()))
     wanted = [torch.randn(1000, device=DEVICE), torch.rand(7, device=DEVICE), torch.randn(5)]
     random_state.restore(state)
     found = [torch.randn(1000, device=DEVICE), torch.rand(7, device=DEVICE), torch.randn(5)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from rank_parts import persist
+from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
 from spottrain.checkpoint.format.head import HEAD_KEY
@@ -45,7 +45,7 @@ class BrokenStorage(MemoryStorage):
 def test_a_save_ends_also_when_what_follows_its_failure_fails(
     rank: int, first: Exception, then: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = persist(BrokenStorage(first, then), rank)
+    broken = save_task(BrokenStorage(first, then), rank)
     broken.run()
     assert broken.handle.done
     with pytest.raises(CheckpointError, match=str(first)):
@@ -72,7 +72,7 @@ def save(saver: Checkpointer, step: int, in_background: bool = False) -> int:
 
 
 def test_a_save_that_is_interrupted_is_not_taken_for_a_commit() -> None:
-    interrupted = persist(BrokenStorage(KeyboardInterrupt()), 1)
+    interrupted = save_task(BrokenStorage(KeyboardInterrupt()), 1)
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
     with pytest.raises(SaveFailed, match="was interrupted"):

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
 from memory_storage import MemoryStorage
-from rank_parts import persist
+from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -31,8 +31,8 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.file_storage import FileStorage
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_cli.checkpoints import checkpoints
 
 
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None
     newest = resumed.latest()
     assert newest is not None
     zero: dict[str, Any] = {"zero": {"w": torch.ones(3, 2)}}
-    with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero'; it was made with another strategy"):
+    with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero': a different strategy or an older script"):
         resumed.load(zero, newest)
     doubled: dict[str, Any] = {"model": {"w": torch.ones(3, 2, dtype=torch.float64)}, "step": 0}
     with pytest.raises(CheckpointMismatch, match=r"'model\.w' is float32 \[3, 2\] in the checkpoint and float64"):
@@ -352,20 +352,20 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
 
 def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
     storage = FullStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     storage.no_room_for = "rank-00001.data"
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.run), pool.submit(second.run)]:
             done.result()
     assert isinstance(second.handle.error, StorageFull)
     assert isinstance(first.handle.error, SaveFailed)
-    assert "as rank 1 failed: the disk is full" in str(first.handle.error)
+    assert "because rank 1 failed: the disk is full" in str(first.handle.error)
     assert list(storage.list("")) == []
 
 
 def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None:
     storage = MemoryStorage()
-    first = persist(storage, 0)
+    first = save_task(storage, 0)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(first.run)
         failure = SaveFailed("as rank 1 failed: no route to the store")
@@ -377,7 +377,7 @@ def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None
 
 def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> None:
     storage = MemoryStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     second.run()
     first.handle.give_up(SaveFailed("as rank 1 failed: the answer was lost"))
     first.run()

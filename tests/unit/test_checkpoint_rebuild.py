@@ -119,7 +119,7 @@ def test_where_nothing_is_whole_a_damaged_head_is_left_for_people() -> None:
     save(storage, 1, 10)
     storage.put(HEAD_KEY, b"{")
     storage.delete([key_of(storage, 10, ".data")])
-    with pytest.raises(CorruptCheckpoint, match="no whole checkpoint lies there"):
+    with pytest.raises(CorruptCheckpoint, match="the store holds no whole checkpoint"):
         fence(storage, 2)
     assert storage.get(HEAD_KEY)[0] == b"{"
 

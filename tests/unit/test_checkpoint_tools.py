@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from spottrain.checkpoint import Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.saving.retention import Retention
-from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 
@@ -143,9 +143,9 @@ def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapters", "sentence"),
     [
-        (None, "the commit doesn't say which tensors make its adapters"),
-        ({"default": {"config": {}, "tensors": None}}, "the commit doesn't say which tensors make its adapters"),
-        ({"../other": {"config": {}, "tensors": {}}}, "no names of folders: ../other"),
+        (None, "the commit doesn't say which tensors are its adapters"),
+        ({"default": {"config": {}, "tensors": None}}, "the commit doesn't say which tensors are its adapters"),
+        ({"../other": {"config": {}, "tensors": {}}}, "can't be names of folders: ../other"),
     ],
 )
 def test_adapters_that_the_commit_does_not_know_are_not_exported(

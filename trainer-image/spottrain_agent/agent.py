@@ -62,7 +62,7 @@ OBSERVE_INTERVAL_SECONDS = 0.05
 # the store. The next assignment ends that sooner.
 LINGER_SECONDS = 60.0
 # How long a leaving agent tries to deliver its last report.
-FAREWELL_SECONDS = 3.0
+LAST_REPORT_SECONDS = 3.0
 
 
 def initial_state(settings: AgentSettings) -> AgentState:
@@ -121,7 +121,7 @@ class Agent:
             if self._settings.watcher_url:
                 loops.append(follow_notices(session, self._settings.watcher_url, self._on_notices))
             await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
-            await self._say_farewell(control)
+            await self._send_last_report(control)
         await kill_descendants()
 
     async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -133,9 +133,9 @@ class Agent:
             # These loops never end: this is a bug, and a pod that fails is better than one that pretends.
             task.result()
 
-    async def _say_farewell(self, control: ControlClient) -> None:
+    async def _send_last_report(self, control: ControlClient) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LAST_REPORT_SECONDS):
                 back_off = BackOff()
                 while not await control.send_report(self._report()):
                     await back_off.wait()

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format import codec
@@ -76,7 +76,7 @@ class Replicas:
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._sequence = 0
         self._newest_step: int | None = None
-        self._background = Background("replicate")
+        self._background = BackgroundThread("replicate")
         self._sending: Future[None] | None = None
         self._complained = False
         self.cost_seconds: float | None = None

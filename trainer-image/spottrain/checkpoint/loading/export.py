@@ -1,8 +1,7 @@
-"""A committed model in the formats of others: one safetensors file, or a folder as Hugging Face's loaders want it, or
-PEFT's.
+"""Export of a committed model: to one safetensors file, or to a folder for Hugging Face's loaders or for PEFT.
 
-Nothing of a cluster or a process group is needed, and every byte is verified on its way. The whole model is in
-memory for a moment; optimizer state is not read.
+An export needs no cluster and no process group, and verifies every byte. The whole model is in memory for a moment.
+Optimizer state is not read.
 """
 
 from __future__ import annotations
@@ -31,15 +30,26 @@ SUFFIX = ".safetensors"
 
 
 def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Path]:
-    """Write the model of `commit` to `output`: a file if that ends in .safetensors, else a folder with
-    model.safetensors and, where the script's model has a Hugging Face configuration, config.json. Of a PEFT model a
-    folder has the adapters alone, as PEFT saves them: adapter_model.safetensors and adapter_config.json.
+    """Write the model of `commit` to `output`.
 
-    Returns the files written. Raises CorruptCheckpoint, CheckpointMismatch where there is no model, and ExportFailed.
+    Args:
+        storage: The store that holds the commit.
+        commit: What to export.
+        output: A file, if its name ends in .safetensors. Otherwise a folder for model.safetensors and, if the
+            script's model has a Hugging Face configuration, config.json. The folder of a PEFT model holds only the
+            adapters, as PEFT saves them: adapter_model.safetensors and adapter_config.json.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        CorruptCheckpoint: Bytes of the commit are damaged.
+        CheckpointMismatch: The commit holds no model.
+        ExportFailed: The model could not be written, or the commit doesn't know enough of its adapters.
     """
     manifest = read_manifest(storage, commit)
     is_file = output.suffix == SUFFIX
-    with _sentences(output):  # before the model is read, which may take long
+    with _sentences(output):  # before the model is read, which may take a while
         (output.parent if is_file else output).mkdir(parents=True, exist_ok=True)
         if is_file and output.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -51,7 +61,7 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
         if is_file:
             return [_save(tensors, output, note)]
         written = [_save(tensors, output / f"model{SUFFIX}", note)]
-        config = model_config(manifest)
+        config = _model_config(manifest)
         if config is not None:
             written.append(_write_json(config, output / "config.json"))
         return written
@@ -65,7 +75,7 @@ def _export_adapters(
     output: Path,
     note: dict[str, str],
 ) -> list[Path]:
-    """As PEFT's save_pretrained: the adapter "default" in the folder itself, others in folders by their names."""
+    """Write what PEFT's save_pretrained writes: the adapter "default" in the folder, others in folders by name."""
     written = []
     for name, adapter in adapters.items():
         folder = output if name == "default" else output / name
@@ -79,25 +89,25 @@ def _export_adapters(
 
 
 def _peft(manifest: Manifest) -> dict[str, Any]:
-    """What the commit knows of a PEFT model's adapters; empty for other models. Raises ExportFailed where it doesn't
-    know enough of one."""
-    extra = codec.join(manifest.extra, {})
+    """What the commit holds about a PEFT model's adapters. Empty for other models. Raises ExportFailed if it holds
+    too little."""
+    extra = codec.decode(manifest.extra)
     adapters: dict[str, Any] = extra.get("peft") or {}
     if any(Path(name).name != name for name in adapters):
-        raise ExportFailed(f"The commit has adapters whose names are no names of folders: {', '.join(adapters)}.")
+        raise ExportFailed(f"The commit has adapters whose names can't be names of folders: {', '.join(adapters)}.")
     is_unknown = not adapters and any(name.startswith(f"{MODEL}base_model.model.") for name in manifest.tensors)
     if is_unknown or any(adapter["tensors"] is None for adapter in adapters.values()):
         raise ExportFailed(
-            "The model is one of PEFT, and the commit doesn't say which tensors make its adapters, as it is older or "
-            "PEFT computes them when it saves. Export to a file that ends in .safetensors, load that into the model "
-            "as the script makes it, and call its save_pretrained."
+            "This is a PEFT model, and the commit doesn't say which tensors are its adapters: either the commit is "
+            "from an older version, or PEFT computes them when it saves. Export to a file that ends in .safetensors, "
+            "load it into the model that the script builds, and call that model's save_pretrained."
         )
     return adapters
 
 
-def model_config(manifest: Manifest) -> dict[str, Any] | None:
-    """The configuration that the model had as `model.config`, as for Hugging Face's models; None without one."""
-    extra = codec.join(manifest.extra, {})
+def _model_config(manifest: Manifest) -> dict[str, Any] | None:
+    """The configuration that the model had as `model.config`, as Hugging Face's models do. None without one."""
+    extra = codec.decode(manifest.extra)
     config = extra.get("model_config") if isinstance(extra, dict) else None
     return config if isinstance(config, dict) else None
 
@@ -124,13 +134,13 @@ def _write_json(value: dict[str, Any], path: Path) -> Path:
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path, note: dict[str, str]) -> Path:
-    """A reader never sees half a file."""
+    """Write under a temporary name, and rename: a reader never sees half a file."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.touch()
         mode = unfinished.stat().st_mode
         save_file(tensors, unfinished, metadata=note)
-        unfinished.chmod(mode)  # safetensors lets nobody else read what it writes
+        unfinished.chmod(mode)  # safetensors makes its files readable to the owner alone
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -144,5 +154,5 @@ def _sentences(output: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise ExportFailed(
-            f"The model could not be written to {output}: {why}. Make room there, or name another place."
+            f"The model could not be written to {output}: {why}. Free space there, or choose a different place."
         ) from error

@@ -1,9 +1,8 @@
-"""What happens to a save once it is staged: upload, receipt and, on rank 0, manifest and commit."""
+"""One rank's part of a save after staging: upload, receipt and, on rank 0, manifest and commit."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,75 +22,16 @@ from spottrain.checkpoint.format.manifest import (
     receipt_key,
     serialise,
 )
+from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.shared import Shared
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
 
 
-class SaveHandle:
-    """A save under way, and what it cost."""
-
-    def __init__(self, step: int, size: int, staging_seconds: float, *, writes_frozen_weights: bool = False) -> None:
-        self.step = step
-        self.bytes = size
-        """Bytes that this rank writes."""
-        self.writes_frozen_weights = writes_frozen_weights
-        """Whether the ranks write more than they will with the next saves."""
-        self.staging_seconds = staging_seconds
-        """How long the training loop stood still for it, agreement and planning included."""
-        self.upload_seconds: float | None = None
-        """From the end of staging until this rank's data and receipt were stored."""
-        self.commit_seconds: float | None = None
-        """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
-        self.commit: Commit | None = None
-        """Known on rank 0 and, after `Checkpointer.save`, on every rank."""
-        self.shared: Shared | None = None
-        """On rank 0: the frozen weights that `begun` refers to."""
-        self.begun: Commit | None = None
-        """On rank 0: what HEAD may name, whatever else is known of this save."""
-        self.error: CheckpointError | None = None
-        self.given_up: CheckpointError | None = None
-        """What other ranks' parts of it failed with, once the ranks have told each other."""
-        self._heard = threading.Event()
-        self._finished = threading.Event()
-
-    @property
-    def done(self) -> bool:
-        """Whether this rank's part has ended, well or not."""
-        return self._finished.is_set()
-
-    def wait(self, timeout_seconds: float | None = None) -> Commit | None:
-        """Wait until this rank's part has ended. Raises the CheckpointError that the save ended with."""
-        if not self._finished.wait(timeout_seconds):
-            raise SaveFailed(f"The checkpoint at step {self.step} was not finished in {timeout_seconds} s.")
-        if self.error is not None:
-            raise self.error
-        return self.commit
-
-    def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait until this rank's part has ended, well or not, or until the time is over."""
-        self._finished.wait(timeout_seconds)
-
-    def give_up(self, error: CheckpointError) -> None:
-        """Wait no longer for receipts that won't come. Changes nothing where all of them were there already."""
-        self.given_up = error
-        self._heard.set()
-
-    def pause(self, seconds: float) -> None:
-        """Let so much time pass; raises what `give_up` was told as soon as that is known."""
-        if self._heard.wait(seconds) and self.given_up is not None:
-            raise self.given_up
-
-    def finish(self, error: CheckpointError | None = None) -> None:
-        """Called once by the save itself."""
-        self.error = error
-        self._finished.set()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Persist:
-    """What happens to staged bytes: uploaded, receipted and, on rank 0, committed."""
+class SaveTask:
+    """One rank's part of a save after staging: upload, receipt and, on rank 0, the commit."""
 
     storage: CheckpointStorage
     attempt: Attempt
@@ -179,7 +119,7 @@ class Persist:
             needs=manifest.needs(self.attempt.prefix),
         )
         self.storage.upload(new.manifest, data)
-        self.handle.begun, self.handle.shared = new, shared
+        self.handle.proposed, self.handle.shared = new, shared
         commit(self.storage, new, resumed_from_step=self.resumed_from_step)
         return new
 
@@ -187,7 +127,7 @@ class Persist:
         """Tell rank 0 through the store, so that it need not wait for the deadline; or, as rank 0, make room."""
         try:
             if self.receipt.rank != 0:
-                self._tell(error)
+                self._report(error)
             # A store that doesn't answer would not answer this either.
             elif isinstance(error, StorageFull) or not isinstance(error, StorageError):
                 self._discard()
@@ -200,11 +140,11 @@ class Persist:
         except Exception:
             logger.exception("The failure of the checkpoint at step %d could not be followed up", self.attempt.step)
 
-    def _tell(self, error: CheckpointError) -> None:
+    def _report(self, error: CheckpointError) -> None:
         failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
         self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
         """Delete what the ranks have written. A store that is full would be filled by saves that fail for that."""
-        if self.handle.begun is None:
+        if self.handle.proposed is None:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])

@@ -1,4 +1,4 @@
-"""Filling a state from a checkpoint."""
+"""Fill a state in memory from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from spottrain.checkpoint.format.dcp import load_tensors
 from spottrain.checkpoint.format.manifest import Manifest
 from spottrain.checkpoint.format.part_reader import PartReader
 
-# How names of an optimizer's state begin; then comes the parameter's, and what of it.
+# Prefix of the names of an optimizer's state. The parameter's name follows, then the name of the value.
 OPTIMIZER_STATE = "optimizer.state."
 
 
-def fill(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
-    """Fill the `tensors` of `state` in place, and replace its other values. Raises CheckpointMismatch before anything
-    is read, and CorruptCheckpoint."""
+def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
+    """Fill the `tensors` of `state` in place, and replace its other values.
+
+    Raises:
+        CheckpointMismatch: The checkpoint doesn't fit. Nothing was read, and `state` is as it was.
+        CorruptCheckpoint: Stored bytes are damaged.
+    """
     tensors = dict(tensors)
     unknown = [key for key in state if key not in manifest.tree]
     if unknown:
         raise CheckpointMismatch(
-            f"The checkpoint at step {manifest.step} has no {unknown[0]!r}; it was made with another strategy "
-            "or an older script. Use that one, or another checkpoint.uri."
+            f"The checkpoint at step {manifest.step} has no {unknown[0]!r}: a different strategy or an older script "
+            "made it. Use that one, or a different checkpoint.uri."
         )
     for name in _of_unused_parameters(tensors, manifest):
         del tensors[name]
@@ -31,8 +35,11 @@ def fill(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, part
 
 
 def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
-    """Optimizer state that a fresh optimizer has of parameters which no step had used when the checkpoint was made:
-    the saved one knew them, and had no state of them yet, as optimizers make it at a parameter's first update."""
+    """Optimizer state of parameters that no step had used when the checkpoint was made.
+
+    A fresh optimizer here has such state. The saved optimizer knew these parameters and had no state of them yet,
+    because optimizers create it at a parameter's first update.
+    """
     saved = [name.rpartition(".") for name in manifest.tensors if name.startswith(OPTIMIZER_STATE)]
     used, kinds = {parameter for parameter, _, _ in saved}, {kind for _, _, kind in saved}
     groups = {name.rpartition(".")[0] for name in manifest.tree.get("optimizer", ())}
