@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from spottrain.agreement import Agreement, Ballot
 from spottrain.drain import DrainFlag
+from spottrain.launch import gloo_group
 from spottrain.progress import ProgressReporter
 
 JUDGE, PROCESSOR = "judge", "processor"
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.05)
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    group = dist.new_group(backend="gloo")
+    group = gloo_group()
     with tempfile.TemporaryDirectory() as folder:
         spent = measure(args.steps, args.step_seconds, group, Path(folder))
     report(spent, args.step_seconds)

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
+from spottrain.launch import gloo_group
 from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
 
 from . import clean_up_on_sigterm
@@ -75,7 +76,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     state = sharded_state(arguments.mib, torch.device("cpu"), fill=True)
-    group = dist.new_group(backend="gloo")
+    group = gloo_group()
     memory = PeerMemory(
         token=TOKEN, own=arguments.memories[rank], peer=arguments.memories[(rank + 1) % world_size], interval=None
     )

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
+from spottrain.launch import gloo_group
 
 from .deepspeed_way import DeepSpeedSave, sync
 from .state import State, local_tensors
@@ -162,7 +163,7 @@ class Spottrain:
             attempt_id="bench",
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            process_group=dist.new_group(backend="gloo"),
+            process_group=gloo_group(),
             retention=Retention(last=100),
             writer=writer,
         )
