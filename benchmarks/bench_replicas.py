@@ -28,6 +28,7 @@ from benchmarks import clean_up_on_sigterm
 from benchmarks.checkpoint.state import local_bytes, sharded_state
 from benchmarks.processes import free_ports
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
+from spottrain.world.launch import gloo_group
 from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep
 
 TOKEN = "bench"
@@ -74,7 +75,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     state = sharded_state(arguments.mib, torch.device("cpu"), fill=True)
-    group = dist.new_group(backend="gloo")
+    group = gloo_group()
     settings = ReplicaSettings(
         token=TOKEN, own=arguments.holders[rank], peer=arguments.holders[(rank + 1) % world_size], interval=None
     )

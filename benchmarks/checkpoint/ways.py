@@ -23,6 +23,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from benchmarks.checkpoint.deepspeed_way import DeepSpeedSave, sync
 from benchmarks.checkpoint.state import State, local_tensors
 from spottrain.checkpoint import Checkpointer, Commit, Retention, SaveHandle, WriterProcess, open_storage
+from spottrain.world.launch import gloo_group
 
 
 class Way(Protocol):
@@ -161,7 +162,7 @@ class Spottrain:
             attempt_id="bench",
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            process_group=dist.new_group(backend="gloo"),
+            process_group=gloo_group(),
             retention=Retention(last=100),
             writer=writer,
         )

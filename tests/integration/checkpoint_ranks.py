@@ -25,6 +25,7 @@ from spottrain.checkpoint import (
     StorageUnavailable,
     open_storage,
 )
+from spottrain.world.launch import gloo_group
 
 
 class Net(nn.Module):
@@ -76,7 +77,7 @@ class Rank:
             attempt_id="test",
             rank=self.rank,
             world_size=self.world_size,
-            process_group=dist.new_group(backend="gloo"),
+            process_group=gloo_group(),
             **settings,
         )
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from spottrain.checkpoint import Checkpointer, WriterProcess, open_storage
+from spottrain.world.launch import gloo_group
 from spottrain_agent.processes import is_alive
 
 DEVICE = "cuda"  # another one for trying out
@@ -76,7 +77,7 @@ def save_half(rank: int, folder: str) -> None:
         attempt_id="a",
         rank=rank,
         world_size=2,
-        process_group=dist.new_group(backend="gloo"),
+        process_group=gloo_group(),
     )
     saver.latest()
     state = {"model": {"rows": sharded, "whole": torch.arange(9.0, device=DEVICE)}}

@@ -229,6 +229,13 @@ def test_parameters_are_counted_as_published(config: dict[str, Any], parameters:
     assert facts.vocabulary == config["vocab_size"]
 
 
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1, 2]")
+    result = run(tmp_path, "--config", str(tmp_path / "list.json"), "--accelerator-memory", "80GiB")
+    assert result.exit_code != 0
+    assert "list.json is no JSON object. Give the config.json of the model." in in_one_line(result.output)
+
+
 def test_a_config_that_says_too_little_is_refused() -> None:
     with pytest.raises(UserError, match=r"an encoder and a decoder, .*; give --parameters"):
         of_config({"d_model": 512, "is_encoder_decoder": True}, "config.json")

@@ -134,7 +134,7 @@ def snapshot() -> JobSnapshot:
     )
 
 
-def shown(width: int = 120, job: JobSnapshot | None = None) -> str:
+def shown(job: JobSnapshot | None = None, width: int = 120) -> str:
     console = Console(file=StringIO(), width=width)
     console.print(job_view(job or snapshot(), at(20), [3.0, 2.0, 1.25]))
     file = console.file
@@ -171,6 +171,27 @@ def test_counts_agree_with_their_nouns() -> None:
     assert "<b>1</b><span>preemption</span>" in page
     assert "<b>1</b><span>step redone</span>" in page
     assert "5 steps since" in shown()
+
+
+def test_of_a_new_job_the_live_view_says_what_is_not_there_yet() -> None:
+    text = shown(replace(snapshot(), status=TrainingJobStatus(), pods=(), events=()))
+    for part in ("Pending", "waiting for the first step", "none yet", "no prices given", "no generation yet"):
+        assert part in text
+    assert not [part for part in ("Loss ", "Data", "Strategy", "Note", "goodput") if part in text]
+
+
+def test_once_a_generation_has_ended_its_pods_are_no_members_and_what_it_said_stays() -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    generation = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
+    progress = job.status.progress.model_copy(
+        update={"checkpoint_interval": "every 90 s", "message": "Steps wait for data."}
+    )
+    text = shown(replace(job, status=job.status.model_copy(update={"generation": generation, "progress": progress})))
+    assert "generation 3, Ended" in text
+    assert "world size" not in text
+    assert "every 90 s" in text
+    assert "Steps wait for data." in text
 
 
 def test_members_come_first_and_others_wait() -> None:

@@ -114,6 +114,18 @@ def test_cost_is_in_the_currency_of_the_prices() -> None:
     assert (cost.currency, cost.display) == ("EUR", "8.22 EUR (saved 33%)")
 
 
+@pytest.mark.parametrize(("pool", "hourly"), [("cheap", 0.5), ("plain", 1.0)], ids=["its-own", "of-its-type"])
+def test_a_pool_with_a_price_of_its_own_costs_that(pool: str, hourly: float) -> None:
+    plain = {"name": "plain", "capacityType": "spot", "provider": "eks"}
+    pools = [plain, plain | {"name": "cheap", "pricePerHour": 0.5}]
+    capacity = {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}, "pools": pools}
+    scene = training_job(capacity=capacity).pod(3, pool=pool).pod(4, pool=pool)
+    before, after = scene.observed.job.status.cost, scene.later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * hourly)
+
+
 def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:
     class NewerCheckpoint(Checkpoint):
         compression: str = "none"

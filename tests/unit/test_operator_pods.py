@@ -70,6 +70,16 @@ def test_the_only_credential_is_a_token_for_the_operator() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("template", "policy"), [({}, None), ({"imagePullPolicy": "Always"}, "Always")], ids=["cluster", "job"]
+)
+def test_when_the_image_is_pulled_is_left_to_the_cluster_unless_the_job_says(
+    template: dict[str, Any], policy: str | None
+) -> None:
+    manifest = pod(spec(podTemplate=template))
+    assert manifest["spec"]["containers"][0].get("imagePullPolicy") == policy
+
+
 def test_users_variables_come_before_the_operators_and_replace_the_defaults() -> None:
     secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     manifest = pod(spec(env=[{"name": "HOME", "value": "/home/me"}, secret]))
