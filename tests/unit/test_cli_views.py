@@ -243,6 +243,20 @@ def test_throughput_leaves_out_the_time_between_generations() -> None:
     joined = throughput(without_tokens(points), 3, shortest=3.0).stretches
     assert [(s.end - s.begin, s.rate) for s in joined] == [(4.0, 15.0), (1.0, 3.0)]
     assert throughput([], 3).mean == 0.0
+    short = throughput(without_tokens(points), 3, shortest=9.0).stretches  # never over two generations
+    assert [(s.generation, s.end - s.begin) for s in short] == [(1, 4.0), (2, 1.0)]
+
+
+def test_throughput_is_never_less_than_nothing_nor_of_no_time() -> None:
+    """A rollback takes steps back in a generation; two records may be of one moment."""
+    points = [history_point(at, step, Phase.RUNNING) for at, step in ((0, 10), (2, 20), (2, 20), (4, 15), (6, 25))]
+    speed = throughput(without_tokens(points), 3)
+    assert [(s.end - s.begin, s.rate) for s in speed.stretches] == [(2.0, 15.0), (2.0, 0.0), (2.0, 15.0)]
+
+
+def test_the_report_says_how_many_samples_a_job_without_tokens_trained() -> None:
+    page = html_report(replace(snapshot(), history=without_tokens(snapshot().history)), at(20))
+    assert "<b>96</b><span>samples/s while training</span>" in page
 
 
 def test_a_job_without_a_history_has_a_report() -> None:

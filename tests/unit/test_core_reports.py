@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,10 @@ def test_cost_is_in_the_currency_of_the_prices() -> None:
     cost = training_job(capacity=prices).later(3600).plan().status.cost
     assert cost is not None
     assert (cost.currency, cost.display) == ("EUR", "8.22 EUR (saved 33%)")
+    on_demand = {"currency": "EUR", "onDemand": {"min": 4, "pricePerHour": 1.0}, "spot": {"pricePerHour": 1.0}}
+    cost = training_job(capacity=on_demand).later(3600).plan().status.cost
+    assert cost is not None
+    assert re.fullmatch(r"\d+\.\d\d EUR", cost.display)
 
 
 @pytest.mark.parametrize(("pool", "hourly"), [("cheap", 0.5), ("plain", 1.0)], ids=["its-own", "of-its-type"])
@@ -178,6 +183,8 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     for sequence, seconds in ((1, 0.1), (2, 0.4)):
         scene = scene.says(sequence, progress=training(60).model_copy(update={"data_wait_seconds": seconds}))
     assert scene.plan().status.progress.data_wait_ratio == 0.4
+    longer_than_a_step = training(60).model_copy(update={"data_wait_seconds": 9.0})
+    assert scene.says(3, progress=longer_than_a_step).plan().status.progress.data_wait_ratio == 1.0
     older = training_job().status(accounted_at=None).all_say(progress=training(60))
     assert older.plan().status.progress.data_wait_ratio is None
 
