@@ -255,7 +255,7 @@ def test_throughput_is_never_less_than_nothing_nor_of_no_time() -> None:
 
 
 def test_the_report_says_how_many_samples_a_job_without_tokens_trained() -> None:
-    page = html_report(replace(snapshot(), history=without_tokens(snapshot().history)), at(20))
+    page = html_report(replace(snapshot(), history=tuple(without_tokens(snapshot().history))), at(20))
     assert "<b>96</b><span>samples/s while training</span>" in page
 
 
