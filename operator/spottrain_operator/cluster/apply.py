@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, RefusedError
+from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
-
-
-class NoPoolError(RefusedError):
-    """The job's pools offer no place for a pod. The message is a sentence for the user."""
 
 
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:

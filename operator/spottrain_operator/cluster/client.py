@@ -38,6 +38,10 @@ class ForbiddenError(RefusedError):
     is against it, or who has to be asked doesn't answer."""
 
 
+class NoPoolError(RefusedError):
+    """The job's pools offer no place for a pod. The message is a sentence for the user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class JobKey:
     """Names one TrainingJob."""

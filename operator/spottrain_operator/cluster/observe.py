@@ -21,8 +21,7 @@ from spottrain_api.contract import (
     Notice,
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
-from spottrain_operator.cluster.apply import NoPoolError
-from spottrain_operator.cluster.client import Manifest, RefusedError
+from spottrain_operator.cluster.client import Manifest, NoPoolError, RefusedError
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.cluster.tolerant import dotted, read_known
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
