@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import fcntl
 import logging
 import os
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
 from spottrain.data.order import DataOrder
+from spottrain_api.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ FIRST_BATCH_SECONDS = 60.0
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
-_PR_SET_PDEATHSIG = 1
 
 
 class MapDataset(Protocol):
@@ -289,7 +288,7 @@ class _StartWorker:
     init: Callable[[int], Any] | None
 
     def __call__(self, number: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _read_files_alone()
