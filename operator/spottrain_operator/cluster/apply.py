@@ -1,4 +1,4 @@
-"""Doing what was decided: one exhaustive match over the core's actions."""
+"""Does what the core decided: one exhaustive match over its actions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePo
 
 
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
-    """Every action is idempotent: done twice, or done already, it changes nothing.
+    """Do one action. Every action is idempotent: a second time, it changes nothing.
 
-    ClusterError if it may work later, RefusedError if only after something else has changed.
+    Raises:
+        ClusterError: It failed, but may succeed later.
+        RefusedError: It can succeed only after something else has changed.
     """
     match action:
         case CreatePod():

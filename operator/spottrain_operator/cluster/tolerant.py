@@ -1,4 +1,4 @@
-"""Reading what a newer version of the API may have written, and writing back what only that version understands."""
+"""Reads what a newer version of the API may have written, and keeps what only that version understands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[int | str, ...]
 
 
 def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]]:
-    """Parse `content` without the fields and values that `model` doesn't know; their defaults stand for them.
+    """Parse `content` without the fields and values that `model` doesn't know. Their defaults apply.
 
     Returns:
         The model, and the paths of what is left out. An object that lacks a required field then is left out, too.
@@ -28,7 +28,7 @@ def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]
         try:
             return model.model_validate(content), tuple(sorted(left_out, key=str))
         except ValidationError as error:
-            # The last one first: the items before it in the same list keep their numbers.
+            # The last one first, so that earlier items of the same list keep their numbers.
             last = error.errors(include_url=False)[-1]
             path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
             content = copy.deepcopy(content)
@@ -39,7 +39,7 @@ def read_known(model: type[_M], content: Manifest) -> tuple[_M, tuple[Path, ...]
 
 
 def _remove(content: Any, path: Path) -> bool:
-    """Remove what lies at `path`; False if nothing does."""
+    """Remove what lies at `path`. Returns whether there was anything."""
     try:
         for part in path[:-1]:
             content = content[part]
@@ -55,10 +55,10 @@ def dotted(path: Path) -> str:
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:
-    """`status` as JSON, with what a newer operator left in the status that was `found` and this one doesn't know.
+    """`status` as JSON, with what a newer operator wrote into `found` and this one doesn't know.
 
-    A part that hasn't changed since it was read as `before` stays as it was found. In one that has, unknown fields
-    stay at the top and in a generation that is still the same; elsewhere they would speak of something else.
+    A part that hasn't changed since it was read as `before` stays as it was found. In a changed part, unknown fields
+    stay at the top level, and in a generation that is still the same. Elsewhere they would describe something else.
     """
     written = _kept(TrainingJobStatus, status.to_dict(), before.to_dict(), found)
     generation, known = status.generation, before.generation
@@ -77,7 +77,7 @@ def _kept(model: type[BaseModel], new: Manifest, before: Manifest, found: Manife
 
 
 def with_condition(found: Manifest, condition: Condition) -> Manifest:
-    """A status as it was `found`, but for this condition; its transition time stays if its truth does."""
+    """The status as it was `found`, with this condition. Its transition time stays if its truth does."""
     others = [each for each in found.get("conditions") or () if each.get("type") != condition.type]
     old: Manifest = next((each for each in found.get("conditions") or () if each.get("type") == condition.type), {})
     new = condition.to_dict()
