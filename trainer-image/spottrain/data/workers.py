@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from spottrain_api.processes import die_with_parent
 
 
 class FromWorkers(Iterator[Any]):
@@ -53,7 +52,7 @@ class StartWorker:
     init: Callable[[int], Any] | None
 
     def __call__(self, number: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _read_files_alone()

@@ -9,7 +9,6 @@ that has none, writes for itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import mmap
 import os
@@ -28,10 +27,9 @@ from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
+from spottrain_api.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class WriterLost(Exception):
@@ -165,7 +163,7 @@ def started_writer() -> WriterProcess | None:
 def _live(connection: Connection) -> NoReturn:
     exit_code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the rank knows when it is over
         # The rank's files and sockets would live on with this process, and its end of the connection for ever.
