@@ -35,13 +35,13 @@ from spottrain.loop.acceptance import (
 from spottrain.loop.stability import STABILITY, StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import open_checkpoints
+from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
-from spottrain.world.launch import Launch, join_world, meet, process_started_at
+from spottrain.world.launch import Launch, barrier, join_world, process_started_at
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
@@ -98,11 +98,11 @@ class Session:
             reporter=reporter,
         )
         try:
-            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=self._context.sleep)
+            self._store = open_store(config, launch, self._groups, reporter, sleep=self._context.sleep)
         except Drained:
             self.end(OutcomeKind.DRAINED)
             raise
-        self.config = self._opened.config
+        self.config = self._store.config
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -339,7 +339,7 @@ class Session:
             ),
             context=self._context,
             recovery=Recovery.build(
-                self._opened,
+                self._store,
                 self._interval,
                 launch=self._launch,
                 groups=self._groups,
@@ -363,7 +363,7 @@ class Session:
         if self._training is not None and kind is OutcomeKind.SUCCEEDED:
             self._training.finish()
             self._training.clean_up()
-        meet(self._groups)
+        barrier(self._groups)
         self._context.reporter.finish(kind)
         dist.destroy_process_group()
 
@@ -374,7 +374,7 @@ class Session:
         fits into the memory of the ranks. A collective."""
         if self.config.strategy != AUTO:
             return None
-        recorded = self._opened.newest_extra.get(STRATEGY)
+        recorded = self._store.newest_extra.get(STRATEGY)
         if recorded is not None:
             choice = StrategyChoice.model_validate(recorded)
         else:

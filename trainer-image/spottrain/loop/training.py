@@ -18,7 +18,7 @@ from spottrain.data.rank_data import RankData
 from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.store_retries import may_pass
+from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import TrainingState
 from spottrain.world.failures import Drained, start_error
 from spottrain.world.rank_context import RankContext
@@ -134,7 +134,7 @@ class Training:
         if verdict is Verdict.UPDATE:
             return True
         self._engine.discard()
-        self._leave_out(self._guard, verdict)
+        self._skip_or_roll_back(self._guard, verdict)
         return False
 
     def updated_elsewhere(self) -> None:
@@ -173,7 +173,7 @@ class Training:
             update=self._update,
         )
 
-    def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
+    def _skip_or_roll_back(self, guard: StabilityGuard, verdict: Verdict) -> None:
         loaded = self._restorer.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
@@ -251,7 +251,7 @@ class Training:
             if error is None:
                 break
             # Ranks may know of different errors; they try again together, or not at all.
-            after = self._context.drain.seconds_left() - pause if may_pass(error) else 0.0
+            after = self._context.drain.seconds_left() - pause if may_succeed_later(error) else 0.0
             seconds_left = self._agreement.least(after)
             if seconds_left <= 0.0:
                 break

@@ -23,7 +23,7 @@ from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.saving.writer import started_writer
 from spottrain.engines import AUTO
 from spottrain.recovery.reports import report_failure
-from spottrain.recovery.store_retries import patiently
+from spottrain.recovery.store_retries import retry
 from spottrain.world.failures import start_error
 from spottrain.world.launch import Groups, Launch, identify_run
 from spottrain.world.progress import ProgressReporter
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedCheckpoints:
+class OpenedStore:
     """Of one rank; without a checkpointer nothing is saved."""
 
     config: TrainerConfig
@@ -45,28 +45,28 @@ class OpenedCheckpoints:
     it before there is a model to load."""
 
 
-def open_checkpoints(
+def open_store(
     config: TrainerConfig,
     launch: Launch,
     groups: Groups,
     reporter: ProgressReporter,
     sleep: Callable[[float], None] = time.sleep,
-) -> OpenedCheckpoints:
+) -> OpenedStore:
     """A collective; raises UserError. Where the job has a commit, or a step in members' memory, a store that doesn't
     answer is waited for with `sleep`: a generation that fails for it is followed at once by the next, and the third
     would end the job."""
     memory = config.memory
     resumes = config.resume is not None or (memory is not None and memory.resume is not None)
 
-    def waits(error: CheckpointError) -> None:
+    def report(error: CheckpointError) -> None:
         report_failure(reporter, error)
         logger.warning("%s The store is tried again.", error)
 
     try:
-        return patiently(
+        return retry(
             lambda: _open(config, launch, groups, reporter),
-            may_pass=lambda error: resumes and isinstance(error, StorageUnavailable),
-            failed=waits,
+            when=lambda error: resumes and isinstance(error, StorageUnavailable),
+            on_error=report,
             sleep=sleep,
         )
     except CheckpointError as error:
@@ -78,10 +78,10 @@ def retention_of(config: TrainerConfig) -> Retention:
     return Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every)
 
 
-def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedCheckpoints:
+def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedStore:
     settings, uri = config.checkpoint, config.checkpoint.uri
     if uri is None:
-        return OpenedCheckpoints(config=config)
+        return OpenedStore(config=config)
     collectives = Collectives(groups.checkpoint, launch.rank)
     # A folder that has commits is there, or it isn't mounted: another in its place would hold none of them.
     storage = collectives.together(
@@ -108,7 +108,7 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     newest = checkpointer.latest()
     _refuse_older(newest, config.resume, uri)
     extra = checkpointer.newest_extra() if config.strategy == AUTO else {}
-    return OpenedCheckpoints(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
+    return OpenedStore(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
 
 
 def _refuse_older(newest: Commit | None, known: CommitRef | None, uri: str) -> None:

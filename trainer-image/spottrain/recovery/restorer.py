@@ -20,7 +20,7 @@ from spottrain.checkpoint import (
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
-from spottrain.recovery.store_retries import patiently
+from spottrain.recovery.store_retries import retry
 from spottrain.recovery.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -133,10 +133,10 @@ class StateRestorer:
     ) -> tuple[dict[str, Any], Loaded]:
         """The tensors of the newest commit that is whole; `newest` is set to it. A store that doesn't answer is
         waited for."""
-        return patiently(
+        return retry(
             lambda: self._load_whole(checkpointer, newest, state),
-            may_pass=lambda error: isinstance(error, StorageUnavailable),
-            failed=self.reports.failed,
+            when=lambda error: isinstance(error, StorageUnavailable),
+            on_error=self.reports.failed,
             sleep=sleep,
         )
 

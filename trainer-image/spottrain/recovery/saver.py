@@ -13,7 +13,7 @@ from spottrain.data import random_state
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
-from spottrain.recovery.store_retries import may_pass, patiently
+from spottrain.recovery.store_retries import may_succeed_later, retry
 from spottrain.recovery.training_state import TrainingState
 from spottrain_api.contract import CheckpointTimings
 
@@ -125,7 +125,7 @@ class StateSaver:
     def save_last(self, state: TrainingState, step: int) -> None:
         """Save the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited for;
         the ranks agree on how a save ended. Raises CheckpointError."""
-        patiently(lambda: self.save(state, step), may_pass=may_pass, failed=self.reports.failed)
+        retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed)
 
     def fits(self, step: int, seconds_left: float) -> bool:
         """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks. If it can't, only

@@ -104,7 +104,7 @@ def join_world(launch: Launch) -> Groups:
     )
 
 
-def meet(groups: Groups) -> None:
+def barrier(groups: Groups) -> None:
     """Wait until all ranks are here: one that is still at work would see another's leaving as a loss."""
     if groups.agreement is None:
         return
