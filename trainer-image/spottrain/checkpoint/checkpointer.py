@@ -52,7 +52,7 @@ class Loaded:
 class Checkpointer:
     """One rank's access to a job's checkpoints.
 
-    `latest`, `load`, `save`, `save_in_background`, `prepare`, `settle` and `hear_of_failures` are collectives: every
+    `latest`, `load`, `save`, `save_in_background`, `prepare`, `settle` and `share_failures` are collectives: every
     rank calls them, in the same order, from the training thread. They use `process_group` only, a gloo group that
     nothing else uses, so that they never meet a collective of the model. What runs in the background uses no
     collective at all.
@@ -198,7 +198,7 @@ class Checkpointer:
             task.run()  # there is nobody to be heard meanwhile
         else:
             self._background.submit(task.run)
-        self.hear_of_failures(deadline_seconds)
+        self.share_failures(deadline_seconds)
         return self._committed(task.handle)
 
     def save_in_background(
@@ -234,7 +234,7 @@ class Checkpointer:
         current = self._current
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
-    def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
+    def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
         """Let rank 0 give up the newest save where another rank's part of it has failed: that rank may not reach the
         store, not even to say so there. Waits, so long, for the parts of all ranks but rank 0's. A collective."""
         handle = self._current
@@ -250,7 +250,7 @@ class Checkpointer:
         handle. A collective."""
         if self._current is not None:
             started = time.monotonic()
-            self.hear_of_failures(timeout_seconds)
+            self.share_failures(timeout_seconds)
             waited = time.monotonic() - started
             self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
 

@@ -105,7 +105,7 @@ class StateSaver:
     def share_failures(self) -> None:
         """Let rank 0 give up the newest save if another rank's part of it has failed."""
         if self.checkpointer is not None:
-            self.checkpointer.hear_of_failures()
+            self.checkpointer.share_failures()
 
     def save(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
         """Save this step, unless it is committed, and return when it is. Raises CheckpointError."""
