@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -148,6 +149,7 @@ class Training:
         self._saver.clean_up()
 
     def _resume(self, total: int) -> Batches:
+        self._state = replace(self._state, total_steps=total)
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
         try:

@@ -44,6 +44,7 @@ class TrainingState:
     peft: dict[str, Any] | None = None  # of a PEFT model, for exports; on rank 0
     engine_name: str | None = None  # ddp, fsdp or deepspeed; None for a framework's own
     strategy: StrategyChoice | None = None  # of `strategy: auto`
+    total_steps: int | None = None  # of the whole run, once the script has said how many
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class TrainingState:
             "scheduler": scheduler,
             "model_config": self.model_config,
             "engine": self.engine_name,
+            "total_steps": self.total_steps,
             "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
         }
         if self.peft is not None:
@@ -111,6 +113,13 @@ class TrainingState:
             yield (
                 f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training went on "
                 f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
+            )
+        length, new_length = loaded.extra.get("total_steps"), self.total_steps
+        if self.scheduler is not None and None not in (length, new_length) and length != new_length:
+            yield (
+                f"The checkpoint at step {loaded.step} is of a run of {length} steps, and this run has {new_length}. "
+                "Learning rates of spottrain.schedules follow the new length from the next step on; other schedules "
+                "may keep the old one."
             )
         if loaded.replaced:
             first, *more = (name.removeprefix("model.") for name in loaded.replaced)
