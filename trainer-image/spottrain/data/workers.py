@@ -16,12 +16,12 @@ from spottrain_api.processes import die_with_parent
 class FromWorkers(Iterator[Any]):
     """What workers fetch.
 
-    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
+    One that `waits_after_first` waits for any item but the first, which a worker that hangs never brings.
     """
 
-    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
+    def __init__(self, fetched: Iterator[Any], *, waits_after_first: bool) -> None:
         self._fetched = fetched
-        self._is_patient = is_patient
+        self._waits_after_first = waits_after_first
         self._has_begun = False
 
     def __next__(self) -> Any:
@@ -33,7 +33,7 @@ class FromWorkers(Iterator[Any]):
                     raise
                 # A worker has died while it handed over a batch. When torch is asked again it says so.
             except RuntimeError as error:
-                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
+                if not (self._waits_after_first and self._has_begun and "DataLoader timed out" in str(error)):
                     raise
             else:
                 self._has_begun = True
