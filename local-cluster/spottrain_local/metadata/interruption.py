@@ -1,4 +1,4 @@
-"""What the cloud is about to do to a node: read from a file that the supervisor writes."""
+"""The interruption of a node, read from a file that the supervisor writes."""
 
 import logging
 from datetime import datetime
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interruption(BaseModel):
-    """A planned interruption. `notice_at` is when the cloud says so for the first time."""
+    """A planned interruption. `notice_at` is when the cloud announces it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -23,12 +23,12 @@ class Interruption(BaseModel):
 
 
 def read_interruption(path: Path, now: datetime) -> Interruption | None:
-    """The interruption that is announced at `now`; None if there is none (no file, or not announced yet)."""
+    """Return the interruption that is announced at `now`, or None."""
     try:
         found = Interruption.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        logger.warning("%s can't be used, so no interruption is announced: %s", path, error)
+        logger.warning("%s cannot be read, so no interruption is announced: %s", path, error)
         return None
     return found if found.notice_at <= now else None
