@@ -1,5 +1,5 @@
-"""`make demo`: a job trains on a local cluster, loses nodes with and without notice, and ends as if nothing happened.
+"""`make demo`: a job trains on a local cluster, loses nodes with and without notice, and succeeds.
 
-It uses the product as its user does: `spottrain local`, `kubectl`, the status of the TrainingJob. What it does to
-the job is a list of incidents; each waits until the job has settled after the one before.
+It uses the product as its user does: `spottrain local`, `kubectl`, the status of the TrainingJob. It goes through a
+list of incidents. Each waits until the job has settled after the one before.
 """

@@ -32,7 +32,11 @@ TOTAL_PATIENCE_SECONDS = 900.0
 
 
 def watch(reader: JobReader, course: Course, console: Console) -> JobSnapshot:
-    """Show the job and let the incidents happen until it has ended. UserError: it didn't end in time."""
+    """Show the job and start the incidents until it has ended.
+
+    Raises:
+        UserError: It has not ended in time.
+    """
     losses: deque[float] = deque(maxlen=200)
     deadline = time.monotonic() + TOTAL_PATIENCE_SECONDS
     last_step = -1
@@ -61,7 +65,7 @@ def _incident_list(course: Course) -> Table:
 
 
 def save_view(course: Course, path: Path) -> None:
-    """The live view as it was when the first incident was over, as a picture."""
+    """Save a picture of the live view at the end of the first incident."""
     first = course.happened[0] if course.happened else None
     if first is not None and first.after is not None and first.ended_at is not None:
         console = Console(record=True, width=110, file=io.StringIO())
@@ -70,7 +74,7 @@ def save_view(course: Course, path: Path) -> None:
 
 
 def write_manifest(folder: Path) -> Path:
-    """The example's manifest with one more environment variable, so that the ranks record their samples."""
+    """Write the example's manifest with one more environment variable, so that the ranks record their samples."""
     manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text())
     manifest["spec"].setdefault("env", []).append({"name": ENV_AUDIT_DIR, "value": str(folder / "audit")})
     path = folder / "trainingjob.yaml"
@@ -92,7 +96,7 @@ def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Consol
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-out"), show_default=True)
 def main(out: Path) -> None:
-    """Train, preempt, recover, and tell what it cost."""
+    """Train, preempt, recover, and print what it cost."""
     console = Console()
     out = out.absolute()
     for leftover in ("audit", "cluster"):

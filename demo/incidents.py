@@ -28,9 +28,10 @@ BIN = Path(sys.executable).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What happens to the job: `act` does it, `title` says it; it is over when `is_over` of the job before and now.
+    """Something that happens to the job.
 
-    It waits until the job has settled, and until `can_begin`.
+    It starts when the job has settled and `can_begin` returns True. `act` causes it. It is over when `is_over`
+    returns True for the job before it and the job now.
     """
 
     title: str
@@ -41,7 +42,7 @@ class Incident:
 
 @dataclass(slots=True, kw_only=True)
 class Happened:
-    """An incident that was started: the job before it, and after it once it is over."""
+    """An incident that has started, with the job before it, and after it once it is over."""
 
     incident: Incident
     before: JobSnapshot
@@ -81,7 +82,7 @@ def _spot_members(job: JobSnapshot) -> list[str]:
 
 
 def new_transitions(before: JobSnapshot, job: JobSnapshot) -> Sequence[Transition]:
-    """What happened to the job since `before`."""
+    """List the changes of membership since `before`."""
     known = {(transition.generation, transition.at) for transition in before.status.transitions}
     return [item for item in job.status.transitions if (item.generation, item.at) not in known]
 
@@ -106,7 +107,11 @@ class DemoCluster:
         self._environment["KUBECONFIG"] = str(self.layout.kubeconfig)
 
     def run(self, *command: str) -> str:
-        """Run a command as the user would, and show it. UserError: it failed."""
+        """Show a command, run it and return its output.
+
+        Raises:
+            UserError: It failed.
+        """
         self._console.print(f"[dim]$ {' '.join(command)}[/dim]")
         done = subprocess.run(command, env=self._environment, text=True, capture_output=True, check=False)
         if done.returncode:
@@ -126,12 +131,16 @@ class DemoCluster:
         self.run("spottrain", "local", *arguments, "--name", CLUSTER)
 
     def are_gone(self, nodes: Sequence[str]) -> bool:
-        """Whether the cloud has taken all these nodes."""
+        """Return whether the cloud has taken all these nodes."""
         status = open_cluster(CLUSTER).running_status()
         return all(node["state"] == "gone" for node in status["nodes"] if node["node"] in nodes)
 
     def operator_pid(self) -> int:
-        """Process id of the operator, among the processes of this cluster. UserError: it doesn't run."""
+        """Return the process id of this cluster's operator.
+
+        Raises:
+            UserError: It does not run.
+        """
         supervisor = psutil.Process(int(self.layout.lock.read_text()))
         for process in supervisor.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -141,7 +150,7 @@ class DemoCluster:
 
 
 def incidents(cluster: DemoCluster) -> deque[Incident]:
-    """Everything that the demo does to the job, in order."""
+    """Return everything that happens to the job, in order."""
     gone: list[str] = []
 
     def preempt_two(job: JobSnapshot) -> None:

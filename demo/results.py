@@ -1,4 +1,4 @@
-"""What the incidents cost, and whether the demo has shown what it promises."""
+"""What the incidents cost, and whether all went as promised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from spottrain_cli.report import transition_row
 
 
 def result_table(course: Course, job: JobSnapshot, audit: Audit) -> Table:
-    """One row an incident: what it cost, from the job's status; the operator's from the ranks' own records."""
+    """Build a table with the cost of each incident.
+
+    The job's status has the cost of a change of membership. That of the operator's loss is in the ranks' records."""
     table = Table("What happened", "Steps redone", "Seconds without a step", "World size", title="The demo")
     for happened in course.happened:
         transitions = _transitions_of(happened, job)
@@ -36,7 +38,7 @@ def _transitions_of(happened: Happened, job: JobSnapshot) -> list[Transition]:
 
 
 def verdict(course: Course, job: JobSnapshot, audit: Audit) -> list[str]:
-    """Sentences on what is not as it must be; none where the demo has shown what it promises."""
+    """List a sentence for each broken promise; none if all went as promised."""
     problems = []
     if job.status.phase is not Phase.SUCCEEDED:
         problems.append(f"The job ended {job.status.phase.value}: {job.status.message}")

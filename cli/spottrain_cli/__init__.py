@@ -1,1 +1,1 @@
-"""The `spottrain` command: look at jobs, make reports, and run a local cluster. It hides nothing of kubectl."""
+"""The `spottrain` command: show jobs, write reports, and run a local cluster. kubectl shows the same objects."""

@@ -1,6 +1,6 @@
-"""`spottrain checkpoints`: look at a bucket of checkpoints, check it and take a model out; no cluster is needed.
+"""`spottrain checkpoints`: list, verify and export the commits in a bucket. No cluster is needed.
 
-torch and the store's client are imported when a command runs: the rest of the command line works without.
+A command imports torch and the store's client when it runs, so that the rest of the command line works without them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _LARGEST = 5
 _LONGEST = 1000
 
 uri_argument = click.argument("uri")
-endpoint_option = click.option("--endpoint-url", help="An S3- or GCS-compatible server other than the cloud's own.")
-step_option = click.option("--step", type=int, help="Which of the kept commits; default: the newest.")
+endpoint_option = click.option(
+    "--endpoint-url", help="Address of an S3- or GCS-compatible server. Default: the cloud's own."
+)
+step_option = click.option("--step", type=int, help="Step of the commit. Default: the newest one.")
 
 
 @click.group()
@@ -40,8 +42,11 @@ def checkpoints() -> None:
 @uri_argument
 @endpoint_option
 def ls(uri: str, endpoint_url: str | None) -> None:
-    """List the commits at URI, newest first. Shared is what a commit refers to of older ones: weights that aren't
-    trained, which are stored once."""
+    """List the commits at URI, newest first.
+
+    The column Shared is the size of the weights that a commit takes from older ones: those that are not trained
+    are stored once.
+    """
     with _sentences():
         storage, head = _open(uri, endpoint_url)
         table = Table("Step", "Generation", "Committed", "World", "Size", "Shared", "", box=None)
@@ -58,7 +63,7 @@ def ls(uri: str, endpoint_url: str | None) -> None:
 @step_option
 @endpoint_option
 def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
-    """Show what a commit at URI consists of."""
+    """Show the contents of a commit at URI."""
     with _sentences():
         from spottrain.checkpoint.format import codec
         from spottrain.checkpoint.format.manifest import read_manifest
@@ -72,7 +77,7 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
     own, shared = manifest.size(commit.attempt)
     click.echo(f"Written by {counted(manifest.world_size, 'rank')}, {decimal(own)}, under {commit.attempt}")
     if shared:
-        click.echo(f"Refers to {decimal(shared)} of weights that aren't trained, under {', '.join(commit.needs)}")
+        click.echo(f"Refers to {decimal(shared)} of weights that are not trained, under {', '.join(commit.needs)}")
     for part, tensors in _parts(manifest).items():
         kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
         numbers = counted(sum(map(_elements, tensors.values())), "number")
@@ -95,7 +100,9 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
         damages = [_damage(storage, commit) for commit in chosen]
         kept = [damage is None or _is_kept(storage, commit) for commit, damage in zip(chosen, damages, strict=True)]
     for commit, damage, is_kept in zip(chosen, damages, kept, strict=True):
-        found = "whole" if damage is None else f"damaged. {damage}" if is_kept else "dropped by the job meanwhile"
+        found = (
+            "whole" if damage is None else f"damaged. {damage}" if is_kept else "dropped by the job in the meantime"
+        )
         click.echo(f"step {commit.step}: {found}")
     damaged = sum(damage is not None and is_kept for damage, is_kept in zip(damages, kept, strict=True))
     if damaged:
@@ -103,7 +110,9 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
             f"Damaged: {damaged} of {counted(len(chosen), 'commit')}. A job resumes from the newest whole one."
         )
     if head.rebuilt:
-        raise click.ClickException("HEAD is missing or damaged; a job makes it anew from these commits.")
+        raise click.ClickException(
+            "HEAD is missing or damaged. The next job at this URI rebuilds it from these commits."
+        )
 
 
 @checkpoints.command("export")
@@ -115,7 +124,8 @@ def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | N
     """Write the model of a commit at URI to OUTPUT.
 
     OUTPUT is one file if its name ends in .safetensors. Otherwise it is a folder for Hugging Face's from_pretrained,
-    or for PEFT's if the model has adapters."""
+    or for PEFT's if the model has adapters.
+    """
     with _sentences():
         from spottrain.checkpoint.loading.export import export
 
@@ -157,7 +167,7 @@ def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
 
 @contextmanager
 def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
-    """What is missing of a commit that a job at work has dropped meanwhile is no damage."""
+    """Tell a commit that a running job has dropped in the meantime from a damaged one."""
     from spottrain.checkpoint import CorruptCheckpoint
 
     try:
@@ -166,8 +176,8 @@ def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
         if _is_kept(storage, commit):
             raise
         raise click.ClickException(
-            f"The job has dropped step {commit.step} meanwhile, as it keeps newer ones; try again, or raise "
-            "checkpoint.keep."
+            f"The job has dropped step {commit.step} in the meantime, as it keeps newer ones. Try again, or "
+            "raise checkpoint.keep."
         ) from error
 
 
@@ -183,7 +193,7 @@ def _choose(head: Head, step: int | None) -> Commit:
         if step in (None, commit.step):
             return commit
     kept = ", ".join(str(commit.step) for commit in head.commits)
-    raise click.ClickException(f"There is no commit of step {step}; kept are {kept}.")
+    raise click.ClickException(f"There is no commit of step {step}. Choose one of these steps: {kept}.")
 
 
 def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
@@ -200,7 +210,7 @@ def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
 
 
 def _unfinished(storage: CheckpointStorage, head: Head) -> int:
-    """Attempts that HEAD doesn't name."""
+    """Count the attempts that HEAD does not name."""
     from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 
     attempts = {attempt.prefix for key, _ in storage.list(ATTEMPTS) if (attempt := Attempt.of_key(key))}
@@ -223,7 +233,7 @@ def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
 
 
 def _parts(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """The tensors by the part of the state that they are of: model, optimizer, …"""
+    """Group the tensors by part of the state: model, optimizer, …"""
     parts: dict[str, dict[str, Any]] = {}
     for fqn, tensor in manifest.tensors.items():
         parts.setdefault(fqn.partition(".")[0], {})[fqn] = tensor

@@ -1,4 +1,4 @@
-"""What the CLI shows of a TrainingJob, read from the Kubernetes API in one go."""
+"""A TrainingJob with its pods, events and history, read from the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from spottrain_api.wording import listed
 
 
 class UserError(Exception):
-    """Something that the user can mend; the text is a sentence that says how."""
+    """A mistake or a fault that the user can correct; the text is a sentence that says how."""
 
 
 class NotThere(UserError):
-    """What was asked for doesn't exist."""
+    """The requested object does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSummary:
-    """One pod of a job: `capacity_type` is on-demand or spot, `state` the phase, or why it waits."""
+    """One pod of a job: `capacity_type` is on-demand or spot, `state` is its phase or the reason why it waits."""
 
     name: str
     node: str
@@ -39,7 +39,7 @@ class PodSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSummary:
-    """One Kubernetes event about the job, newest last in lists."""
+    """One Kubernetes event about the job. Lists of them end with the newest."""
 
     at: datetime
     type: str
@@ -49,9 +49,10 @@ class EventSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job as it is now; `history` is empty unless asked for.
+    """A job at one moment; `history` is empty unless it was requested.
 
-    `not_understood` has the paths of what a newer operator wrote into the status and this version can't read.
+    `not_understood` holds the paths of the fields in the status that a newer operator wrote and this version
+    cannot read.
     """
 
     namespace: str
@@ -65,50 +66,57 @@ class JobSnapshot:
     not_understood: tuple[str, ...] = ()
 
     def understands(self, part: str) -> bool:
-        """Whether all of this part of the status was read, such as `phase` or `generation`."""
+        """Return whether this version could read all of a part of the status, such as `phase`."""
         path = f"status.{part}"
         return not any(field == path or field.startswith((f"{path}.", f"{path}[")) for field in self.not_understood)
 
     @property
     def phase(self) -> str:
-        """The phase for people."""
+        """Phase as it is shown."""
         return self.status.phase.value if self.understands("phase") else "Unknown"
 
     @property
     def advice(self) -> str:
-        """What to do about `not_understood`; empty if there is nothing."""
+        """Sentence about `not_understood`, with what to do; empty if everything was understood."""
         if not self.not_understood:
             return ""
         return (
-            f"This version of spottrain doesn't understand {listed(self.not_understood)}, which a newer operator may "
-            "have written: upgrade spottrain on this machine to see all of the job."
+            f"This version of spottrain does not understand {listed(self.not_understood)}, which a newer operator "
+            "may have written: upgrade spottrain on this machine to see all of the job."
         )
 
 
 class JobReader:
-    """Reads jobs with the credentials of a kubeconfig (default: kubectl's own rules). UserError: it can't."""
+    """Reads jobs with the credentials of a kubeconfig. Default: kubectl's own rules.
+
+    Every method raises UserError if the API server does not answer, or refuses.
+    """
 
     def __init__(self, kubeconfig: str | None = None) -> None:
-        # Half a second, for which the commands that read no job need not wait.
+        # The import takes half a second, and only the commands that read a job need it.
         from kubernetes import client, config
 
         try:
             api_client = config.new_client_from_config(config_file=kubeconfig)
         except config.ConfigException as error:
             raise UserError(
-                f"No cluster to talk to: {error}. Set KUBECONFIG, or start one with `spottrain local up`."
+                f"No cluster to talk to: {error}. Set KUBECONFIG, or start a cluster with `spottrain local up`."
             ) from error
         self._objects = client.CustomObjectsApi(api_client)
         self._core = client.CoreV1Api(api_client)
 
     def names(self, namespace: str) -> list[str]:
-        """The names of the namespace's jobs."""
+        """List the names of the namespace's jobs."""
         with _sentences():
             jobs = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
         return sorted(job["metadata"]["name"] for job in jobs["items"])
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
-        """The job with its pods and events. UserError: there is no such job."""
+        """Read a job with its pods and events.
+
+        Raises:
+            UserError: There is no such job.
+        """
         missing = f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
         with _sentences():
             with _sentences(missing=missing):
@@ -163,7 +171,7 @@ class JobReader:
 
 @contextlib.contextmanager
 def _sentences(missing: str | None = None) -> Iterator[None]:
-    """Errors of the API as UserErrors; NotThere with `missing` where the API knows no such object."""
+    """Turn errors of the API into UserErrors, and status 404 into NotThere with the text `missing`."""
     from kubernetes.client.exceptions import ApiException
 
     try:
@@ -171,11 +179,14 @@ def _sentences(missing: str | None = None) -> Iterator[None]:
     except ApiException as error:
         if missing is not None and error.status == 404:
             raise NotThere(missing) from error
-        raise UserError(f"The API server refused: {error.reason} ({error.status}).") from error
+        raise UserError(
+            f"The API server refused the request: {error.reason} ({error.status}). Your rights: "
+            "`kubectl auth can-i get trainingjobs`."
+        ) from error
     except HTTPError as error:
         raise UserError(
-            "The API server can't be reached. Is the cluster up (`spottrain local status`), and does KUBECONFIG name "
-            f"it? ({error})"
+            f"The API server does not answer ({error}). Check that the cluster runs (`spottrain local status`) and "
+            "that KUBECONFIG names it."
         ) from error
 
 
@@ -189,5 +200,5 @@ def _pod_state(pod: Any) -> str:
 
 
 def now() -> datetime:
-    """The CLI's clock."""
+    """Current time of the CLI."""
     return datetime.now(UTC)

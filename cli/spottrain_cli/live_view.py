@@ -1,4 +1,4 @@
-"""The terminal view of a job: pure, from a snapshot to something that rich can draw."""
+"""The terminal view of a job: a pure function from a snapshot to a renderable of rich."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ PHASE_STYLES: Mapping[str, str] = {
     Phase.STARTING: "bold cyan",
 }
 CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
-WAITS_LONG = 0.1  # for data, as a share of a step
+# Share of a step. If ranks wait longer for data, the view suggests more workers.
+WAITS_LONG = 0.1
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
 
 
 def job_view(job: JobSnapshot, at: datetime, losses: Sequence[float] = ()) -> RenderableType:
-    """The whole view. `losses` are the newest ones, oldest first, for the small curve."""
+    """Draw the whole view.
+
+    Args:
+        job: The job to show.
+        at: Current time, for ages.
+        losses: The newest losses for the small curve, oldest first.
+    """
     return Group(_headline(job, at), _progress(job.status, losses), _members(job), _events(job.events, at))
 
 
@@ -68,7 +75,7 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
     if progress.data_wait_ratio is not None:
         advice = "try a higher num_workers" if progress.data_wait_ratio >= WAITS_LONG else ""
-        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is waiting"), Text(advice))
+        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is spent waiting"), Text(advice))
     commit = status.commit
     grid.add_row(
         "Commit",
@@ -133,7 +140,7 @@ def _events(events: Sequence[EventSummary], at: datetime) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The newest `width` values as blocks from the lowest to the highest."""
+    """Draw the newest `width` values as blocks; the lowest value has the lowest block."""
     shown = [value for value in values[-width:] if value == value]
     if not shown:
         return ""
@@ -143,12 +150,12 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def duration(span: object) -> str:
-    """A timedelta as people say it: 42s, 3m05s, 2h10m."""
+    """Write a timedelta as 42s, 3m05s or 2h10m."""
     return seconds(getattr(span, "total_seconds", lambda: 0.0)())
 
 
 def seconds(value: float) -> str:
-    """As `duration`, of seconds."""
+    """Write seconds as `duration` does."""
     whole = max(0, round(value))
     if whole < 60:
         return f"{whole}s"
@@ -158,5 +165,5 @@ def seconds(value: float) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """An amount as people write it; what is less than one has four decimals."""
+    """Write an amount with its currency, with four decimals if it is less than one."""
     return f"{value:,.2f} {currency}" if value >= 1 else f"{value:.4f} {currency}"

@@ -1,4 +1,4 @@
-"""`spottrain`: the command line."""
+"""The command line `spottrain`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFRESH_SECONDS = 0.5
 
 
 class Group(click.Group):
-    """Says what a user can mend as a sentence, without a traceback, and exits with 1."""
+    """Prints a UserError as a sentence, without a traceback, and exits with 1."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -45,16 +45,18 @@ main.add_command(plan)
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
 )
-kubeconfig_option = click.option("--kubeconfig", help="Default: kubectl's own rules (KUBECONFIG, ~/.kube/config).")
+kubeconfig_option = click.option(
+    "--kubeconfig", help="Path of the kubeconfig. Default: kubectl's own rules (KUBECONFIG, ~/.kube/config)."
+)
 
 
 @main.command()
 @click.argument("job", required=False)
-@click.option("-w", "--watch", is_flag=True, help="Keep showing the job until it has ended.")
+@click.option("-w", "--watch", is_flag=True, help="Show the job until it has ended.")
 @namespace_option
 @kubeconfig_option
 def status(job: str | None, watch: bool, namespace: str, kubeconfig: str | None) -> None:
-    """Show how JOB is doing. Without JOB, list all jobs of the namespace."""
+    """Show the state of JOB. Without JOB, list all jobs of the namespace."""
     reader = JobReader(kubeconfig)
     console = Console()
     if job is None:
@@ -67,7 +69,7 @@ def status(job: str | None, watch: bool, namespace: str, kubeconfig: str | None)
 
 
 def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> Phase:
-    """Show the live view until the job has ended; returns the phase in which it ended."""
+    """Show the live view until the job has ended, and return its last phase."""
     losses: deque[float] = deque(maxlen=200)
     last_step = -1
     with Live(console=console, auto_refresh=False) as live:
@@ -114,8 +116,8 @@ def _job_row(job: JobSnapshot) -> tuple[str, ...]:
 @namespace_option
 @kubeconfig_option
 def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
-    """Write a self-contained HTML report of JOB: loss, members over time, where the time and the money went."""
-    # matplotlib takes a second to import, for which no other command should wait.
+    """Write a self-contained HTML report of JOB: loss, throughput, members, time in each phase, and cost."""
+    # The import of matplotlib takes a second, and no other command needs it.
     from spottrain_cli.report import html_report
 
     path = output or Path(f"{job}.html")

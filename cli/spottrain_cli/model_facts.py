@@ -1,4 +1,4 @@
-"""What a person says of a model: sizes with units, and a Hugging Face config.json. Pure but for reading that file."""
+"""Facts about a model that the user gives: sizes with units, and a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -16,54 +16,68 @@ _BYTE_UNITS = {
     **{"": 1, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40},
     **{"mb": 10**6, "gb": 10**9, "tb": 10**12, "m": 10**6, "g": 10**9, "t": 10**12},
 }
-# One matrix more in each layer's feed-forward part.
+# Models whose feed-forward part has one more matrix in each layer.
 _GATED = re.compile(r"silu|swiglu|geglu|gated")
 _GATED_TYPES = re.compile(r"^(llama|mistral|mixtral|qwen|gemma|phi3|deepseek|olmo|cohere|granite)")
 
 
 def count(text: str) -> int:
-    """A number of parameters: 7B, 350M, 124439808. Raises UserError."""
+    """Parse a number of parameters: 7B, 350M, 124439808.
+
+    Raises:
+        UserError: The text is not a number with such a unit.
+    """
     return round(_measured(text, _COUNT_UNITS, "7B, 350M or 124439808"))
 
 
 def size(text: str) -> int:
-    """Bytes: 80GiB, 80Gi, 80GB. Raises UserError."""
+    """Parse a number of bytes: 80GiB, 80Gi, 80GB.
+
+    Raises:
+        UserError: The text is not a number with such a unit, or less than a MiB.
+    """
     found = round(_measured(text, _BYTE_UNITS, "80GiB, 24Gi or 16GB"))
     if found < 1 << 20:
-        raise UserError(f"{text!r} is less than a MiB; give the unit as well, like 80GiB.")
+        raise UserError(f"{text!r} is less than a MiB. Give the unit, as in 80GiB.")
     return found
 
 
 def _measured(text: str, units: Mapping[str, float], examples: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units or float(match[1]) <= 0:
-        raise UserError(f"{text!r} is not a size; write it like {examples}.")
+        raise UserError(f"{text!r} is not a size. Write it like {examples}.")
     return float(match[1]) * units[match[2]]
 
 
 def read_config(path: Path) -> ModelFacts:
-    """What the config.json of a Hugging Face transformer says. Raises UserError."""
+    """Read the facts in the config.json of a Hugging Face transformer.
+
+    Raises:
+        UserError: The file is not such a config, or lacks a dimension.
+    """
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read as JSON: {error}. Give the config.json of the model.") from error
+        raise UserError(f"{path} cannot be read as JSON: {error}. Give the config.json of the model.") from error
     if not isinstance(config, dict):
-        raise UserError(f"{path} is no JSON object. Give the config.json of the model.")
+        raise UserError(f"{path} does not hold a JSON object. Give the config.json of the model.")
     return of_config(config.get("text_config", config), path.name)
 
 
 def of_config(config: Mapping[str, Any], source: str) -> ModelFacts:
-    """Parameters of a transformer, counted from its dimensions: exact for most decoders but for biases."""
+    """Count the parameters of a transformer from its dimensions. Biases are left out; most decoders have none."""
 
     if config.get("is_encoder_decoder"):
-        raise UserError(f"{source} is of an encoder and a decoder, which are not counted here; give --parameters.")
+        raise UserError(
+            f"{source} describes an encoder and a decoder, which this command cannot count. Give --parameters."
+        )
 
     def number(*names: str, default: int | None = None) -> int:
         value = next((config[name] for name in names if config.get(name) is not None), default)
         if not isinstance(value, int) or value < 1:
             raise UserError(
-                f"{source} says no {names[0]}; instead of it give --parameters, and --hidden, --layers and "
-                "--vocabulary if you know them."
+                f"{source} has no {names[0]}. Give --parameters instead, and --hidden, --layers and --vocabulary if "
+                "you know them."
             )
         return value
 

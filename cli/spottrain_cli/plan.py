@@ -1,4 +1,4 @@
-"""`spottrain plan`: the memory that a job needs by strategy, before anything is paid for. No cluster is needed."""
+"""`spottrain plan`: estimate the memory of a job by strategy before it runs. No cluster is needed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,30 @@ from spottrain_cli.job_view import UserError
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_cli.what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
 
-# Columns of a terminal in which any table has room, for measuring.
+# Columns of a terminal in which any table fits, for measuring.
 WIDE = 1000
 
 
 @click.command("plan")
 @click.argument("file", type=click.File())
-@click.option("--parameters", metavar="COUNT", help="Parameters of the model, such as 7B.")
-@click.option("--config", type=click.Path(path_type=Path), help="The model's config.json, as Hugging Face has it.")
-@click.option("--hidden", type=click.IntRange(min=1), help="Hidden units of a transformer.")
-@click.option("--layers", type=click.IntRange(min=1), help="Layers of a transformer.")
-@click.option("--vocabulary", type=click.IntRange(min=1), help="Size of the vocabulary, whose logits take memory.")
-@click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a sample.")
+@click.option("--parameters", metavar="COUNT", help="Number of parameters of the model, such as 7B.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Path of the model's config.json, in Hugging Face's form."
+)
+@click.option("--hidden", type=click.IntRange(min=1), help="Number of hidden units of a transformer.")
+@click.option("--layers", type=click.IntRange(min=1), help="Number of layers of a transformer.")
+@click.option("--vocabulary", type=click.IntRange(min=1), help="Size of the vocabulary. Its logits take memory.")
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(min=1),
+    help="Number of tokens in a sample, for the memory of activations.",
+)
 @click.option("--accelerator-memory", metavar="SIZE", required=True, help="Memory of one accelerator, such as 80GiB.")
-@click.option("--host-memory", metavar="SIZE", help="Memory of one node, in which each rank builds the model.")
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help="Memory of one node, such as 1000GiB. Each rank builds the model there. Default: enough.",
+)
 def plan(
     file: IO[str],
     parameters: str | None,
@@ -48,10 +58,10 @@ def plan(
     accelerator_memory: str,
     host_memory: str | None,
 ) -> None:
-    """Estimate the memory of the TrainingJob in FILE (- for standard input), and show what `strategy: auto` picks.
+    """Estimate the memory of the TrainingJob in FILE by strategy, and show what `strategy: auto` chooses.
 
-    The model is in your script, so say how large it is: with --parameters, or with the --config of a Hugging Face
-    model. With --sequence-length, activations are estimated too.
+    FILE is a YAML file, or - for standard input. Give the size of your model with --parameters, or with the --config
+    of a Hugging Face model. --sequence-length adds the memory of activations.
     """
     name, spec = read_job(file)
     facts = _facts(parameters, config, {"hidden": hidden, "layers": layers, "vocabulary": vocabulary})
@@ -64,20 +74,24 @@ def plan(
 
 
 def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
-    """The name and the spec of the one TrainingJob in a YAML file. Raises UserError."""
+    """Read the name and the spec of the one TrainingJob in a YAML file.
+
+    Raises:
+        UserError: The file does not hold exactly one job, or the job is invalid.
+    """
     try:
         documents = [document for document in yaml.safe_load_all(file) if document]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} is not YAML: {error}") from error
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(jobs) != 1:
-        raise UserError(f"{file.name} has {counted(len(jobs), 'TrainingJob')}; give a file with one.")
+        raise UserError(f"{file.name} has {counted(len(jobs), 'TrainingJob')}. Give a file with exactly one.")
     try:
         spec = TrainingJobSpec.model_validate(jobs[0].get("spec"))
     except ValidationError as error:
-        raise UserError(f"The job in {file.name} is wrong. {mistakes(error, 'spec')}") from error
+        raise UserError(f"The job in {file.name} is invalid. {mistakes(error, 'spec')}") from error
     if spec.nodes.min > spec.nodes.max:
-        raise UserError("nodes.min is larger than nodes.max; lower min or raise max.")
+        raise UserError("nodes.min is larger than nodes.max. Lower nodes.min or raise nodes.max.")
     return str(jobs[0].get("metadata", {}).get("name", "the job")), spec
 
 
@@ -88,14 +102,16 @@ def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, in
     if config is not None:
         return replace(read_config(config), **given)
     if parameters is None:
-        raise UserError("Say how large the model is: --parameters 7B, or --config with the model's config.json.")
+        raise UserError(
+            "The size of the model is missing. Give --parameters, such as 7B, or --config with its config.json."
+        )
     return ModelFacts(**given)
 
 
 def plan_view(name: str, training: Training, width: int) -> RenderableType:
-    """The table, and in words what auto picks, what the job says, and what to change if it doesn't fit.
+    """Draw the table, what auto chooses, and what to change if the job does not fit.
 
-    In a terminal that is too narrow for the whole table, `width` columns, the parts of a step are left out.
+    If the whole table does not fit the terminal of `width` columns, the parts of a step are left out.
     """
     smallest, spec = training.workload(), training.spec
     hidden, layers = training.model.proportions()
@@ -115,13 +131,13 @@ def plan_view(name: str, training: Training, width: int) -> RenderableType:
 
 
 def _width_of(table: Table) -> int:
-    """Columns of a terminal in which no cell of the table is cut."""
+    """Measure the columns of a terminal in which no cell of the table is cut."""
     console = Console(width=WIDE)
     return console.measure(table).maximum
 
 
 def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:
-    """A row for each strategy. The parts of a step are those of the smallest number of ranks."""
+    """Build the table, one row for each strategy. The parts of a step are those at the smallest world size."""
     workloads = [training.workload(number) for number in sorted({training.spec.nodes.min, training.spec.nodes.max})]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", collapse_padding=True)
     table.add_column("GiB a rank", no_wrap=True)
@@ -168,31 +184,33 @@ def _verdict(training: Training, choice: Choice) -> Text:
     share = "" if memory.host_bytes is None else f", of which a rank has {in_gib(memory.host_bytes)}"
     says = [
         f"For each of {counted(num_ranks, 'rank')}; At {num_ranks} is the peak. ✓: fits "
-        f"{in_gib(usable_bytes(smallest, memory))}, which is planned with of {in_gib(memory.accelerator_bytes)}. "
-        f"{in_gib(RUNTIME_BYTES)} for CUDA and NCCL are in the peak, and in Work and Start.",
-        f"Start: while the model is spread. Host: the most of the node's memory{share}. Each rank builds the whole "
+        f"{in_gib(usable_bytes(smallest, memory))}, the usable part of {in_gib(memory.accelerator_bytes)}. The peak, "
+        f"Work and Start include {in_gib(RUNTIME_BYTES)} for CUDA and NCCL.",
+        f"Start: peak while the model is spread. Host: peak of the node's memory{share}. Each rank builds the whole "
         f"model there first: {in_gib(processes * smallest.model.built)} on a node of {processes}.",
-        "opt CPU: optimizer state is kept in the node's memory; all CPU: gradients and weights, too.",
+        "opt CPU: the optimizer state is in the node's memory. all CPU: gradients and weights are there, too.",
         f"auto: {choice.reason}",
     ]
     if smallest.sequence_length is None:
-        says.append("Give --sequence-length to have activations estimated.")
+        says.append("Give --sequence-length to include activations.")
     named = training.named()
     if spec.strategy is not Strategy.AUTO:
         judged = "" if named.fits else f" {named.reason.replace('Nothing fits', 'It does not fit', 1)}"
-        says.append(f"The job names the strategy {spec.strategy.value}, which is used whatever fits.{judged}")
+        says.append(
+            f"The job names the strategy {spec.strategy.value}, which is used even if it does not fit.{judged}"
+        )
     if not named.fits:
         says.append(_advice(training, named))
     return Text("\n".join(says))
 
 
 def _advice(training: Training, lacking: Choice) -> str:
-    """The smallest change with which the job fits."""
+    """Name the smallest change with which the job fits."""
     changed, processes = smallest_change(training), training.spec.processes_per_node
     if changed is None:
         least = lacking.estimate
         return (
-            "It fits with none of these: a smaller batch.micro, activationCheckpointing, precision bf16, "
+            "No change of these makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, "
             f"{max(MOST_NODES, training.spec.nodes.max)} nodes, fewer processesPerNode. As it is, it needs "
             f"accelerators of {in_gib(int(least.total / USABLE))} and nodes of {in_gib(least.host * processes)}."
         )

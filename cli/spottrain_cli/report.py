@@ -1,4 +1,4 @@
-"""The HTML report of a job: one file with its pictures inside, made from a snapshot. Pure but for the drawing."""
+"""The HTML report of a job: one file, with its pictures inside, made from a snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, money, seconds
 from spottrain_cli.throughput import Throughput, throughput
 
-# The same colour for the same thing in every picture.
+# A thing has the same colour in every picture.
 PHASE_COLOURS = {
     Phase.RUNNING.value: "#2a9d5c",
     Phase.STARTING.value: "#3d85c6",
@@ -34,9 +34,9 @@ PHASE_COLOURS = {
     Phase.SUSPENDED.value: "#8e7cc3",
 }
 ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#b8bec5"
-# In inches: pictures are as wide as the page, and their time axes are in line.
+# In inches. Pictures are as wide as the page, and their time axes are aligned.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
-# Throughput is drawn by stretches of at least this share of the job's time.
+# A stretch in the picture of throughput takes at least this share of the job's time.
 SHORTEST_SHARE = 1 / 200
 
 
@@ -56,7 +56,7 @@ class TimeAxis:
         return (moment - self.start) / self._unit[1]
 
     def draw(self, axes: Any) -> None:
-        axes.set(xlabel=f"{self._unit[0]} since the job was made", xlim=(0, self.at(self.end)))
+        axes.set(xlabel=f"{self._unit[0]} since the job was created", xlim=(0, self.at(self.end)))
 
 
 TEMPLATE = """<!doctype html>
@@ -84,13 +84,13 @@ TEMPLATE = """<!doctype html>
 <table><tr><th>What happened</th><th class="n">At step</th><th class="n">Steps redone</th>
 <th class="n">Seconds without a step</th><th class="n">World size</th></tr>
 {% for row in rows %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
-{% else %}<tr><td colspan="5">None: one generation from the beginning to the end.</td></tr>{% endfor %}</table>
+{% else %}<tr><td colspan="5">None: one generation from the start to the end.</td></tr>{% endfor %}</table>
 </body></html>
 """
 
 
 def html_report(job: JobSnapshot, at: datetime) -> str:
-    """The whole page. `at` stands for the end of a job that hasn't ended."""
+    """Render the whole page. `at` stands for the end of a job that has not ended."""
     ended = job.status.completion_time or at
     elapsed = (ended - job.created_at).total_seconds()
     speed = throughput(job.history, job.spec["batch"]["global"], shortest=elapsed * SHORTEST_SHARE)
@@ -106,7 +106,7 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
 
 
 def transition_row(transition: Transition) -> tuple[str, ...]:
-    """What happened, at which step, steps redone, seconds without a step, world size before and after."""
+    """Return the cells of a row: event, step, steps redone, seconds without a step, world sizes before and after."""
     redone, gap, after = transition.steps_redone, transition.seconds_without_step, transition.world_size_after
     return (
         f"{transition.reason}: {transition.message}" if transition.message else transition.reason,
@@ -137,7 +137,7 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
 
 
 def _count(number: int, noun: str, more: str = "") -> tuple[str, str]:
-    """A tile's name and value."""
+    """Return the name and the value of a tile."""
     value, _, name = counted(number, noun).partition(" ")
     return f"{name}{more}", value
 
@@ -147,7 +147,7 @@ def _pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[
     time = TimeAxis(start=start, end=end)
     yield (
         "Loss",
-        "Over steps; a line where a new generation begins; in grey, steps that were done again.",
+        "Loss over steps. A dashed line marks the start of a generation, grey marks steps that were done again.",
         _loss(job.history, job.status.transitions),
     )
     if speed.mean:
@@ -189,7 +189,7 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
 
 
 def generations_by_step(transitions: Sequence[Transition]) -> dict[int, list[int]]:
-    """The generations that began, by the step that they resumed from: at times several from the same."""
+    """Group the generations by the step from which they resumed."""
     found: dict[int, list[int]] = {}
     for transition in transitions:
         if transition.resume_step is not None:
@@ -201,9 +201,10 @@ Line = list[tuple[int, float]]
 
 
 def loss_lines(history: Sequence[HistoryPoint]) -> list[tuple[Line, Line]]:
-    """(kept, done again) for each stretch of steps that only grow: lists of (step, loss).
+    """Split the history into stretches in which steps only grow.
 
-    Where training went back to a commit, the steps after that commit were done again; they are the second list.
+    Returns:
+        For each stretch two lists of (step, loss): steps that were kept, and steps that the next stretch did again.
     """
     stretches: list[Line] = [[]]
     for point in history:
@@ -222,7 +223,7 @@ def loss_lines(history: Sequence[HistoryPoint]) -> list[tuple[Line, Line]]:
 
 
 def rate(value: float) -> str:
-    """A number a second, as people read it: 12,345, 42 or 0.31."""
+    """Write a number per second: 12,345, 42 or 0.31."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
@@ -286,7 +287,7 @@ def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
 
 
 def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> list[tuple[str, float, float]]:
-    """(phase, begin, end) without gaps, in Unix seconds; what came before the first point was Pending."""
+    """List (phase, start, end) without gaps, in Unix seconds. The time before the first point is Pending."""
     spans = [(Phase.PENDING.value, start, history[0].at if history else end)]
     for index, point in enumerate(history):
         until = history[index + 1].at if index + 1 < len(history) else max(end, point.at)
@@ -299,7 +300,7 @@ def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> li
 
 
 def time_by_phase(history: Sequence[HistoryPoint], start: float, end: float) -> dict[str, float]:
-    """Seconds in each phase, longest first."""
+    """Sum the seconds in each phase, longest first."""
     totals: dict[str, float] = {}
     for phase, begin, until in phase_spans(history, start, end):
         totals[phase] = totals.get(phase, 0.0) + until - begin
@@ -307,7 +308,7 @@ def time_by_phase(history: Sequence[HistoryPoint], start: float, end: float) -> 
 
 
 def _picture(*, height: float, top: float = TOP) -> tuple[Any, Any]:
-    """A figure with its axes; inches."""
+    """Create a figure of this height, in inches, and its axes."""
     figure, axes = plt.subplots(figsize=(WIDTH, height))
     figure.subplots_adjust(left=LEFT / WIDTH, right=1 - RIGHT / WIDTH, top=1 - top / height, bottom=BOTTOM / height)
     axes.spines[["top", "right"]].set_visible(False)

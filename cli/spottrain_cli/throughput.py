@@ -1,4 +1,4 @@
-"""How fast a job trained, from its history: tokens, or samples where the script doesn't say what a sample has."""
+"""Throughput of a job from its history: in tokens, or in samples if the script does not report tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spottrain_api.v1alpha1 import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A time in which one generation trained, in Unix seconds; `amount` is in tokens or samples."""
+    """A stretch of time in which one generation trained, in Unix seconds; `amount` is in tokens or samples."""
 
     generation: int
     begin: float
@@ -37,13 +37,19 @@ class Throughput:
 
     @property
     def mean(self) -> float:
-        """A second, over the time in which the job trained; 0 where it never did."""
+        """Amount per second over the time in which the job trained; 0 if it never did."""
         seconds = sum(stretch.end - stretch.begin for stretch in self.stretches)
         return self.amount / seconds if seconds else 0.0
 
 
 def throughput(history: Sequence[HistoryPoint], samples_per_step: int, *, shortest: float = 0.0) -> Throughput:
-    """What was made from one point to the next; those of a generation are joined to at least `shortest` seconds."""
+    """Compute the throughput from each point of the history to the next.
+
+    Args:
+        history: Points of the job, oldest first.
+        samples_per_step: Global batch, which counts if no point has tokens.
+        shortest: Stretches of one generation are joined until they take so many seconds.
+    """
     has_tokens = any(point.tokens_per_second for point in history)
     joined: list[Stretch] = []
     for before, after in pairwise(history):

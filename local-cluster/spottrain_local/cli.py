@@ -1,4 +1,4 @@
-"""`spottrain local …`: start, stop and use local clusters, and play the cloud that takes nodes back."""
+"""`spottrain local …`: start, stop and use local clusters, and preempt their nodes."""
 
 import functools
 import re
@@ -30,7 +30,7 @@ STATE_STYLES = {"running": "green", "gone": "red", "rebalance": "cyan"}
 
 
 class Duration(click.ParamType[float]):
-    """A duration as Kubernetes writes them, in seconds: 30s, 2m, 1.5h; a bare number is seconds."""
+    """A duration in seconds, in Kubernetes' form: 30s, 2m, 1.5h. A number without a unit is in seconds."""
 
     name = "duration"
 
@@ -39,7 +39,7 @@ class Duration(click.ParamType[float]):
             return value
         match = DURATION.match(str(value))
         if not match:
-            self.fail(f"{value!r} is not a duration: write for example 30s or 2m.", param, ctx)
+            self.fail(f"{value!r} is not a duration. Write it like 30s or 2m.", param, ctx)
         return float(match.group(1)) * UNIT_SECONDS[match.group(2)]
 
 
@@ -52,12 +52,12 @@ class ClusterName(click.ParamType[Cluster]):
         if isinstance(value, Cluster):
             return value
         if not CLUSTER_NAME.match(value):
-            self.fail(f"{value!r} can't name a cluster: use up to 32 of a-z, 0-9 and '-'.", param, ctx)
+            self.fail(f"{value!r} is not a valid name of a cluster. Use at most 32 of a-z, 0-9 and '-'.", param, ctx)
         return open_cluster(value)
 
 
 def with_sentences(function: Callable[P, R]) -> Callable[P, R]:
-    """Show a user's mistake as a sentence, without a traceback."""
+    """Show a LocalClusterError as a sentence, without a traceback."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,14 +75,14 @@ _name = click.option(
     type=ClusterName(),
     default=DEFAULT_NAME,
     show_default=True,
-    help="Which local cluster; several can run side by side.",
+    help="Name of the local cluster. Several can run side by side.",
 )
 _nodes = click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 
 
 @click.group()
 def local() -> None:
-    """A real Kubernetes control plane on this machine, with nodes that are processes."""
+    """Run a real Kubernetes control plane on this machine, with nodes that are processes."""
 
 
 @local.command()
@@ -91,10 +91,10 @@ def local() -> None:
     "--nodes",
     "nodes_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file with the node pools; the reference describes its fields. Default: 1 system node, 2 on-demand and "
+    help="YAML file with the node pools. The reference describes its fields. Default: 1 system node, 2 on-demand and "
     "4 spot EKS nodes of 8 GPUs, or the nodes of the last time.",
 )
-@click.option("--no-operator", is_flag=True, help="Leave the cluster without spottrain's CRD and operator.")
+@click.option("--no-operator", is_flag=True, help="Do not install spottrain's CRD and operator.")
 @with_sentences
 def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
     """Start a local cluster and install spottrain into it."""
@@ -124,7 +124,7 @@ def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
 @click.option("--delete", is_flag=True, help="Also delete its state: objects, checkpoints, logs.")
 @with_sentences
 def down(cluster: Cluster, delete: bool) -> None:
-    """Stop a local cluster; its objects and checkpoints are there again after the next `up`."""
+    """Stop a local cluster. Its objects and checkpoints return with the next `up`."""
     name = cluster.layout.name
     was_running = cluster.down(delete=delete)
     click.echo(
@@ -155,7 +155,7 @@ def status(cluster: Cluster) -> None:
 @_name
 @with_sentences
 def kubeconfig(cluster: Cluster) -> None:
-    """Print the path of the kubeconfig, as in `kubectl --kubeconfig $(spottrain local kubeconfig) …`."""
+    """Print the path of the kubeconfig, for `export KUBECONFIG=$(spottrain local kubeconfig)`."""
     if not cluster.kubeconfig.exists():
         cluster.running_status()
     click.echo(cluster.kubeconfig)
@@ -179,7 +179,7 @@ def store(cluster: Cluster) -> None:
     type=click.Choice(["preempt", "rebalance", "maintenance"]),
     default="preempt",
     show_default=True,
-    help="What is announced; a rebalance recommendation takes no node away.",
+    help="What is announced. A rebalance recommendation takes no node away.",
 )
 @click.option(
     "--action",
@@ -190,7 +190,7 @@ def store(cluster: Cluster) -> None:
 )
 @with_sentences
 def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, action: str) -> None:
-    """Announce a preemption on the nodes' metadata servers, and end the nodes when the notice is over."""
+    """Announce a preemption on the nodes' metadata servers, and take the nodes at the deadline."""
     after = cluster.preempt(nodes, notice_seconds=notice, kind=kind, action=action)
     for node in _these(after, nodes):
         deadline = datetime.fromisoformat(node["interruption"]["deadline"]).astimezone(UTC)

@@ -1,8 +1,8 @@
-"""The cloud, played: instances that are announced to go, go, and come back.
+"""The simulated cloud: it announces that instances go, takes them, and brings them back.
 
-`Cloud` decides and records; what it does to machines goes through `Machines`. A notice is a file that the
-node's metadata server shows (`interruption.json`); nothing else tells anybody. At the deadline the machine is
-gone, with all that ran on it, and a few seconds later so is its Node object, as a cloud controller does it.
+`Cloud` decides and keeps the state; `Machines` carries it out. A notice is a file (`interruption.json`) that the
+node's metadata server shows, and nothing else announces it. At the deadline the machine ends with all that runs on
+it. A few seconds later its Node object is deleted, as a cloud controller does.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from spottrain_local.spec import NodePool
 
 logger = logging.getLogger(__name__)
 
-# Between the end of an instance and the deletion of its Node object.
+# Seconds between the end of an instance and the deletion of its Node object.
 FORGET_SECONDS = 3.0
 LONGEST_NOTICE_SECONDS = 24 * 3600.0
 
 
 class Instance(BaseModel):
-    """The machine behind a node: `gone` from its end until `restore`, which makes a fresh one."""
+    """The machine behind a node. It is `gone` from its end until `restore`, which starts a fresh one."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
@@ -47,10 +47,10 @@ class Instance(BaseModel):
 
 
 class Machines(Protocol):
-    """What the cloud does to machines and to their Node objects."""
+    """What the cloud does to machines and to their objects in the cluster."""
 
     def start(self, instance: Instance) -> None:
-        """Start the node process of an instance; returns at once."""
+        """Start the node process of an instance, and return at once."""
 
     async def kill(self, node: str) -> None:
         """End a node and all that runs on it, without a warning."""
@@ -59,17 +59,17 @@ class Machines(Protocol):
         """Empty a node's disk."""
 
     def announce(self, node: str, interruption: Interruption | None) -> None:
-        """Show an interruption (None: none) in the node's metadata."""
+        """Show an interruption, or with None remove it, in the node's metadata."""
 
     async def forget(self, node: str, *, with_pods: bool) -> None:
-        """Delete the Node object, and with `with_pods` also the pods that were bound to it."""
+        """Delete the Node object, and with `with_pods` also the pods that are bound to it."""
 
 
 _INSTANCES = TypeAdapter(list[Instance])
 
 
 class Cloud:
-    """The instances of one cluster; their state outlives the supervisor in a file."""
+    """The instances of one cluster. A file keeps their state when the supervisor ends."""
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class Cloud:
         self._instances = self._recorded()
         # What is to happen to a node later: its end at the deadline, or the deletion of its Node object.
         self._pending: dict[str, asyncio.Task[None]] = {}
-        # Ends and fresh starts take a moment each, and must not mix.
+        # Ends and fresh starts take a moment each, and must not overlap.
         self._changing = asyncio.Lock()
 
     def instances(self) -> list[Instance]:
-        """All instances, in the order of the cluster's nodes."""
+        """Return all instances, in the order of the cluster's nodes."""
         return list(self._instances.values())
 
     def start(self) -> None:
-        """Start what should run, and take up again what was pending when the supervisor ended."""
+        """Start what should run, and resume what was pending when the supervisor ended."""
         for instance in self.instances():
             instance.gone = instance.gone or self._is_overdue(instance)
             if instance.gone:
@@ -105,7 +105,7 @@ class Cloud:
         self._save()
 
     async def stop(self) -> None:
-        """Stop the clock of everything that is pending; it goes on at the next start."""
+        """Suspend everything that is pending until the next start."""
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
@@ -117,9 +117,9 @@ class Cloud:
         kind: InterruptionKind = "preempt",
         action: Action = "terminate",
     ) -> None:
-        """Announce that these nodes go; they go when the notice is over, whatever anybody does."""
+        """Announce that these nodes go, and take them when the notice is over."""
         if not 0 <= notice_seconds <= LONGEST_NOTICE_SECONDS:
-            raise LocalClusterError("A notice is between 0 s and 24 h long, as in `--notice 30s`.")
+            raise LocalClusterError("The notice is not between 0 s and 24 h. Write it like `--notice 30s`.")
         instances = self._existing(nodes)
         for instance in instances:
             self._check_interruptible(instance, kind)
@@ -141,7 +141,9 @@ class Cloud:
         instances = self._existing(nodes)
         for instance in instances:
             if instance.interruption is None:
-                raise LocalClusterError(f"Nothing is announced for the node {instance.node}: nothing to cancel.")
+                raise LocalClusterError(
+                    f"Nothing is announced for the node {instance.node}, so there is nothing to cancel."
+                )
         for instance in instances:
             self._drop_pending(instance.node)
             instance.interruption = None
@@ -166,12 +168,12 @@ class Cloud:
         for instance in instances:
             if not instance.gone:
                 raise LocalClusterError(
-                    f"The node {instance.node} is not gone: there is nothing to restore."
-                    " (`spottrain local cancel` takes back a notice.)"
+                    f"The node {instance.node} is not gone, so there is nothing to restore."
+                    " `spottrain local cancel` takes back a notice."
                 )
         for instance in instances:
             self._drop_pending(instance.node)
-            # In a cloud the replacement has another name, so nothing bound to the old one would start on it.
+            # In a cloud the replacement has a different name, so no pod that is bound to the old node starts on it.
             await self._machines.forget(instance.node, with_pods=True)
             self._machines.erase(instance.node)
             instance.gone, instance.interruption = False, None
@@ -213,7 +215,7 @@ class Cloud:
         return instances
 
     def _is_overdue(self, instance: Instance) -> bool:
-        """Whether its deadline passed while no supervisor ran."""
+        """Return whether the deadline passed while no supervisor ran."""
         interruption = instance.interruption
         return bool(interruption and interruption.takes_the_machine and interruption.deadline <= self._now())
 
@@ -248,7 +250,7 @@ class Cloud:
             task.cancel()
 
     def _recorded(self) -> dict[str, Instance]:
-        """The instances of the last run, for the nodes that the cluster has now."""
+        """Return the instances of the last run, for the nodes that the cluster has now."""
         known: dict[str, Instance] = {}
         if self._record.exists():
             known = {item.node: item for item in _INSTANCES.validate_json(self._record.read_bytes())}

@@ -1,4 +1,4 @@
-"""A local cluster as its user handles it: `up`, `down`, and requests to its supervisor."""
+"""The handle of a local cluster: `up`, `down`, and requests to its supervisor."""
 
 import fcntl
 import http.client
@@ -23,12 +23,12 @@ from spottrain_local.objectstore import remove_sockets
 from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec
 
 DEFAULT_NAME = "default"
-# What a cluster waits for while it comes up.
+# What `up` waits for, in this order.
 PARTS = ("control plane", "object store", "nodes")
 UP_SECONDS = 120.0
 DOWN_SECONDS = 40.0
 POLL_SECONDS = 0.1
-# How long the supervisor may take to answer: always at once, but for requests that wait for machines.
+# Seconds that the supervisor may take to answer. Only requests that wait for machines take long.
 STATUS_SECONDS, REQUEST_SECONDS = 5.0, 60.0
 
 Status = dict[str, Any]
@@ -45,11 +45,11 @@ class Cluster:
         return self.layout.kubeconfig
 
     def spec(self) -> ClusterSpec:
-        """The nodes of the cluster, as they were asked for."""
+        """Read the nodes that the user requested."""
         return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
 
     def unused_ip(self) -> str:
-        """An address of the cluster's network that no node and no pod has."""
+        """Return an address of the cluster's network that no node and no pod has."""
         return f"127.{self._network()}.255.254"
 
     def up(
@@ -58,11 +58,15 @@ class Cluster:
         progress: Callable[[Sequence[str]], None] | None = None,
         install: Callable[[], None] | None = None,
     ) -> Status:
-        """Start the cluster, wait until it is ready, and return its status; one that runs is left as it is.
+        """Start the cluster unless it runs, wait until it is ready, and return its status.
 
-        Without `spec` it has the nodes of the last time, or the default ones. `progress` is called with what is
-        still being waited for. `install` is called as soon as the control plane is ready, while nodes join. Raises
-        LocalClusterError when it doesn't come up.
+        Args:
+            spec: The nodes. Default: those of the last time, otherwise `DEFAULT_SPEC`.
+            progress: Called with what `up` still waits for.
+            install: Called as soon as the control plane is ready, while nodes join.
+
+        Raises:
+            LocalClusterError: The cluster did not become ready, or runs with different nodes.
         """
         running = self.status()
         if running is None:
@@ -71,7 +75,7 @@ class Cluster:
         else:
             if spec and spec != self.spec():
                 raise LocalClusterError(
-                    f"The cluster {self.layout.name} runs with other nodes: `spottrain local down` first."
+                    f"The cluster {self.layout.name} runs with different nodes. Run `spottrain local down` first."
                 )
             supervisor = None
         deadline = time.monotonic() + UP_SECONDS
@@ -81,11 +85,11 @@ class Cluster:
         return self._wait_for(PARTS, supervisor, progress, deadline)
 
     def down(self, *, delete: bool = False) -> bool:
-        """Stop the cluster, with `delete` for good; returns whether it was running."""
+        """Stop the cluster, delete its state if `delete` is set, and return whether it was running."""
         pid = self._supervisor_pid()
         if pid is not None:
             self._end_supervisor(pid)
-        # Also after a supervisor that was killed.
+        # A supervisor that was killed leaves them, too.
         if self.layout.address.exists():
             remove_sockets(port_block(self._network()))
         if delete:
@@ -93,14 +97,14 @@ class Cluster:
         return pid is not None
 
     def status(self) -> Status | None:
-        """What the supervisor says, or None where the cluster doesn't run."""
+        """Return the supervisor's status, or None if the cluster does not run."""
         try:
             return self.request("GET", "/v1/status", patience=STATUS_SECONDS)
         except OSError:
             return None
 
     def preempt(self, nodes: Sequence[str], *, notice_seconds: float, **more: str) -> Status:
-        """Announce that nodes go, and take them when the notice is over."""
+        """Announce that nodes go, and take them at the deadline."""
         return self._ask("preempt", nodes, noticeSeconds=notice_seconds, **more)
 
     def cancel(self, nodes: Sequence[str]) -> Status:
@@ -116,12 +120,16 @@ class Cluster:
         return self._ask("restore", nodes)
 
     def running_status(self) -> Status:
-        """The status; raises LocalClusterError where the cluster doesn't run."""
+        """Return the status.
+
+        Raises:
+            LocalClusterError: The cluster does not run.
+        """
         status = self.status()
         if status is None:
             name = self.layout.name
             option = "" if name == DEFAULT_NAME else f" --name {name}"
-            raise LocalClusterError(f"The cluster {name} is not running: start it with `spottrain local up{option}`.")
+            raise LocalClusterError(f"The cluster {name} is not running. Start it with `spottrain local up{option}`.")
         return status
 
     def _ask(self, verb: str, nodes: Sequence[str], **more: object) -> Status:
@@ -137,7 +145,12 @@ class Cluster:
     def request(
         self, method: str, path: str, body: dict[str, object] | None = None, patience: float = REQUEST_SECONDS
     ) -> Status:
-        """One request to the supervisor. Raises OSError when it isn't there, LocalClusterError when it refuses."""
+        """Send one request to the supervisor.
+
+        Raises:
+            OSError: It does not run.
+            LocalClusterError: It refused the request, or did not answer in time.
+        """
         connection = _UnixConnection(self.layout.socket, patience)
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None)
@@ -156,7 +169,7 @@ class Cluster:
         return number
 
     def _supervisor_pid(self) -> int | None:
-        """Process id of the supervisor that holds the lock, or None where nobody does."""
+        """Return the process id of the supervisor that holds the lock, or None if nobody does."""
         try:
             with self.layout.lock.open() as lock:
                 try:
@@ -168,7 +181,7 @@ class Cluster:
         return None
 
     def _end_supervisor(self, pid: int) -> None:
-        """Let it stop the cluster; if it can't, kill it, and what it started dies with it."""
+        """Let the supervisor stop the cluster. If it cannot, kill it: what it started dies with it."""
         try:
             process = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -176,7 +189,7 @@ class Cluster:
         try:
             self.request("POST", "/v1/stop", patience=STATUS_SECONDS)
             ended, _, _ = select.select([process], [], [], DOWN_SECONDS)
-        except OSError:  # it hangs, or is at its very start or end
+        except OSError:  # It hangs, or it is just starting or ending.
             ended = []
         try:
             if not ended:
@@ -194,7 +207,7 @@ class Cluster:
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
         if find_binaries() is None:
-            raise LocalClusterError("The control plane is not built yet: run `python -m spottrain_local.binaries`.")
+            raise LocalClusterError("The control plane is not built yet. Run `python -m spottrain_local.binaries`.")
         with (self.layout.root / "supervisor.log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "spottrain_local.supervisor", "--state", self.layout.root],
@@ -211,9 +224,9 @@ class Cluster:
         progress: Callable[[Sequence[str]], None] | None,
         deadline: float,
     ) -> Status:
-        """Wait until none of `parts` is waited for."""
+        """Wait until all of `parts` are ready."""
         while True:
-            # It also ends when another `up` was faster; then that one's cluster is waited for.
+            # The supervisor also ends if a different `up` was faster. Then wait for that cluster.
             if supervisor and supervisor.poll() is not None and self._supervisor_pid() is None:
                 log = (self.layout.root / "supervisor.log").read_text().strip().splitlines()
                 raise LocalClusterError(
@@ -235,17 +248,17 @@ class Cluster:
 
 
 def open_cluster(name: str = DEFAULT_NAME) -> Cluster:
-    """The handle of the cluster with this name, whether it exists or not."""
+    """Return the handle of the cluster with this name, whether it exists or not."""
     return Cluster(layout=cluster_layout(name))
 
 
 def list_clusters(root: Path) -> list[str]:
-    """Names of the clusters with state in a folder."""
+    """List the names of the clusters with state in a folder."""
     return sorted(path.parent.name for path in root.glob("*/cluster.json"))
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket whose path may be longer than the 107 bytes that the kernel takes."""
+    """HTTP over a Unix socket whose path may be longer than the kernel's limit of 107 bytes."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)

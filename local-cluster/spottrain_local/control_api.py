@@ -1,7 +1,7 @@
 """The supervisor's control API: JSON over HTTP on a unix socket in the cluster's state folder.
 
 `GET /v1/status`, `POST /v1/stop`, and `POST /v1/nodes/{preempt,cancel,kill,restore}` with a `NodesRequest`.
-A request that can't be carried out is answered with 400 and `{"error": sentence}`.
+A request that the supervisor cannot carry out is answered with 400 and `{"error": sentence}`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from spottrain_local.metadata.interruption import Action, InterruptionKind
 
 
 class NodesRequest(BaseModel):
-    """Which nodes; the rest is for `preempt` alone."""
+    """The nodes. The other fields are for `preempt` only."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
@@ -34,7 +34,7 @@ async def serve_control_api(
 ) -> AsyncIterator[None]:
     """Serve the control API in the working directory, under the name of `socket`.
 
-    `describe` gives the cluster as `spottrain local status` shows it, `end` asks for the end of the supervisor.
+    `describe` gives the cluster as `spottrain local status` shows it; `end` requests the end of the supervisor.
     """
     app = web.Application(middlewares=[_sentences])
 
@@ -68,7 +68,7 @@ async def serve_control_api(
         app.router.add_post(f"/v1/nodes/{handler.__name__}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
-    # A socket of a supervisor that was killed is in the way; the lock says that it is dead.
+    # Remove the socket of a supervisor that was killed. The lock proves that it is dead.
     socket.unlink(missing_ok=True)
     await web.UnixSite(runner, socket.name).start()
     try:

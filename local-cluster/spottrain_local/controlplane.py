@@ -1,7 +1,7 @@
 """The control plane as processes: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
-Kubernetes' own programs with the flags of a production cluster where behaviour depends on them, and short
-times where a rehearsal would wait.
+Kubernetes' own programs, with a production cluster's flags if behaviour depends on them, and with short times if a
+rehearsal would have to wait.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ PORT_NAMES = ("apiserver", "etcd", "etcd-peer")
 # The first address of this range is the Service `kubernetes`. Nothing routes these addresses here.
 SERVICE_RANGE = "10.96.0.0/16"
 KUBERNETES_SERVICE_IP = "10.96.0.1"
-# A node whose lease is this old is NotReady (Kubernetes: 50 s); nodes renew theirs every 10 s at most.
+# Seconds after which a node is NotReady if it has not renewed its lease (Kubernetes: 50). Nodes do so every 10 s.
 NODE_GRACE_SECONDS = 20
-# Collecting garbage less often takes a quarter off the processor time of their start, for 90 MB.
+# Rarer garbage collection saves a quarter of the processor time at the start, and costs 90 MB.
 GO_ENVIRONMENT = {"GOGC": "400"}
-# What has no meaning without volumes, clouds and certificates of a kubelet; each costs watches and memory.
+# These have no use without volumes, clouds and a kubelet's certificates. Each costs watches and memory.
 NEEDLESS_CONTROLLERS = (
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
@@ -54,7 +54,7 @@ NEEDLESS_CONTROLLERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The files by which the parts of one cluster know each other."""
+    """The certificates and keys with which the parts of one cluster authenticate."""
 
     authority: Authority
     etcd_authority: Authority
@@ -66,11 +66,11 @@ class Credentials:
 
 
 def issue_credentials(folder: Path) -> Credentials:
-    """Open the cluster's authorities and issue what the control plane needs for one run."""
+    """Open the cluster's authorities, and issue the control plane's certificates for one run."""
     authority, etcd_authority = open_authority(folder, "ca"), open_authority(folder, "etcd-ca")
     return Credentials(
         authority=authority,
-        # etcd lets in whoever it knows: it must not know the nodes, which the other authority signs for.
+        # etcd admits whoever its authority signs for, so the nodes have a different authority.
         etcd_authority=etcd_authority,
         service_account_key=open_service_account_key(folder),
         apiserver=authority.issue(
@@ -89,7 +89,7 @@ def issue_credentials(folder: Path) -> Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlPlane:
-    """One control plane: what to run, and how to reach it."""
+    """One control plane: its programs, and how to reach it."""
 
     layout: ClusterLayout
     binaries: Binaries
@@ -102,13 +102,13 @@ class ControlPlane:
         return f"https://{LOOPBACK}:{self.ports['apiserver']}"
 
     def client(self) -> ApiClient:
-        """A client with all rights."""
+        """Return a client with all rights."""
         admin = self.credentials.admin
         ca_file = self.credentials.authority.certificate_file
         return ApiClient(self.server, ca_file=ca_file, cert_file=admin.certificate, key_file=admin.key)
 
     def write_kubeconfigs(self) -> None:
-        """Write the user's kubeconfig and those of the controllers; all readable by the user alone."""
+        """Write the user's kubeconfig and those of the controllers. Only the user can read them."""
         pki, authority = self.layout.pki, self.credentials.authority
         self._write_kubeconfig(self.layout.kubeconfig, self.credentials.admin)
         scheduler = authority.issue(pki / "scheduler", "system:kube-scheduler")
@@ -144,7 +144,7 @@ class ControlPlane:
         write_atomically(path, yaml.safe_dump(config, sort_keys=False))
 
     def processes(self) -> list[ProcessSpec]:
-        """What to run, in the order of starting (each copes with the others being late)."""
+        """Return the programs in the order of their start. Each tolerates that the others are late."""
         return [self._etcd(), self._apiserver(), self._controller_manager(), self._scheduler()]
 
     def _process(self, name: str, *flags: str) -> ProcessSpec:
@@ -172,7 +172,7 @@ class ControlPlane:
             f"--peer-key-file={keys.key}",
             f"--peer-trusted-ca-file={authority.certificate_file}",
             "--peer-client-cert-auth=true",
-            # A killed process loses nothing by this, only a machine without power does.
+            # A killed process loses nothing by this. Only a machine that loses power does.
             "--unsafe-no-fsync=true",
             "--auto-compaction-retention=1h",
             "--log-level=warn",
@@ -185,7 +185,7 @@ class ControlPlane:
             f"--bind-address={LOOPBACK}",
             f"--secure-port={self.ports['apiserver']}",
             f"--advertise-address={LOOPBACK}",
-            # EndpointSlices refuse loopback addresses; pods are given the server's address instead.
+            # EndpointSlices refuse loopback addresses, so pods get the server's address by environment variables.
             "--endpoint-reconciler-type=none",
             f"--etcd-servers=https://{LOOPBACK}:{self.ports['etcd']}",
             f"--etcd-cafile={keys.etcd_authority.certificate_file}",
@@ -276,7 +276,7 @@ async def _answers(client: ApiClient, path: str) -> bool:
         await client.request("GET", path)
     except (ApiError, *UNREACHABLE):
         return False
-    except ValueError:  # an answer that isn't JSON, as that of /readyz
+    except ValueError:  # An answer that is not JSON, such as that of /readyz.
         return True
     return True
 

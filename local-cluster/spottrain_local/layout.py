@@ -1,4 +1,4 @@
-"""Where things are: the checkout, the cache of built binaries, and the state of each local cluster."""
+"""The paths of the checkout, of the cache of built binaries, and of the state of each local cluster."""
 
 import os
 from dataclasses import dataclass
@@ -6,13 +6,14 @@ from pathlib import Path
 
 
 class LocalClusterError(Exception):
-    """Something a person can put right; the message is a sentence that says what and how."""
+    """A mistake or a fault that the user can correct; the text is a sentence that says how."""
 
 
 def checkout_root() -> Path:
-    """The checkout that this (editable) installation runs from: it has the chart, the CRDs and go.mod.
+    """Return the checkout from which this editable installation runs. It has the chart, the CRDs and go.mod.
 
-    Raises LocalClusterError where the package was installed without them.
+    Raises:
+        LocalClusterError: The package was installed without them.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / "local-cluster" / "controlplane" / "go.mod").is_file():
@@ -24,12 +25,12 @@ def checkout_root() -> Path:
 
 
 def cache_root() -> Path:
-    """Folder of built binaries, shared by all clusters of this user."""
+    """Return the folder of built binaries, which all clusters of this user share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spottrain"
 
 
 def clusters_root() -> Path:
-    """Folder with one folder of state per local cluster."""
+    """Return the folder that has a folder of state for each local cluster."""
     home = os.environ.get("SPOTTRAIN_LOCAL_HOME")
     return Path(home).expanduser() if home else Path.home() / ".local" / "state" / "spottrain"
 
@@ -46,7 +47,7 @@ class ClusterLayout:
 
     @property
     def lock(self) -> Path:
-        """Held (flock) by the supervisor as long as it lives; contains its process id."""
+        """Lock that the supervisor holds (flock) as long as it lives. It contains its process id."""
         return self.root / "supervisor.lock"
 
     @property
@@ -56,17 +57,17 @@ class ClusterLayout:
 
     @property
     def spec(self) -> Path:
-        """What the user asked for (`ClusterSpec` as JSON)."""
+        """The nodes that the user requested (`ClusterSpec` as JSON)."""
         return self.root / "cluster.json"
 
     @property
     def address(self) -> Path:
-        """The network and ports of the last start, taken again by the next one where they are free."""
+        """The network and ports of the last start. The next one takes them again if they are free."""
         return self.root / "address.json"
 
     @property
     def instances(self) -> Path:
-        """The cloud's record: which instances run, are being taken back, or are gone."""
+        """State of the cloud: which instances run, are being taken back, or are gone."""
         return self.root / "instances.json"
 
     @property
@@ -95,17 +96,17 @@ class ClusterLayout:
         return self.root / "objectstore"
 
     def node(self, name: str) -> Path:
-        """State folder of one node; emptied when the node is replaced by a fresh instance."""
+        """Return the state folder of one node. A fresh instance starts with an empty one."""
         return self.root / "nodes" / name
 
 
 def cluster_layout(name: str) -> ClusterLayout:
-    """State folder of the cluster with this name."""
+    """Return the state folder of the cluster with this name."""
     return ClusterLayout(root=clusters_root() / name)
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace a file so that a reader sees the old or the new text, never half of one."""
+    """Replace a file so that a reader sees either the old or the new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w") as file:

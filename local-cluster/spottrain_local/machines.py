@@ -1,4 +1,4 @@
-"""Nodes as processes: writes each node's configuration, starts and kills it, and forgets it in the API."""
+"""Nodes as processes: writes each node's configuration, starts and kills it, and deletes its objects."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSurroundings:
-    """What pods on every node of this cluster find around them."""
+    """The environment of pods on every node of this cluster."""
 
     preload_library: Path | None
     env: dict[str, str]
@@ -38,7 +38,7 @@ class PodSurroundings:
 
 
 class NodeProcesses:
-    """The `Machines` of the local cluster: one node process for each instance."""
+    """The local cluster's `Machines`: one node process for each instance."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class NodeProcesses:
         self._processes: dict[str, ChildProcess] = {}
 
     def pid(self, node: str) -> int | None:
-        """Process id of a node that runs."""
+        """Return the process id of a node that runs."""
         process = self._processes.get(node)
         return process.pid if process else None
 
@@ -88,7 +88,7 @@ class NodeProcesses:
             await process.stop(kill=True)
 
     async def stop_all(self) -> None:
-        """Let all nodes end in order, as machines that are shut down."""
+        """Shut all nodes down in order, as machines are shut down."""
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
         self._processes.clear()
 
@@ -106,7 +106,7 @@ class NodeProcesses:
             write_atomically(path, interruption.model_dump_json(by_alias=True))
 
     async def forget(self, node: str, *, with_pods: bool) -> None:
-        """See `Machines`. Keeps trying while the API server is away."""
+        """See `Machines`. It retries while the API server does not answer."""
         while True:
             try:
                 if with_pods:
@@ -118,7 +118,7 @@ class NodeProcesses:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def forget_strangers(self) -> None:
-        """Delete Node objects that no node of this cluster stands behind (any more)."""
+        """Delete Node objects that have no node in this cluster any more."""
         nodes = await self._client.get("/api/v1/nodes")
         for node in nodes.get("items") or []:
             if node["metadata"]["name"] not in self._pools:
@@ -131,7 +131,7 @@ class NodeProcesses:
             await self._delete(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}", metadata["uid"])
 
     async def _delete(self, path: str, uid: str | None = None) -> None:
-        """Delete an object at once; one that is not there (or is another by now) is fine."""
+        """Delete an object at once. It is no error if the object is gone or was replaced."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -142,7 +142,7 @@ class NodeProcesses:
                 raise
 
     def _config(self, instance: Instance) -> dict[str, Any]:
-        """The node's configuration file; see `spottrain_local.node.config`."""
+        """Return the node's configuration. See `spottrain_local.node.config`."""
         node, pool, index = instance.node, self._pools[instance.node], self._index[instance.node]
         pki, authority = self._layout.pki, self._control_plane.credentials.authority
         ip = self._network.node_ip(index)

@@ -21,7 +21,7 @@ PRELOAD = "libnss_wrapper.so"
 
 
 def hosts_file(services: Iterable[Object], pods: Iterable[Object]) -> str:
-    """The text of the hosts file for these Services and pods."""
+    """Write the text of the hosts file for these Services and pods."""
     pods = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
     lines: list[str] = []
     for service in sorted(services, key=_full_name):
@@ -61,7 +61,7 @@ def _selected(selector: dict[str, str], pod: Object) -> bool:
 
 
 def _serves(pod: Object, early: bool) -> bool:
-    """Whether a Service lists the pod: it has an address, is not being deleted, and is ready."""
+    """Return whether a Service lists the pod: it has an address, is ready, and is not being deleted."""
     status = pod.get("status") or {}
     gone = pod["metadata"].get("deletionTimestamp") or status.get("phase") in ("Succeeded", "Failed")
     if not status.get("podIP") or gone:
@@ -71,9 +71,9 @@ def _serves(pod: Object, early: bool) -> bool:
 
 
 def find_preload_library() -> Path | None:
-    """libnss_wrapper, which makes a process read our hosts file; None where it can't be had.
+    """Find libnss_wrapper, which makes a process read our hosts file; None if it is not available.
 
-    Installed, or fetched into the cache from Debian's or Ubuntu's archive (no root needed).
+    It is installed, or comes from Debian's or Ubuntu's archive into the cache, without root.
     """
     cached = cache_root() / "nss-wrapper"
     for folder in (*Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), cached):

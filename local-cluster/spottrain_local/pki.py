@@ -1,7 +1,7 @@
 """Keys and certificates of a local cluster.
 
-The authorities and the service accounts' key live as long as the cluster; what they sign is issued anew at
-each start, so that addresses may change and nothing expires unseen. All keys are P-256: made in a millisecond.
+The authorities and the service accounts' key live as long as the cluster. Each start issues new certificates, so that
+addresses may change and nothing expires. All keys are P-256, which take a millisecond to generate.
 """
 
 import datetime
@@ -19,13 +19,13 @@ from spottrain_local.layout import write_atomically
 
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
-# Clocks of a laptop that was asleep may jump back.
+# The clock of a laptop that was asleep may jump back.
 BACKDATE = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """Files of a certificate and its private key, in PEM."""
+    """The files of a certificate and its private key, in PEM."""
 
     certificate: Path
     key: Path
@@ -48,10 +48,10 @@ class Authority:
         addresses: Sequence[str] = (),
         names: Sequence[str] = (),
     ) -> KeyPair:
-        """Write `target`.crt and `target`.key, good for servers and clients.
+        """Write `target`.crt and `target`.key, for servers and clients.
 
-        Kubernetes reads the common name as the user and the organizations as its groups; `addresses` (IP) and
-        `names` (DNS) are those that a server is reached by.
+        Kubernetes reads the common name as the user and the organizations as its groups. `addresses` (IP) and
+        `names` (DNS) are those of a server.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in organizations]
@@ -71,7 +71,7 @@ class Authority:
 
 
 def open_authority(folder: Path, name: str) -> Authority:
-    """The authority `name` in a folder, made where there is none yet."""
+    """Open the authority `name` in a folder, and create it if there is none."""
     certificate_file, key_file = folder / f"{name}.crt", folder / f"{name}.key"
     if not certificate_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def open_authority(folder: Path, name: str) -> Authority:
         builder = _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(usage, critical=True)
-        # The key first: a certificate on disk says that the authority is complete.
+        # The key comes first: if the certificate is on the disk, the authority is complete.
         write_atomically(key_file, _private_pem(key))
         write_atomically(certificate_file, _certificate_pem(builder.sign(key, hashes.SHA256())))
     private_key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
@@ -104,7 +104,7 @@ def open_authority(folder: Path, name: str) -> Authority:
 
 
 def open_service_account_key(folder: Path) -> Path:
-    """The key that signs service accounts' tokens, made where there is none yet."""
+    """Return the key that signs service accounts' tokens, and create it if there is none."""
     path = folder / "service-accounts.key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _builder(
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    # The format that Kubernetes reads for service accounts' keys too.
+    # Kubernetes reads service accounts' keys in this format, too.
     encoding, kind = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(encoding, kind, serialization.NoEncryption()).decode()
 

@@ -1,4 +1,4 @@
-"""Child processes of the supervisor: they die with it, and are started again when they end by themselves."""
+"""Child processes of the supervisor. They die with it, and it restarts those that end by themselves."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 FIRST_RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 20.0
-# A process that ran this long is not in a crash loop.
+# Seconds after which a process is not in a crash loop.
 STEADY_SECONDS = 30.0
-# Logs are cut when a process starts, so that they can't fill a disk over many starts.
+# Logs are truncated when a process starts, so that many starts do not fill the disk.
 LOG_BYTES = 20 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A program to keep running. `stop_seconds` is its time between SIGTERM and SIGKILL (0: SIGKILL at once).
+    """A program to keep running. `stop_seconds` is the time between SIGTERM and SIGKILL; 0 means SIGKILL at once.
 
-    With `main` a fork of this process runs that function, which returns the exit code, instead of `argv`: what
-    this process has loaded needn't be loaded again.
+    If `main` is set, a fork of this process runs that function instead of `argv`, so that it need not load again what
+    this process has loaded. The function returns the exit code.
     """
 
     name: str
@@ -53,22 +53,22 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Process id, or None while it does not run."""
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if self._process and running else None
 
     @property
     def started(self) -> bool:
-        """Whether it is meant to run (it may be between two starts)."""
+        """Whether it is to run. It may be between two starts."""
         return self._keeper is not None
 
     def start(self) -> None:
-        """Start the program, and again whenever it ends; returns at once."""
+        """Start the program, restart it whenever it ends, and return at once."""
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_running(), name=f"keep {self.spec.name}")
 
     async def stop(self, *, kill: bool = False) -> None:
-        """End the program and stay ended; with `kill` without a chance to say goodbye."""
+        """End the program for good; with `kill` at once, by SIGKILL."""
         if self._keeper is None:
             return
         self._keeper.cancel()
@@ -95,7 +95,7 @@ class ChildProcess:
             if time.monotonic() - started > STEADY_SECONDS:
                 delay = FIRST_RESTART_SECONDS
             logger.warning(
-                "%s ended by itself (%s); starting it again in %.1f s; see %s",
+                "%s ended by itself (%s); restarting it in %.1f s; see %s",
                 self.spec.name,
                 f"signal {-code}" if code < 0 else f"exit code {code}",
                 delay,
@@ -107,9 +107,12 @@ class ChildProcess:
 
 
 def watch_children_by_pidfd() -> None:
-    """Have asyncio wait for children without threads, beside which no fork is safe. Python 3.12 does by itself."""
+    """Make asyncio wait for children without threads, since a fork beside threads is not safe.
+
+    Python 3.12 does so by itself.
+    """
     if sys.version_info < (3, 12):
-        asyncio.set_event_loop_policy(None)  # in a fork, the parent's has a watcher of the parent's children
+        asyncio.set_event_loop_policy(None)  # In a fork, the parent's policy has a watcher of the parent's children.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
 
 
@@ -119,7 +122,7 @@ async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
 
     def begin() -> None:
         die_with_parent()
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # The parent died before the line above.
             os._exit(1)
         if spec.main:
             os.environ.update(spec.env)
@@ -136,23 +139,23 @@ async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
             stdout=output,
             stderr=output,
             preexec_fn=begin,
-            # Ctrl-C in the terminal of `up` is not for them.
+            # Ctrl-C in the terminal of `up` must not reach them.
             start_new_session=True,
         )
 
 
 def _run_in_fork(main: Callable[[], int]) -> NoReturn:
     """Run a function as if it were a program of its own, and end with it."""
-    # Of the parent's objects none may ever be collected here: what closes with one would be another's by then.
+    # No object of the parent may be collected here: it would close a descriptor that is in use again by then.
     gc.freeze()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    # As in every Python program: a peer that hangs up is an error to handle. subprocess undoes it for the program
-    # that it expects to be executed.
+    # As in every Python program, a peer that hangs up is an error to handle. subprocess resets that for the program
+    # that it expects to execute.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
-    # Also the pipe on which the parent waits for the program to start. Only then may asyncio be touched: what the
-    # parent's loop polls is polled through a descriptor that both have.
+    # This also closes the pipe on which the parent waits for the program to start. Do not use asyncio before: the
+    # parent's loop polls through a descriptor that both processes have.
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2:
             with contextlib.suppress(OSError):  # that of the listing

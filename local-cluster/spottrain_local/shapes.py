@@ -1,4 +1,4 @@
-"""What nodes of EKS, GKE and AKS look like: labels, taints, provider ids, as their documentation has them.
+"""Labels, taints and provider ids of nodes of EKS, GKE and AKS, as their documentation describes them.
 
 Sources: EKS managed node groups (capacityType label), GKE Spot VMs and GPU node pools (labels; GKE itself taints
 GPU nodes), AKS spot node pools (label and taint).
@@ -14,7 +14,7 @@ CapacityName = Literal["on-demand", "spot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """What a cloud sells; `cpu` and `memory` as Kubernetes writes them."""
+    """An instance type of a cloud; `cpu` and `memory` are Kubernetes quantities."""
 
     name: str
     gpus: int
@@ -22,7 +22,7 @@ class InstanceType:
     memory: str
 
 
-# By the number of GPUs: L4s, or T4s on AKS, and A100s where there are eight.
+# By the number of GPUs: one and four are L4s, or T4s on AKS; eight are A100s.
 INSTANCE_TYPES: dict[Provider, tuple[InstanceType, ...]] = {
     "eks": (
         InstanceType(name="m7i.2xlarge", gpus=0, cpu="8", memory="32Gi"),
@@ -48,14 +48,14 @@ DEFAULT_ZONES: dict[str, str] = {"eks": "us-east-1a", "gke": "us-central1-a", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """One node as its cloud presents it to Kubernetes."""
+    """The labels and taints that a cloud gives a node."""
 
     labels: dict[str, str]
     taints: list[dict[str, str]]
 
 
 def instance_type_with(provider: Provider, gpus: int) -> InstanceType:
-    """The provider's smallest instance type with that many GPUs; its largest if none has as many."""
+    """Return the provider's smallest instance type with that many GPUs, or its largest if none has as many."""
     types = INSTANCE_TYPES[provider]
     return next((each for each in types if each.gpus >= gpus), types[-1])
 
@@ -70,7 +70,7 @@ def node_shape(
     zone: str,
     gpus: int,
 ) -> NodeShape:
-    """Labels and taints of a node of this provider's node pool."""
+    """Return the labels and taints of a node in a pool of this provider."""
     labels = {
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
@@ -123,7 +123,7 @@ def _aks(labels: dict[str, str], pool: str, *, spot: bool, gpus: int) -> NodeSha
 
 
 def pool_selector(provider: Provider, pool: str) -> dict[str, str]:
-    """The label by which a workload asks for nodes of this pool."""
+    """Return the label with which a workload selects nodes of this pool."""
     keys = {
         "eks": "eks.amazonaws.com/nodegroup",
         "gke": "cloud.google.com/gke-nodepool",
@@ -133,12 +133,12 @@ def pool_selector(provider: Provider, pool: str) -> dict[str, str]:
 
 
 def region_of(provider: Provider, zone: str) -> str:
-    """Region of a zone: us-east-1a -> us-east-1, us-central1-a -> us-central1, eastus-1 -> eastus."""
+    """Return the region of a zone: us-east-1a -> us-east-1, us-central1-a -> us-central1, eastus-1 -> eastus."""
     return zone.rstrip("abcdefgh") if provider == "eks" else zone.rsplit("-", 1)[0]
 
 
 def new_instance_id(provider: Provider) -> str:
-    """An id in the provider's form for an instance that is being started."""
+    """Return a new instance id in the provider's form."""
     unique = uuid.uuid4()
     match provider:
         case "eks":

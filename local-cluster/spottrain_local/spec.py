@@ -91,7 +91,7 @@ class NodePool(_Model):
 
     @property
     def like(self) -> shapes.InstanceType:
-        """The instance type of the provider that has the pool's GPUs."""
+        """Instance type of the provider that has the pool's GPUs."""
         return shapes.instance_type_with(self.provider, self.gpus)
 
     @property
@@ -122,13 +122,13 @@ class ClusterSpec(_Model):
         names = [name for pool in nodes for name in pool.node_names()]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
-            raise ValueError(f"two nodes would be called {doubles[0]}: give the pools different names")
+            raise ValueError(f"two nodes would be called {doubles[0]}; give the pools different names")
         if len(names) > MAX_NODES:
-            raise ValueError(f"{len(names)} nodes are too many for one machine: {MAX_NODES} is the limit")
+            raise ValueError(f"{len(names)} nodes are too many for one machine; use at most {MAX_NODES}")
         return nodes
 
     def pool_of_nodes(self) -> dict[str, NodePool]:
-        """Every node's name and its pool, in the order that gives nodes their addresses."""
+        """Map every node's name to its pool, in the order that gives nodes their addresses."""
         return {name: pool for pool in self.nodes for name in pool.node_names()}
 
 
@@ -145,12 +145,12 @@ def load_spec(path: Path) -> ClusterSpec:
     """Read a cluster's nodes from a YAML file: one key, `nodes`, a list of `NodePool`s.
 
     Raises:
-        LocalClusterError: The file can't be read, or is wrong; with a sentence for each mistake.
+        LocalClusterError: The file cannot be read, or is invalid; the text has a sentence for each mistake.
     """
     try:
         data = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise LocalClusterError(f"The file {path} can't be read: {error.strerror}.") from error
+        raise LocalClusterError(f"The file {path} cannot be read: {error.strerror}. Correct --nodes.") from error
     except yaml.YAMLError as error:
         raise LocalClusterError(f"The file {path} is not YAML: {str(error).replace(chr(10), ' ')}.") from error
     if not isinstance(data, dict) or "nodes" not in data:
@@ -158,4 +158,4 @@ def load_spec(path: Path) -> ClusterSpec:
     try:
         return ClusterSpec.model_validate(data)
     except ValidationError as error:
-        raise LocalClusterError(f"The file {path} is wrong. {mistakes(error)}") from error
+        raise LocalClusterError(f"The file {path} is invalid. {mistakes(error)}") from error

@@ -45,12 +45,12 @@ NODE_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 class Supervisor:
-    """One local cluster, from `run` until `stop` is asked for."""
+    """One local cluster, from `run` until `stop` is requested."""
 
     def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim, working_dir: Path) -> None:
         binaries = find_binaries()
         if binaries is None:
-            raise LocalClusterError("The control plane is not built: run `python -m spottrain_local.binaries`.")
+            raise LocalClusterError("The control plane is not built. Run `python -m spottrain_local.binaries`.")
         ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES])
         self.layout = layout
         self.control_plane = ControlPlane(
@@ -71,16 +71,16 @@ class Supervisor:
         self.cloud = Cloud(self.pools, self.nodes, layout.instances)
         self.parts = [ChildProcess(spec) for spec in self.control_plane.processes()]
         self.store_process = ChildProcess(self.store.process())
-        # What `up` still waits for, in the words it shows.
+        # What `up` still waits for, in the words that it shows.
         self.waiting_for = list(PARTS)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Ask for the end of `run`."""
+        """Request the end of `run`."""
         self._stop.set()
 
     def describe(self) -> dict[str, Any]:
-        """The cluster as `spottrain local status` shows it."""
+        """Describe the cluster as `spottrain local status` shows it."""
         children = [*self.parts, self.store_process]
         return {
             "name": self.layout.name,
@@ -107,7 +107,7 @@ class Supervisor:
         write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
         self.control_plane.write_kubeconfigs()
         async with self.client, serve_control_api(self.layout.socket, self.cloud, self.describe, self.stop):
-            # Ends only with an error: two of them go on for as long as the cluster runs.
+            # This ends only with an error: two of the tasks run as long as the cluster does.
             work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names(), self._keep_state())
             stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
             try:
@@ -141,7 +141,7 @@ class Supervisor:
         logger.info("ready")
 
     async def _wait_for_nodes(self, started: datetime) -> None:
-        """Wait until every node that isn't gone is Ready, by its own word since `started`."""
+        """Wait until every node that is not gone has reported since `started` that it is Ready."""
         while True:
             expected = {instance.node for instance in self.cloud.instances() if not instance.gone}
             with contextlib.suppress(ApiError, *UNREACHABLE):
@@ -153,7 +153,7 @@ class Supervisor:
             await asyncio.sleep(NODES_POLL_SECONDS)
 
     async def _keep_state(self) -> None:
-        """Stop when the state folder is removed: nobody could reach this cluster any more."""
+        """Stop the cluster if its state folder is removed: nobody could reach it any more."""
         socket = self.layout.socket.stat().st_ino
         while True:
             await asyncio.sleep(STATE_POLL_SECONDS)
@@ -161,7 +161,7 @@ class Supervisor:
                 raise LocalClusterError(f"The state in {self.layout.root} was removed: the cluster stops.")
 
     async def _keep_names(self) -> None:
-        """Keep the hosts file in step with Services and pods."""
+        """Keep the hosts file up to date with Services and pods."""
         objects: dict[str, dict[str, Any]] = {"services": {}, "pods": {}}
         await wait_until_served(self.client)
 
@@ -184,7 +184,7 @@ class Supervisor:
             write_atomically(self.layout.hosts, text, mode=0o644)
 
     async def _end(self) -> None:
-        """Stop everything: first what talks to the API server, then the API server, then its store."""
+        """Stop the clients of the API server first, then the API server, then its store."""
         await self.cloud.stop()
         await self.nodes.stop_all()
         etcd, apiserver, *controllers = self.parts
@@ -205,7 +205,7 @@ def _is_ready(node: dict[str, Any]) -> bool:
 
 
 def _claim(layout: ClusterLayout) -> NetworkClaim:
-    """The network of the last start where it is free, so that kubeconfigs stay valid."""
+    """Claim the network of the last start if it is free, so that kubeconfigs stay valid."""
     last = json.loads(layout.address.read_text())["network"] if layout.address.exists() else None
     claim = claim_network(last)
     write_atomically(layout.address, json.dumps({"network": claim.number}))
@@ -218,7 +218,8 @@ async def _supervise(layout: ClusterLayout, working_dir: Path) -> None:
         supervisor = Supervisor(layout, spec, _claim(layout), working_dir)
     except ValueError as error:
         raise LocalClusterError(
-            f"The state in {layout.root} can't be read; start afresh with `spottrain local down --delete`. {error}"
+            f"The state in {layout.root} cannot be read. Delete it with `spottrain local down --delete`, and start "
+            f"again. {error}"
         ) from error
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -233,16 +234,16 @@ def main(state: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     layout = ClusterLayout(root=state.resolve())
-    # What stands for the file system of every image: the folder in which the cluster was started.
+    # The folder in which the cluster was started stands for the file system of every image.
     working_dir = Path.cwd()
-    # Relative paths keep the socket's name within the 107 bytes that a unix socket's may have.
+    # A relative path keeps the socket's name within the limit of 107 bytes.
     os.chdir(layout.root)
     watch_children_by_pidfd()
     with layout.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise click.ClickException(f"The cluster {layout.name} runs already.") from None
+            raise click.ClickException(f"The cluster {layout.name} is already running.") from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()

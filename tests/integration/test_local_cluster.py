@@ -185,7 +185,7 @@ async def test_nodes_can_not_touch_each_other(local_cluster: Cluster) -> None:
 def test_a_cluster_that_does_not_run_says_how_to_start_it(tmp_path: Path) -> None:
     from spottrain_local.layout import ClusterLayout
 
-    with pytest.raises(LocalClusterError, match="start it with `spottrain local up --name absent`"):
+    with pytest.raises(LocalClusterError, match="Start it with `spottrain local up --name absent`"):
         Cluster(layout=ClusterLayout(root=tmp_path / "absent")).kill(["spot-0"])
 
 

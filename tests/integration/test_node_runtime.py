@@ -333,4 +333,4 @@ def test_a_wrong_configuration_ends_with_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spottrain_local.node", "--config", str(tmp_path / "nope.json")]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=30, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("can't be read: No such file or directory.")
+    assert done.stderr.strip().endswith("cannot be read: No such file or directory.")

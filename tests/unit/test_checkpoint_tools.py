@@ -78,7 +78,7 @@ def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
     ]
     shown = run("show", uri).output
     assert "Written by 1 rank, 256 bytes, under attempts/g000001-s000000030" in shown
-    assert "Refers to 2.0 MB of weights that aren't trained, under attempts/g000001-s000000010" in shown
+    assert "Refers to 2.0 MB of weights that are not trained, under attempts/g000001-s000000010" in shown
     assert run("verify", uri).output == "step 30: whole\nstep 20: whole\n"
     assert run("export", uri, str(tmp_path / "model.safetensors")).exit_code == 0
     exported = load_file(tmp_path / "model.safetensors")
@@ -108,7 +108,7 @@ def test_without_head_what_is_whole_is_shown(uri: str, is_there: bool, caplog: p
     result = run("verify", uri)
     assert result.exit_code == 1
     assert "step 20: whole\nstep 10: whole\n" in result.output
-    assert "a job makes it anew" in result.output
+    assert "The next job at this URI rebuilds it" in result.output
     assert head.exists() == is_there  # to look at it changes nothing
 
 
@@ -225,7 +225,7 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
         return commit
 
     monkeypatch.setattr("spottrain_cli.checkpoints._choose", choose)
-    assert run("verify", uri, "--step", "20").output == "step 20: dropped by the job meanwhile\n"
+    assert run("verify", uri, "--step", "20").output == "step 20: dropped by the job in the meantime\n"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
         (("ls", "s3://bucket/x", "--endpoint-url", "host"), "checkpoint.endpointURL 'host' is not a valid address"),
         (("ls", "ftp://host/x"), "unknown scheme"),
         (("ls", "EMPTY"), "There is no commit at"),
-        (("show", "URI", "--step", "11"), "There is no commit of step 11; kept are 20, 10."),
+        (("show", "URI", "--step", "11"), "There is no commit of step 11. Choose one of these steps: 20, 10."),
     ],
 )
 def test_mistakes_get_sentences(uri: str, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:

@@ -92,7 +92,7 @@ def test_fields_that_are_unknown_disturb_nothing(show: Show) -> None:
     output = show("status", "gpt")
     assert "default/gpt  Running" in output
     assert "1 member trains." in output
-    assert "doesn't understand" not in output
+    assert "does not understand" not in output
     assert "reserved" in output, "the pod's capacity type is shown, though it is unknown"
 
 
@@ -118,7 +118,7 @@ def test_what_is_understood_is_shown_and_the_rest_named(
 ) -> None:
     output = show("status", "gpt", **newer)
     assert [text for text in shown if text not in output] == []
-    assert f"This version of spottrain doesn't understand {field}, which a newer operator may have written" in output
+    assert f"This version of spottrain does not understand {field}, which a newer operator may have written" in output
 
 
 def test_jobs_are_listed(show: Show) -> None:
@@ -130,4 +130,4 @@ def test_a_report_is_written(show: Show, tmp_path: Path) -> None:
     page = tmp_path / "gpt.html"
     show("report", "gpt", "--output", str(page), phase="Hibernating")
     assert "Unknown · namespace default" in page.read_text()
-    assert "doesn&#39;t understand status.phase" in page.read_text()
+    assert "does not understand status.phase" in page.read_text()

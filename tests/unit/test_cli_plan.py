@@ -116,8 +116,8 @@ def test_what_is_unknown_is_said(tmp_path: Path) -> None:
     result = run(tmp_path, "--parameters", "350M", "--accelerator-memory", "24Gi", strategy="fsdp")
     assert result.exit_code == 0, result.output
     output = in_one_line(result.output)
-    assert "Give --sequence-length to have activations estimated." in output
-    assert "The job names the strategy fsdp, which is used whatever fits." in output
+    assert "Give --sequence-length to include activations." in output
+    assert "The job names the strategy fsdp, which is used even if it does not fit." in output
 
 
 def test_the_host_bounds_what_is_kept_on_the_cpu(tmp_path: Path) -> None:
@@ -262,7 +262,10 @@ def test_a_change_that_the_job_does_not_bear_is_not_named(
 def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
     arguments = ("--parameters", "7B", "--accelerator-memory", "2GiB", "--sequence-length", "2048")
     output = in_one_line(run(tmp_path, *arguments).output)
-    assert "It fits with none of these: a smaller batch.micro, activationCheckpointing, precision bf16, 64" in output
+    assert (
+        "No change of these makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, 64"
+        in output
+    )
     assert "As it is, it needs accelerators of" in output
     assert "The smallest change" not in output
 
@@ -271,18 +274,20 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
     arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
     assert "The smallest change" not in run(tmp_path, *arguments, strategy="fsdp").output
     output = in_one_line(run(tmp_path, *arguments, strategy="ddp").output)
-    assert "The job names the strategy ddp, which is used whatever fits. It does not fit: 7 billion" in output
-    assert "It fits with none of these:" in output
+    assert (
+        "The job names the strategy ddp, which is used even if it does not fit. It does not fit: 7 billion" in output
+    )
+    assert "No change of these makes it fit:" in output
 
 
 @pytest.mark.parametrize(
     ("arguments", "spec", "sentence"),
     [
-        ((), {}, "Say how large the model is: --parameters 7B, or --config"),
-        (("--parameters", "many"), {}, "'many' is not a size; write it like 7B, 350M or 124439808."),
+        ((), {}, "The size of the model is missing. Give --parameters, such as 7B, or --config"),
+        (("--parameters", "many"), {}, "'many' is not a size. Write it like 7B, 350M or 124439808."),
         (("--parameters", "0"), {}, "'0' is not a size"),
-        (("--parameters", "7B", "--host-memory", "80"), {}, "'80' is less than a MiB; give the unit as well"),
-        (("--config", "nowhere.json"), {}, "nowhere.json can't be read as JSON"),
+        (("--parameters", "7B", "--host-memory", "80"), {}, "'80' is less than a MiB. Give the unit, as in 80GiB"),
+        (("--config", "nowhere.json"), {}, "nowhere.json cannot be read as JSON"),
         (("--parameters", "7B"), {"batch": {"global": 64, "micro": 0}}, "spec.batch.micro: Input should be greater"),
         (("--parameters", "7B"), {"nodes": {"min": 4, "max": 2}}, "nodes.min is larger than nodes.max"),
         (("--parameters", "7B"), {"strtegy": "auto"}, "spec.strtegy: There is no such field"),
@@ -302,7 +307,7 @@ def test_bad_input_is_answered_by_a_sentence(
     [
         ("a: [", "is not YAML"),
         (b"\xc3\x28", "is not YAML"),
-        ("kind: Pod", "has 0 TrainingJobs; give a file with one."),
+        ("kind: Pod", "has 0 TrainingJobs. Give a file with exactly one."),
     ],
 )
 def test_a_file_without_a_job_is_refused(text: str | bytes, sentence: str) -> None:
@@ -334,9 +339,9 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_config_that_says_too_little_is_refused() -> None:
-    with pytest.raises(UserError, match=r"an encoder and a decoder, .*; give --parameters"):
+    with pytest.raises(UserError, match=r"an encoder and a decoder, .* Give --parameters"):
         of_config({"d_model": 512, "is_encoder_decoder": True}, "config.json")
-    with pytest.raises(UserError, match=r"config.json says no num_hidden_layers; instead of it give --parameters"):
+    with pytest.raises(UserError, match=r"config.json has no num_hidden_layers. Give --parameters instead"):
         of_config({"hidden_size": 8}, "config.json")
 
 

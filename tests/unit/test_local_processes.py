@@ -236,10 +236,10 @@ def pidfd_gone(pid: int) -> None:
     ("arguments", "sentence"),
     [
         (["preempt", "spot-0", "--notice", "soon"], "'soon' is not a duration"),
-        (["preempt", "spot-0"], "is not running: start it with `spottrain local up`"),
-        (["kill", "spot-0", "--name", "Nope!"], "can't name a cluster"),
-        (["store", "--name", "absent"], "start it with `spottrain local up --name absent`"),
-        (["up", "--nodes", "/nowhere.yaml"], "/nowhere.yaml can't be read"),
+        (["preempt", "spot-0"], "is not running. Start it with `spottrain local up`"),
+        (["kill", "spot-0", "--name", "Nope!"], "is not a valid name of a cluster"),
+        (["store", "--name", "absent"], "Start it with `spottrain local up --name absent`"),
+        (["up", "--nodes", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
         (["kubeconfig"], "is not running"),
     ],
 )

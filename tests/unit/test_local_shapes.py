@@ -123,7 +123,7 @@ def test_a_node_file_that_is_no_text_is_refused_with_a_sentence(tmp_path: Path) 
 
 
 def test_missing_node_file(tmp_path: Path) -> None:
-    with pytest.raises(LocalClusterError, match="can't be read: No such file"):
+    with pytest.raises(LocalClusterError, match="cannot be read: No such file"):
         load_spec(tmp_path / "absent.yaml")
 
 

@@ -41,7 +41,7 @@ def test_a_partial_record_is_joined_with_the_next() -> None:
 
 
 def test_bad_options_are_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="log options can't be understood"):
+    with pytest.raises(ValueError, match="log options are invalid"):
         parse_log_options({"tailLines": "many"}, NOW)
 
 
@@ -115,7 +115,7 @@ def test_termination_message(tmp_path: Path, policy: str, written: str, expected
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "can't be read: No such file"),
+        (None, "cannot be read: No such file"),
         ("{", "is not JSON"),
         (json.dumps({"name": "n"}), "provider: Field required"),
         (json.dumps({"nmae": "n"}), "nmae: Extra inputs are not permitted"),  # codespell:ignore nmae

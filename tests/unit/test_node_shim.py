@@ -99,7 +99,7 @@ async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: st
     [
         (("no-such-command",), "'no-such-command' was not found on the PATH"),
         (("/no/such/file",), "'/no/such/file' does not exist"),
-        (("/etc",), "can't be started: Permission denied"),
+        (("/etc",), "cannot be started: Permission denied"),
     ],
 )
 async def test_a_command_that_cannot_start(

@@ -1,1 +1,1 @@
-"""The clouds' metadata servers, one view per node, on which an interruption can be scheduled."""
+"""The clouds' metadata servers: one view for each node, which shows its interruption."""

@@ -18,7 +18,7 @@ _EVENT_TYPES = {"preempt": "Preempt", "maintenance": "Redeploy"}
 
 
 class ScheduledEvents:
-    """The document of scheduled events; its incarnation grows whenever the events change."""
+    """The document of scheduled events. Its incarnation grows with each change."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -27,7 +27,7 @@ class ScheduledEvents:
         self._started: set[str] = set()
 
     def document(self) -> dict[str, object]:
-        """The document now."""
+        """Return the document at this moment."""
         interruption = self._instance.interruption()
         events = [self._event(interruption)] if interruption and interruption.kind in _EVENT_TYPES else []
         if events != self._shown:
@@ -52,7 +52,7 @@ class ScheduledEvents:
         }
 
     def start(self, event_ids: set[str]) -> bool:
-        """Acknowledge events, so that they need not wait; False if one of them is unknown."""
+        """Acknowledge events, which then start at once; False if one of them is unknown."""
         interruption = self._instance.interruption()
         known = {event_identifier(interruption)} if interruption else set()
         if not event_ids or not event_ids <= known:
@@ -62,7 +62,7 @@ class ScheduledEvents:
 
 
 def event_identifier(interruption: Interruption) -> str:
-    """An event's id, in the form of a UUID."""
+    """Return an event's id, in the form of a UUID."""
     digits = hashlib.sha256(interruption.id.encode()).hexdigest().upper()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 

@@ -1,4 +1,4 @@
-"""EC2's instance metadata service, version 2 only (tokens are required).
+"""EC2's instance metadata service, only version 2, which requires tokens.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
 """
@@ -74,7 +74,7 @@ def _values(instance: Instance) -> dict[str, str]:
 
 
 def _signals(instance: Instance) -> dict[str, object]:
-    """The paths that exist only while there is something to announce."""
+    """Return the paths that exist only while an interruption is announced."""
     interruption = instance.interruption()
     if interruption is None or not instance.spot:
         return {}

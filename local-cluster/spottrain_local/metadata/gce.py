@@ -41,12 +41,12 @@ def add_routes(app: web.Application, instance: Instance) -> None:
 
 
 def etag(value: str) -> str:
-    """The ETag of a value: 16 hexadecimal digits."""
+    """Return the ETag of a value: 16 hexadecimal digits."""
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
 async def _changed(instance: Instance, path: str, value: str, request: web.Request, timeout_seconds: float) -> str:
-    """Wait until the value differs from the one the caller knows (last_etag), or from the present one."""
+    """Wait until the value differs from the one that the caller knows (last_etag), or from the current one."""
     known = request.query.get("last_etag") or etag(value)
     give_up = time.monotonic() + timeout_seconds
     while etag(value) == known and time.monotonic() < give_up and request.transport is not None:

@@ -1,4 +1,4 @@
-"""What a metadata server knows about its node."""
+"""The facts about a node that its metadata server shows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from spottrain_local.metadata.interruption import Interruption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """The instance that a node is. `interruption` and `now` are asked at each request."""
+    """The instance behind a node. Each request calls `interruption` and `now`."""
 
     instance_id: str
     name: str
@@ -21,5 +21,5 @@ class Instance:
 
 
 def utc_text(time: datetime) -> str:
-    """RFC 3339 with whole seconds and a Z, as the clouds write times."""
+    """Write a time as the clouds do: RFC 3339 with whole seconds and a Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -32,12 +32,12 @@ class Interruption(BaseModel):
 
 
 def read_interruption(path: Path, now: datetime) -> Interruption | None:
-    """The interruption that is announced at `now`; None if there is none (no file, or not announced yet)."""
+    """Return the interruption that is announced at `now`, or None."""
     try:
         found = Interruption.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        logger.warning("%s can't be used, so no interruption is announced: %s", path, error)
+        logger.warning("%s cannot be read, so no interruption is announced: %s", path, error)
         return None
     return found if found.notice_at <= now else None

@@ -23,7 +23,7 @@ def build_app(
     spot: bool,
     interruption_file: Path,
 ) -> web.Application:
-    """The server as an aiohttp application; the interruption file is read at each request."""
+    """Return the server as an aiohttp application. It reads the interruption file at each request."""
 
     def now() -> datetime:
         return datetime.now(UTC)

@@ -1,7 +1,10 @@
 """The node runtime: an API client like a kubelet that runs the pods bound to it as processes.
 
-What it is not: it has no containers, no images and no cgroups. `image` is accepted and ignored, resource
-requests count for the scheduler but limits are not enforced, `securityContext` is accepted while every process
-runs as the current user, and `kubectl exec`, `attach`, `port-forward` and `cp` are refused, for they need a
-streaming protocol that nothing here speaks. It needs Linux (prctl and /proc).
+It differs from a kubelet:
+
+- It has no containers, no images and no cgroups. It ignores `image`.
+- Resource requests count for the scheduler. Limits are not enforced.
+- It accepts `securityContext`, but every process runs as the current user.
+- It refuses `kubectl exec`, `attach`, `port-forward` and `cp`, since it lacks their streaming protocol.
+- It needs Linux (prctl and /proc).
 """

@@ -4,14 +4,18 @@ from ipaddress import IPv4Address, IPv4Network
 
 
 class AddressPool:
-    """Hands out the addresses of a network from .2 upwards; one that was given back is used again last."""
+    """Hands out the addresses of a network from .2 upwards. A released address is used again last."""
 
     def __init__(self, network: str) -> None:
         self._free = [str(address) for address in IPv4Network(network)][2:-1]
         self._taken: set[str] = set()
 
     def take(self, wanted: str | None = None) -> str:
-        """A free address; `wanted` if it is one. Raises ValueError when there is none."""
+        """Take a free address: `wanted` if it is free.
+
+        Raises:
+            ValueError: No address is free.
+        """
         if not self._free:
             raise ValueError("The node's pod network has no free address left.")
         address = wanted if wanted in self._free else self._free[0]
@@ -20,7 +24,7 @@ class AddressPool:
         return str(address)
 
     def give_back(self, address: str) -> None:
-        """The address is free again."""
+        """Release the address."""
         if address in self._taken:
             self._taken.remove(address)
             self._free.append(str(IPv4Address(address)))

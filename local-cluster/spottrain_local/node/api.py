@@ -20,7 +20,7 @@ WATCH_SECONDS = 240
 
 
 class ApiError(Exception):
-    """The API server refused a request. `status` is the HTTP status, `reason` Kubernetes' word for it."""
+    """The API server refused a request. `status` is the HTTP status, `reason` is Kubernetes' reason."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class ApiError(Exception):
         self.reason = reason
 
 
-# What a request raises while the API server can't be reached: wait and try again.
+# A request raises these while the API server does not answer: wait and retry.
 UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -53,7 +53,7 @@ class ApiClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise RuntimeError("ApiClient is used outside of its context")
+            raise RuntimeError("Use ApiClient as an async context manager: `async with ApiClient(...)`.")
         return self._session
 
     async def request(
@@ -65,7 +65,12 @@ class ApiClient:
         content_type: str = "application/json",
         query: dict[str, str] | None = None,
     ) -> JSONObject:
-        """One request; returns the decoded answer. Raises ApiError, or one of UNREACHABLE."""
+        """Send one request and return the decoded answer.
+
+        Raises:
+            ApiError: The API server refused it.
+            UNREACHABLE: One of these, if the API server does not answer.
+        """
         data = None if body is None else json.dumps(body).encode()
         async with self._open().request(
             method,
@@ -97,7 +102,11 @@ class ApiClient:
         return await self.request("DELETE", path, body=body)
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[JSONObject]:
-        """Yield watch events until the server ends the watch. Raises ApiError (410: list again)."""
+        """Yield watch events until the server ends the watch.
+
+        Raises:
+            ApiError: The API server refused it. After status 410, list again.
+        """
         query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SECONDS + 30)
         async with self._open().get(
@@ -124,8 +133,8 @@ def _api_error(status: int, text: str) -> ApiError:
 async def list_and_watch(client: ApiClient, path: str, **query: str) -> AsyncIterator[JSONObject]:
     """Follow a collection for ever.
 
-    Yields `{"type": "SYNC", "items": [...]}` after each list (what is missing there is gone), and watch events
-    between lists. Reconnects by itself, from the last resource version where the server still knows it.
+    Yields `{"type": "SYNC", "items": [...]}` after each list, and watch events between lists. An object that a list
+    lacks is gone. Reconnects by itself, from the last resource version if the server still knows it.
     """
     version = ""
     while True:
@@ -144,5 +153,5 @@ async def list_and_watch(client: ApiClient, path: str, **query: str) -> AsyncIte
                 await asyncio.sleep(1)
             version = ""
         except (*UNREACHABLE, ValueError) as error:
-            logger.info("watching %s: %s; connecting again", path, error)
+            logger.info("watching %s: %s; reconnecting", path, error)
             await asyncio.sleep(0.5)

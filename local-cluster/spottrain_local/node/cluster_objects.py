@@ -9,7 +9,7 @@ from spottrain_local.node.api import ApiClient, ApiError, JSONObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """A token for a pod's service account, bound to the pod. An empty audience means the API server's own."""
+    """Request for a token of a pod's service account, bound to the pod. An empty audience is the API server's own."""
 
     namespace: str
     service_account: str
@@ -28,29 +28,29 @@ class Token:
     expires: datetime
 
     def wants_refresh(self, now: datetime) -> bool:
-        """Whether 80% of its life is over (as a kubelet decides it), or a day."""
+        """Return whether 80% of its lifetime or a day is over, as a kubelet decides it."""
         age = (now - self.issued).total_seconds()
         return age > min(86400.0, 0.8 * (self.expires - self.issued).total_seconds())
 
 
 class ObjectSource(Protocol):
-    """Reads what pods refer to."""
+    """Reads the objects to which pods refer."""
 
     async def config_map(self, namespace: str, name: str) -> JSONObject | None:
-        """The ConfigMap, or None if it does not exist."""
+        """Return the ConfigMap, or None if it does not exist."""
         ...
 
     async def secret(self, namespace: str, name: str) -> JSONObject | None:
-        """The Secret, or None if it does not exist."""
+        """Return the Secret, or None if it does not exist."""
         ...
 
     async def token(self, request: TokenRequest) -> Token:
-        """A fresh token."""
+        """Return a fresh token."""
         ...
 
 
 class ApiObjectSource:
-    """Reads from the API server, as the node (the Node authorizer allows what its pods refer to)."""
+    """Reads from the API server as the node. The Node authorizer allows the objects to which its pods refer."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client

@@ -12,11 +12,11 @@ Provider = Literal["eks", "gke", "aks"]
 
 
 class ConfigError(Exception):
-    """The configuration can't be used; the message says what to change."""
+    """The configuration is invalid; the text says what to change."""
 
 
 class Taint(BaseModel):
-    """A taint as the Node object has it."""
+    """A taint in the form of the Node object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,13 +26,13 @@ class Taint(BaseModel):
 
 
 class NodeConfig(BaseModel):
-    """Everything a node process is told; keys are camelCase in the file.
+    """The settings of a node process. Keys are camelCase in the file.
 
-    `pod_network` is the range pods get their addresses from (.2 upwards); pods on the host network have
-    `node_ip`. `path_prefix` comes first on the pods' PATH. `working_dir` stands for the working
-    directory of every image (without it: the container's home). `preload_library` and `hosts_file` make names of
-    Services resolvable (libnss_wrapper). The kubelet's own settings have defaults that suit rehearsals:
-    `crash_loop_seconds` is the first delay between restarts (a kubelet has 10).
+    - `pod_network`: range of the pods' addresses, from .2 upwards. Pods on the host network have `node_ip`.
+    - `path_prefix`: first entry of the pods' PATH.
+    - `working_dir`: working directory of every image. Default: the container's home.
+    - `preload_library`, `hosts_file`: make names of Services resolvable, by libnss_wrapper.
+    - `crash_loop_seconds`: first delay between restarts. A kubelet has 10; the default suits rehearsals.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
@@ -75,26 +75,30 @@ class NodeConfig(BaseModel):
 
     @property
     def apiserver_host(self) -> str:
-        """Host of the API server as pods see it."""
+        """Host of the API server for pods."""
         return urlsplit(self.apiserver).hostname or "127.0.0.1"
 
     @property
     def apiserver_port(self) -> int:
-        """Port of the API server as pods see it."""
+        """Port of the API server for pods."""
         return urlsplit(self.apiserver).port or 443
 
     @property
     def metadata_url(self) -> str:
-        """Where this node's metadata server listens."""
+        """Address of this node's metadata server."""
         return f"http://{self.node_ip}:{self.metadata_port}"
 
 
 def load_config(path: Path) -> NodeConfig:
-    """Read and check a node's configuration; raises ConfigError with a sentence per mistake."""
+    """Read and check a node's configuration.
+
+    Raises:
+        ConfigError: It is invalid; the text has a sentence for each mistake.
+    """
     try:
         data = json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"The node configuration {path} can't be read: {error.strerror}.") from error
+        raise ConfigError(f"The node configuration {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ConfigError(f"The node configuration {path} is not JSON: {error}.") from error
     try:

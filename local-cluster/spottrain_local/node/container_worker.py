@@ -1,4 +1,4 @@
-"""Keeps one container of a pod in the state that the pod's spec asks for."""
+"""Keeps one container of a pod in the state that the pod's spec requests."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ CONFIG_RETRY_SECONDS = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class PodContext:
-    """What a pod's containers share. `pod` is the newest version of the API object."""
+    """The context that a pod's containers share. `pod` is the newest version of the API object."""
 
     pod: JSONObject
     config: NodeConfig
@@ -64,12 +64,12 @@ class PodContext:
         return 30.0 if grace is None else float(grace)
 
     def container_directory(self, name: str) -> Path:
-        """Where a container's logs and records are."""
+        """Return the folder of a container's logs and records."""
         return self.directory / "c" / name
 
 
 class ContainerWorker:
-    """Starts a container, watches over it, restarts it, and stops it."""
+    """Starts a container, probes it, restarts it, and stops it."""
 
     def __init__(self, context: PodContext, spec: JSONObject, record: ContainerRecord) -> None:
         self._context = context
@@ -89,7 +89,7 @@ class ContainerWorker:
         self._exec_count = 0
 
     async def run(self) -> None:
-        """Run the container, again and again where the policy says so, until it is done or stopped."""
+        """Run the container, and restart it if the policy says so, until it is done or stopped."""
         ended, ran_seconds = self._already_ended(), 0.0
         while True:
             if ended:
@@ -104,7 +104,7 @@ class ContainerWorker:
             ran_seconds = time.monotonic() - started
 
     def _already_ended(self) -> Terminated | None:
-        """How the container ended under an earlier node process."""
+        """Record how the container ended under an earlier node process."""
         if isinstance(self.record.state, Terminated):
             return self.record.state
         return self.record.last if isinstance(self.record.state, Waiting) else None
@@ -165,14 +165,14 @@ class ContainerWorker:
     # -- configuration ------------------------------------------------------------------------------------
 
     async def _configured(self) -> ContainerRun | None:
-        """What to start; waits, saying why, until it can be known. None when stopped meanwhile."""
+        """Wait until the container can be configured, with the reason in its state; None if it is stopped before."""
         while not self._stopping.is_set():
             try:
                 return await self._container_run()
             except ContainerConfigError as error:
                 reason, message = "CreateContainerConfigError", str(error)
             except (ApiError, *UNREACHABLE) as error:
-                reason, message = "CreateContainerConfigError", f"The container can't be prepared: {error}"
+                reason, message = "CreateContainerConfigError", f"The container cannot be prepared: {error}"
             if self.record.state != Waiting(reason=reason, message=message):
                 self._event("Warning", "Failed", f"Error: {message}")
                 self._set(Waiting(reason=reason, message=message))
@@ -200,8 +200,8 @@ class ContainerWorker:
         argv = [*(self._spec.get("command") or []), *(self._spec.get("args") or [])]
         if not self._spec.get("command"):
             raise ContainerConfigError(
-                f"container {self.record.name!r} has no command: this node has no images to take one from, "
-                "so set command in the pod's spec"
+                f"container {self.record.name!r} has no command. This node has no images, so set command in "
+                "the pod's spec"
             )
         working = self._spec.get("workingDir")
         self._target = self._handler_target(env, known, rewrite, home)
@@ -244,7 +244,7 @@ class ContainerWorker:
     # -- health -------------------------------------------------------------------------------------------
 
     async def _watch_health(self, container: RunningContainer) -> None:
-        """Post-start hook, then the startup probe, then liveness and readiness."""
+        """Run the post-start hook, then the startup probe, then the liveness and readiness probes."""
         assert self._target is not None
         hook = (self._spec.get("lifecycle") or {}).get("postStart")
         if hook:
@@ -308,7 +308,7 @@ class ContainerWorker:
     # -- stopping -----------------------------------------------------------------------------------------
 
     async def stop(self, kill: asyncio.Event) -> None:
-        """Stop for good: preStop hook, SIGTERM, and SIGKILL as soon as `kill` is set."""
+        """Stop the container for good: preStop hook, SIGTERM, and SIGKILL as soon as `kill` is set."""
         self._stopping.set()
         async with self._starting:
             container = self._container

@@ -1,4 +1,4 @@
-"""What is known about a container, and the seam to what runs it."""
+"""The states of a container, and the protocol of the runtime that runs it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ ContainerKind = Literal["init", "sidecar", "main"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Not running; `reason` is the kubelet's word, `message` a sentence."""
+    """Not running. `reason` is the kubelet's word, `message` is a sentence."""
 
     reason: str
     message: str = ""
@@ -40,7 +40,7 @@ ContainerState = Waiting | Running | Terminated
 
 @dataclass(slots=True, kw_only=True)
 class ContainerRecord:
-    """The state of one container of a pod, as its status will show it."""
+    """The state of one container of a pod, for the pod's status."""
 
     name: str
     image: str
@@ -60,7 +60,7 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRun:
-    """One start of a container's command. `directory` holds the run's files: spec and exit record."""
+    """One run of a container's command. `directory` holds the run's files: spec and exit record."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -71,14 +71,14 @@ class ContainerRun:
 
 
 class StartError(Exception):
-    """The command could not be started; the message says why."""
+    """The command could not be started; the text says why."""
 
 
 class RunningContainer(Protocol):
     """A started container."""
 
     async def wait(self) -> Terminated:
-        """Return when nothing of the container is left."""
+        """Wait until nothing of the container is left."""
         ...
 
     def terminate(self) -> None:
@@ -94,9 +94,13 @@ class ContainerRuntime(Protocol):
     """Starts containers. One implementation runs them as processes of this machine."""
 
     async def start(self, run: ContainerRun) -> RunningContainer:
-        """Start a container; raises StartError."""
+        """Start a container.
+
+        Raises:
+            StartError: It could not be started.
+        """
         ...
 
     def recover(self, directory: Path, container_id: str) -> Terminated | None:
-        """How a run of an earlier node process ended, where that is on record."""
+        """Return how a run of an earlier node process ended, or None if there is no record."""
         ...

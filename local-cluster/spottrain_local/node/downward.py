@@ -1,4 +1,4 @@
-"""The downward API: what a pod can be told about itself."""
+"""The downward API: facts about a pod for its own containers."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['(.+)'\]$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlace:
-    """Where a pod runs, as far as its status and environment tell."""
+    """The addresses and the node of a pod."""
 
     node_name: str
     pod_ip: str
@@ -21,7 +21,11 @@ class PodPlace:
 
 
 def field_value(pod: JSONObject, place: PodPlace, path: str) -> str:
-    """The value of a fieldRef; raises ValueError with a sentence for a path that can't be had."""
+    """Return the value of a fieldRef.
+
+    Raises:
+        ValueError: The path is not available; the text is a sentence.
+    """
     metadata, spec = pod["metadata"], pod["spec"]
     if match := _SUBSCRIPT.match(path):
         return str((metadata.get(match[1]) or {}).get(match[2], ""))
@@ -40,7 +44,7 @@ def field_value(pod: JSONObject, place: PodPlace, path: str) -> str:
         "status.podIPs": place.pod_ip,
     }
     if path not in values:
-        raise ValueError(f"The field {path!r} is not one that a pod can be told.")
+        raise ValueError(f"The field {path!r} is not available to a pod. Use one of the downward API's fields.")
     return str(values[path])
 
 
@@ -49,7 +53,7 @@ def _escaped(value: str) -> str:
 
 
 def resource_value(container: JSONObject, place: PodPlace, ref: JSONObject) -> str:
-    """The value of a resourceFieldRef; a limit that isn't set is what the node has."""
+    """Return the value of a resourceFieldRef. Without a limit, it is the node's capacity."""
     kind, _, resource = ref["resource"].partition(".")
     resources = container.get("resources") or {}
     amount = (resources.get(kind) or {}).get(resource)

@@ -1,4 +1,4 @@
-"""A container's environment, command and arguments, as a kubelet would give them."""
+"""A container's environment, command and arguments, as a kubelet sets them."""
 
 import base64
 import re
@@ -20,11 +20,11 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 
 
 class ContainerConfigError(Exception):
-    """The container can't be configured yet; the message says what is missing. It is tried again."""
+    """The container cannot be configured yet; the text says what is missing. The node retries."""
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """Replace $(NAME) where NAME is known; $$ stands for $ (so $$(NAME) is left as $(NAME))."""
+    """Replace $(NAME) if NAME is known. $$ stands for $, so $$(NAME) becomes $(NAME)."""
 
     def replacement(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -36,7 +36,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFiles:
-    """The folders a container's process gets: its home, and where the pod's temporary files go."""
+    """The folders of a container's process: its home, and the one for temporary files."""
 
     home: Path
     tmp: Path
@@ -52,10 +52,12 @@ async def build_environment(
     source: ObjectSource,
     rewrite: PathRewriter,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The process's environment, and the pod's own variables before their paths are rewritten.
+    """Return the process's environment, and the pod's own variables before their paths are rewritten.
 
-    The second is what $(NAME) in `command` and `args` refers to. The node process's own environment is not
-    passed on. Raises ContainerConfigError.
+    $(NAME) in `command` and `args` refers to the second. The node process's own environment is not passed on.
+
+    Raises:
+        ContainerConfigError: Something that a variable refers to is missing.
     """
     declared = await _declared(pod, container, place, source)
     known = node_environment(pod, config, place, files, rewrite) | declared
@@ -73,7 +75,7 @@ async def build_environment(
 def node_environment(
     pod: JSONObject, config: NodeConfig, place: PodPlace, files: ContainerFiles, rewrite: PathRewriter
 ) -> dict[str, str]:
-    """What every container on this node gets; the pod's own variables win over it."""
+    """Return the variables that every container on this node gets. The pod's own variables override them."""
     env = {
         "PATH": DEFAULT_PATH,
         "HOME": str(files.home),
@@ -94,7 +96,7 @@ def node_environment(
 
 
 def metadata_environment(config: NodeConfig) -> dict[str, str]:
-    """Where programs find their cloud's metadata server (the usual addresses are not ours to take)."""
+    """Return the variables that name the metadata server, since the clouds' own addresses are not available here."""
     match config.provider:
         case "eks":
             return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": config.metadata_url}
@@ -166,7 +168,11 @@ def _key(data: dict[str, Any] | None, ref: JSONObject, what: str) -> Any:
 
 
 async def config_map_data(source: ObjectSource, namespace: str, ref: JSONObject) -> dict[str, str] | None:
-    """A ConfigMap's text entries; None if it is optional and absent. Raises ContainerConfigError."""
+    """Return a ConfigMap's text entries, or None if it is optional and absent.
+
+    Raises:
+        ContainerConfigError: It is absent.
+    """
     found = await source.config_map(namespace, ref["name"])
     if found is None and not ref.get("optional"):
         raise ContainerConfigError(f'configmap "{ref["name"]}" not found')
@@ -174,7 +180,11 @@ async def config_map_data(source: ObjectSource, namespace: str, ref: JSONObject)
 
 
 async def secret_data(source: ObjectSource, namespace: str, ref: JSONObject) -> dict[str, bytes] | None:
-    """A Secret's entries, decoded; None if it is optional and absent. Raises ContainerConfigError."""
+    """Return a Secret's decoded entries, or None if it is optional and absent.
+
+    Raises:
+        ContainerConfigError: It is absent.
+    """
     name = ref.get("name") or ref["secretName"]
     found = await source.secret(namespace, name)
     if found is None:

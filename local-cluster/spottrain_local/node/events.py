@@ -13,12 +13,12 @@ EventType = Literal["Normal", "Warning"]
 
 
 def now_text() -> str:
-    """Now, as API objects have it."""
+    """Return the current time in the form of API objects."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class EventRecorder:
-    """Writes events in the background; a repeated event only counts up. Losing one is no failure."""
+    """Writes events in the background. A repeated event only counts up. A lost event is no failure."""
 
     def __init__(self, client: ApiClient, node_name: str) -> None:
         self._client = client
@@ -27,12 +27,12 @@ class EventRecorder:
         self._known: dict[tuple[str, str, str], tuple[str, int]] = {}
 
     def record(self, pod: JSONObject, kind: EventType, reason: str, message: str) -> None:
-        """Note an event about a pod."""
+        """Record an event about a pod."""
         if not self._queue.full():
             self._queue.put_nowait((pod, kind, reason, message))
 
     async def run(self) -> None:
-        """Write what is recorded, for ever."""
+        """Write the recorded events, for ever."""
         while True:
             pod, kind, reason, message = await self._queue.get()
             try:

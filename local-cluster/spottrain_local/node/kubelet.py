@@ -1,4 +1,4 @@
-"""The node process: registers the node, and gives every pod that is bound to it a worker."""
+"""The node: registers itself, and runs a worker for each pod that is bound to it."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve, register, run pods until told to stop."""
+        """Serve, register, and run pods until `stop` is set."""
         runners = [await self._serve_logs(), await self._serve_metadata()]
         background: list[asyncio.Task[None]] = []
         try:
@@ -94,7 +94,7 @@ class Kubelet:
     # -- pods --------------------------------------------------------------------------------------------
 
     def _find(self, namespace: str, name: str) -> PodWorker | None:
-        # The newest first: a pod of the same name may still be on its way out.
+        # The newest first: an older pod of the same name may still be ending.
         for worker in reversed(self._workers.values()):
             metadata = worker.context.pod["metadata"]
             if (metadata["namespace"], metadata["name"]) == (namespace, name):
@@ -146,14 +146,18 @@ class Kubelet:
         try:
             await worker.run()
         except Exception:
-            # One pod's failure is not the node's: it is reported, and the pod stays as it is.
+            # The failure of one pod must not end the node. It is logged, and the pod stays as it is.
             metadata = worker.context.pod["metadata"]
             logger.exception("pod %s/%s: its worker failed", metadata["namespace"], metadata["name"])
         else:
             del self._workers[uid], self._tasks[uid]
 
     def _address(self, pod: JSONObject) -> str:
-        """The pod's address: the one it has, a free one, or the node's. Raises ValueError if there is none."""
+        """Return the pod's address: the one that it has, a free one, or the node's.
+
+        Raises:
+            ValueError: No address is free.
+        """
         status = pod.get("status") or {}
         if pod["spec"].get("hostNetwork"):
             return self._config.node_ip
@@ -182,7 +186,7 @@ class Kubelet:
         return PodWorker(context, self._client, ended=lambda: self._addresses.give_back(address))
 
     def _pod_directory(self, uid: str) -> Path:
-        # Short, because addresses of Unix sockets, which programs put into temporary folders, are.
+        # Programs put Unix sockets into temporary folders, and a socket's address must be short.
         return self._config.state_dir / "pods" / uid[:8]
 
     def _remove_strange_folders(self, known: set[str]) -> None:
@@ -193,7 +197,7 @@ class Kubelet:
                     shutil.rmtree(folder, ignore_errors=True)
 
     async def _shut_down(self) -> None:
-        """Graceful node shutdown: every pod ends as Failed, within its grace period or the node's."""
+        """Shut the node down gracefully: every pod ends as Failed, within its grace period or the node's."""
         await self._registration.shut_down()
         workers = list(self._workers.values())
         for worker in workers:

@@ -32,7 +32,7 @@ Pods = Callable[[], list[JSONObject]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """What a reader of logs asks for."""
+    """The options of a request for logs."""
 
     follow: bool = False
     previous: bool = False
@@ -43,7 +43,11 @@ class LogOptions:
 
 
 def parse_log_options(query: JSONObject, now: datetime) -> LogOptions:
-    """From the request's query; raises ValueError with a sentence."""
+    """Parse the request's query.
+
+    Raises:
+        ValueError: It is invalid; the text is a sentence.
+    """
     try:
         since = _time(query["sinceTime"]) if query.get("sinceTime") else None
         if query.get("sinceSeconds"):
@@ -57,7 +61,7 @@ def parse_log_options(query: JSONObject, now: datetime) -> LogOptions:
             limit_bytes=int(query["limitBytes"]) if query.get("limitBytes") else None,
         )
     except ValueError as error:
-        raise ValueError(f"The log options can't be understood: {error}.") from error
+        raise ValueError(f"The log options are invalid: {error}.") from error
 
 
 def _flag(text: str | None) -> bool:
@@ -69,7 +73,7 @@ def _time(text: str) -> datetime:
 
 
 def render(record: bytes, options: LogOptions) -> bytes:
-    """One CRI log line (`TIME stdout F text`) as the reader wants it; empty if it is too old."""
+    """Write one CRI log line (`TIME stdout F text`) as requested; empty if it is too old."""
     stamp, _, rest = record.partition(b" ")
     _, tag, text = rest.split(b" ", 2)
     if options.since and _time(stamp.decode()) < options.since:
@@ -79,7 +83,7 @@ def render(record: bytes, options: LogOptions) -> bytes:
 
 
 def select_tail(records: list[bytes], lines: int | None) -> list[bytes]:
-    """The records of the last `lines` whole lines (a long line has several records)."""
+    """Return the records of the last `lines` whole lines. A long line has several records."""
     if lines is None:
         return records
     if lines <= 0:
@@ -89,7 +93,7 @@ def select_tail(records: list[bytes], lines: int | None) -> list[bytes]:
 
 
 class LogReader:
-    """Reads a log file, and the file it was rotated from, record by record."""
+    """Reads a log file, and the one before its rotation, record by record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,13 +101,13 @@ class LogReader:
         self._file = path.open("rb") if path.exists() else None
 
     def everything(self) -> list[bytes]:
-        """All records so far."""
+        """Return all records so far."""
         rotated = self._path.with_name(self._path.name + ".1")
         old = rotated.read_bytes().splitlines(keepends=True) if rotated.exists() else []
         return old + self.more()
 
     def more(self) -> list[bytes]:
-        """The whole records that came since the last call."""
+        """Return the whole records since the last call."""
         if self._file is None:
             if not self._path.exists():
                 return []
@@ -124,7 +128,11 @@ class LogReader:
 
 
 def log_number(record: ContainerRecord, previous: bool) -> int:
-    """Which run's log is asked for; raises LookupError with a sentence."""
+    """Find the run whose log is requested.
+
+    Raises:
+        LookupError: There is none; the text is a sentence.
+    """
     waiting = isinstance(record.state, Waiting)
     if previous:
         if record.restart_count == 0 and not (waiting and record.last):
@@ -137,7 +145,7 @@ def log_number(record: ContainerRecord, previous: bool) -> int:
 
 
 def build_app(find_pod: FindPod, pods: Pods) -> web.Application:
-    """The kubelet's endpoint as an aiohttp application."""
+    """Return the kubelet's endpoint as an aiohttp application."""
 
     async def container_logs(request: web.Request) -> web.StreamResponse:
         info = request.match_info
@@ -190,7 +198,7 @@ async def _stream(
                 left -= len(data)
             if ended or left == 0:
                 break
-            # Looked at before the read: what a container wrote before it ended is then in the file.
+            # Check this before the read: then the file has all that a container wrote before it ended.
             ended = _has_ended(record, number) or request.transport is None
             if not ended:
                 await asyncio.sleep(_POLL_SECONDS)
@@ -208,7 +216,7 @@ def _has_ended(record: ContainerRecord, number: int) -> bool:
 
 
 def server_tls(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:
-    """TLS for the endpoint. With a client CA only its clients (the API server) get in."""
+    """Return the endpoint's TLS settings. With a client CA, only its clients (the API server) are admitted."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert_file, key_file)
     if client_ca_file:

@@ -1,4 +1,4 @@
-"""The Node object: registration, status and the lease that says the node lives."""
+"""The Node object: its registration, its status and its lease."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ _CONDITIONS = (
 
 
 def instance_id(config: NodeConfig) -> str:
-    """The cloud instance's id: as configured, or made once and kept in the state folder."""
+    """Return the cloud instance's id: as configured, or created once and kept in the state folder."""
     if config.instance_id:
         return config.instance_id
     kept = config.state_dir / "instance-id"
@@ -37,7 +37,7 @@ def instance_id(config: NodeConfig) -> str:
 
 
 def provider_id(config: NodeConfig, instance: str) -> str:
-    """The Node's providerID, in the form of its cloud."""
+    """Return the Node's providerID, in the form of its cloud."""
     match config.provider:
         case "eks":
             return f"aws:///{config.zone}/{instance}"
@@ -51,7 +51,7 @@ def provider_id(config: NodeConfig, instance: str) -> str:
 
 
 def node_status(config: NodeConfig, *, ready: bool, now: str, since: str) -> JSONObject:
-    """The Node's status; `since` is when it became (un)ready."""
+    """Return the Node's status. `since` is when it became ready, or ceased to be."""
     amounts = {
         "cpu": config.cpu,
         "memory": config.memory,
@@ -73,7 +73,7 @@ def node_status(config: NodeConfig, *, ready: bool, now: str, since: str) -> JSO
         }
     )
     return {
-        # No Hostname: an API server prefers it to the address by default, and nothing resolves it.
+        # There is no Hostname: by default, an API server prefers it to the address, and nothing resolves it.
         "addresses": [{"type": "InternalIP", "address": config.node_ip}],
         "capacity": amounts,
         "allocatable": amounts,
@@ -114,13 +114,13 @@ class NodeRegistration:
         self._uid = ""
 
     async def register(self) -> None:
-        """Create the Node, or bring the existing one up to date; waits for the API server."""
+        """Create the Node, or update the existing one. Waits for the API server."""
         while True:
             try:
                 await self._register_once()
                 return
             except (ApiError, *UNREACHABLE) as error:
-                logger.info("node %s can't register yet: %s", self._config.name, error)
+                logger.info("node %s cannot register yet: %s", self._config.name, error)
                 await asyncio.sleep(0.3)
 
     async def _register_once(self) -> None:
@@ -151,7 +151,7 @@ class NodeRegistration:
         return node_status(self._config, ready=ready, now=now_text(), since=self._ready_since)
 
     async def run(self) -> None:
-        """Renew the lease and, less often, the status, for ever. A Node that was deleted is registered again."""
+        """Renew the lease and, less often, the status, for ever. Register a deleted Node again."""
         renewals = 0
         while True:
             await asyncio.sleep(self._config.lease_renew_seconds)
@@ -166,16 +166,16 @@ class NodeRegistration:
                 if error.status == 404:
                     await self.register()
             except UNREACHABLE as error:
-                logger.info("node %s can't renew its lease: %s", self._config.name, error)
+                logger.info("node %s cannot renew its lease: %s", self._config.name, error)
 
     async def shut_down(self) -> None:
-        """Say that the node goes away."""
+        """Report that the node shuts down."""
         self._ready_since = now_text()
         try:
             async with asyncio.timeout(2):
                 await self._client.patch(f"{self._path}/status", {"status": self._status(ready=False)})
         except (ApiError, *UNREACHABLE) as error:
-            logger.info("node %s could not say that it shuts down: %s", self._config.name, error)
+            logger.info("node %s could not report that it shuts down: %s", self._config.name, error)
 
     async def _renew(self) -> None:
         name = self._config.name

@@ -1,4 +1,4 @@
-"""Mount paths without mounts: text that names a mount path is rewritten to where the volume really is."""
+"""Mount paths without mounts: rewrites a mount path in text to the path of the volume."""
 
 import re
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 class PathRewriter:
     """Rewrites mount paths in environment values, commands, arguments and working directories.
 
-    A mount path counts where it stands at the start of a path: at the start of the text, after a character
-    that can't be part of a path before it (`=`, `:`, a space, a quote), or after `://`; and where the path
-    ends or goes on with `/`. So `--data=/data/train` and `file:///data` are rewritten for a mount at /data,
-    `/srv/data` and `/data-old` are not. The longest mount path wins.
+    A mount path counts if a path starts with it: at the start of the text, after `://`, or after a character that
+    cannot be part of a path (`=`, `:`, a space, a quote). The path must end there or continue with `/`. So a mount at
+    /data rewrites `--data=/data/train` and `file:///data`, but neither `/srv/data` nor `/data-old`. The longest mount
+    path wins.
     """
 
     def __init__(self, mounts: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A pod's status from the records of its containers: pure functions, after the kubelet's rules."""
+"""A pod's status from the records of its containers: pure functions that follow the kubelet's rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def compute_status(
     final: bool = False,
     failure: tuple[str, str] | None = None,
 ) -> JSONObject:
-    """The status a kubelet would write.
+    """Return the status that a kubelet would write.
 
     `final` says that no container will run again, whatever the restart policy. `failure` is a reason and a
     message for a pod that the node itself ended: its phase is Failed. `now` (RFC 3339) is the transition time
@@ -49,7 +49,7 @@ def compute_status(
 
 
 def pod_phase(pod: JSONObject, records: Sequence[ContainerRecord], *, final: bool) -> str:
-    """Pending until all init containers are done and a container has started; then what the containers say."""
+    """Return Pending until all init containers are done and a container has started, then what the containers say."""
     mains = [r for r in records if r.kind == "main"]
     policy = pod["spec"].get("restartPolicy", "Always")
     ended = [r for r in mains if isinstance(r.state, Terminated)]
@@ -76,7 +76,7 @@ def _init_failed(policy: str, records: Sequence[ContainerRecord]) -> bool:
 
 
 def _conditions(pod: JSONObject, records: Sequence[ContainerRecord], phase: str, now: str) -> list[JSONObject]:
-    # A readiness gate has to be set by someone else; it only counts once the containers are ready.
+    # A different program sets a readiness gate. It counts only if the containers are ready.
     inits = [r for r in records if r.kind != "main"]
     initialized = all(r.succeeded if r.kind == "init" else r.started for r in inits) or phase == "Succeeded"
     unready = [r.name for r in records if r.kind != "init" and not r.ready]
@@ -118,7 +118,7 @@ def _conditions(pod: JSONObject, records: Sequence[ContainerRecord], phase: str,
 
 
 def container_status(record: ContainerRecord) -> JSONObject:
-    """One entry of containerStatuses."""
+    """Return one entry of containerStatuses."""
     return {
         "name": record.name,
         "image": record.image,
@@ -151,7 +151,7 @@ def _state(state: ContainerState) -> JSONObject:
 
 
 def parse_state(state: JSONObject) -> ContainerState | None:
-    """The other way round, from an API object."""
+    """Parse a state from an API object."""
     if running := state.get("running"):
         return Running(started_at=running.get("startedAt", ""))
     if ended := state.get("terminated"):
@@ -170,7 +170,7 @@ def parse_state(state: JSONObject) -> ContainerState | None:
 
 
 def _seconds(time: str) -> str:
-    """API times have whole seconds."""
+    """Return a time with whole seconds, as API objects have it."""
     return time.partition(".")[0].removesuffix("Z") + "Z"
 
 
@@ -179,7 +179,7 @@ def _without_empty(**values: Any) -> JSONObject:
 
 
 def qos_class(pod: JSONObject) -> str:
-    """Guaranteed, Burstable or BestEffort, from the containers' requests and limits of CPU and memory."""
+    """Return Guaranteed, Burstable or BestEffort, from the containers' requests and limits of CPU and memory."""
     containers = (pod["spec"].get("initContainers") or []) + pod["spec"]["containers"]
     amounts = []
     guaranteed = True

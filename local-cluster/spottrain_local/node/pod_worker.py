@@ -27,8 +27,8 @@ _PUBLISH_RETRY_SECONDS = 0.5
 class PodWorker:
     """The life of one pod: volumes, init containers, containers, status, end.
 
-    `context.pod` is replaced whenever the API object changes (`update`). `ended` is called when no container
-    will run again: the pod's address is free. The folder with its logs stays until the pod is deleted.
+    `update` replaces `context.pod` whenever the API object changes. `ended` is called when no container will run
+    again and the pod's address is free. The folder with the logs stays until the pod is deleted.
     """
 
     def __init__(self, context: PodContext, client: ApiClient, ended: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class PodWorker:
 
     @property
     def records(self) -> list[ContainerRecord]:
-        """The records of all containers, init containers first."""
+        """Return the records of all containers, init containers first."""
         return [worker.record for worker in self.workers]
 
     def _record(self, spec: JSONObject, kind: ContainerKind, known: bool) -> ContainerRecord:
@@ -75,7 +75,7 @@ class PodWorker:
         return record
 
     def _state_after_restart(self, record: ContainerRecord, state: Any) -> Any:
-        """A container that ran under an earlier node process has ended with it."""
+        """Record that a container of an earlier node process has ended with it."""
         if not isinstance(state, Running):
             return state or record.state
         directory = self.context.container_directory(record.name) / str(record.restart_count)
@@ -88,7 +88,7 @@ class PodWorker:
             container_id=record.container_id,
         )
 
-    # -- what the kubelet tells --------------------------------------------------------------------------
+    # -- calls of the kubelet --------------------------------------------------------------------------
 
     def update(self, pod: JSONObject) -> None:
         """Take a new version of the API object."""
@@ -100,20 +100,20 @@ class PodWorker:
         self._changed.set()
 
     def removed(self) -> None:
-        """The API object is gone: whatever still runs ends quickly."""
+        """End what still runs, quickly: the API object is gone."""
         self._gone.set()
         self._deleted.set()
         self._changed.set()
         self.stop(FORCED_GRACE_SECONDS)
 
     def fail(self, reason: str, message: str, grace_seconds: float) -> None:
-        """End the pod as failed, for a reason of the node's own."""
+        """End the pod as Failed, for a reason of the node's own."""
         if not self._final:
             self._failure = (reason, message)
         self.stop(min(grace_seconds, self.context.grace_seconds))
 
     def stop(self, grace_seconds: float) -> None:
-        """Stop all containers; a later, shorter grace period counts, a longer one does not."""
+        """Stop all containers. A later grace period counts only if it is shorter."""
         self._stop.set()
         at = time.monotonic() + grace_seconds
         if at < self._kill_at:
@@ -125,7 +125,7 @@ class PodWorker:
     # -- the life ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Everything from start to deletion."""
+        """Run the pod from its start to its deletion."""
         if (self.context.pod.get("status") or {}).get("phase") in TERMINAL_PHASES:
             self._settled.set()
         else:
@@ -142,7 +142,7 @@ class PodWorker:
             self._kill_timer.cancel()
 
     async def finished(self) -> None:
-        """Return once the final status has been written, or the API object is gone."""
+        """Wait until the final status is written, or the API object is gone."""
         await self._settled.wait()
 
     async def _run_containers(self) -> None:
@@ -167,7 +167,10 @@ class PodWorker:
         return [w for w in self.workers if w.record.kind in kinds]
 
     async def _run_init_containers(self, running: list[asyncio.Task[None]]) -> bool:
-        """In order; sidecars only have to have started. Says whether the main containers may start."""
+        """Run the init containers in order, and return whether the main containers may start.
+
+        A sidecar only has to have started.
+        """
         for worker in self._of_kind("init", "sidecar"):
             task = asyncio.create_task(worker.run())
             if worker.record.kind == "sidecar":
@@ -180,7 +183,7 @@ class PodWorker:
         return not self._stop.is_set()
 
     async def _stop_when_told(self) -> None:
-        """Main containers first, then sidecars in reverse order."""
+        """Stop the main containers first, then the sidecars in reverse order."""
         await self._stop.wait()
         await asyncio.gather(*(worker.stop(self._kill) for worker in self._of_kind("init", "main")))
         for worker in reversed(self._of_kind("sidecar")):
@@ -251,7 +254,7 @@ class PodWorker:
                 self._settled.set()
 
     async def _publish(self) -> bool:
-        """Write the status if it is new; False if that has to be tried again."""
+        """Write the status if it is new. Return False if that has to be retried."""
         status = self._status()
         if self._gone.is_set() or (status == self._published and self._stands(status)):
             return True
@@ -271,7 +274,10 @@ class PodWorker:
         return True
 
     def _stands(self, status: JSONObject) -> bool:
-        """Whether the API object has these conditions, too: while a node is silent, its pods are marked not ready."""
+        """Return whether the API object has these conditions, too.
+
+        While a node is silent, its pods are marked not ready.
+        """
         seen = {c["type"]: c["status"] for c in (self.context.pod.get("status") or {}).get("conditions") or []}
         return all(seen.get(c["type"], c["status"]) == c["status"] for c in status["conditions"])
 
@@ -280,7 +286,7 @@ class PodWorker:
         return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
 
     async def _delete(self) -> None:
-        """Tell the API server that nothing is left: the object may go."""
+        """Delete the API object, as nothing of the pod is left."""
         uid = self.context.pod["metadata"]["uid"]
         options = {
             "apiVersion": "v1",
@@ -295,7 +301,7 @@ class PodWorker:
             except ApiError as error:
                 if error.status in (404, 409):
                     return
-                logger.warning("pod %s can't be deleted: %s", self._path(), error)
+                logger.warning("pod %s cannot be deleted: %s", self._path(), error)
             except UNREACHABLE as error:
                 logger.info("pod %s is not deleted yet: %s", self._path(), error)
             await asyncio.sleep(0.5)

@@ -12,16 +12,16 @@ from spottrain_local.node.api import JSONObject
 
 logger = logging.getLogger(__name__)
 
-# How soon a success is seen where one is waited for.
+# Seconds between attempts while a success is waited for.
 EAGER_SECONDS = 0.2
 
-# Runs a command as a container's other processes run: (argv, timeout in seconds) -> (exit code, output).
+# Runs a command like a container's other processes: (argv, timeout in seconds) -> (exit code, output).
 Execute = Callable[[Sequence[str], float], Awaitable[tuple[int, str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerTarget:
-    """What a handler is aimed at. `ports` maps the container's port names to numbers."""
+    """The target of a handler. `ports` maps the container's port names to numbers."""
 
     pod_ip: str
     ports: dict[str, int]
@@ -30,14 +30,14 @@ class HandlerTarget:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A handler's result, with what it saw."""
+    """A handler's result, with its message."""
 
     ok: bool
     message: str = ""
 
 
 async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
-    """Run one handler; every failure, a timeout included, is an Outcome and not an exception."""
+    """Run one handler. Every failure, also a timeout, is an Outcome and not an exception."""
     try:
         async with asyncio.timeout(timeout_seconds):
             if "httpGet" in handler:
@@ -94,7 +94,7 @@ async def _exec(action: JSONObject, target: HandlerTarget, timeout_seconds: floa
 
 @dataclass(slots=True)
 class ProbeCounter:
-    """Turns single outcomes into a verdict, by the probe's thresholds."""
+    """Turns outcomes into a verdict, by the probe's thresholds."""
 
     success_threshold: int = 1
     failure_threshold: int = 3
@@ -102,7 +102,7 @@ class ProbeCounter:
     _run: int = field(default=0, init=False)
 
     def observe(self, ok: bool) -> bool | None:
-        """The verdict, or None while the threshold isn't reached."""
+        """Return the verdict, or None while the threshold is not reached."""
         self._run = self._run + 1 if ok == self._last else 1
         self._last = ok
         needed = self.success_threshold if ok else self.failure_threshold
@@ -116,14 +116,14 @@ async def probe_forever(
     *,
     eager: bool = False,
 ) -> None:
-    """Run a probe in its period until `verdict`, which is given each verdict with its message, returns False.
+    """Run a probe in its period until `verdict`, which gets each verdict with its message, returns False.
 
-    With `eager` the first success is seen at once: until then the pauses end when the handler would succeed.
+    With `eager` the first success counts at once: until then a pause ends as soon as the handler would succeed.
     """
     counter = ProbeCounter(probe.get("successThreshold") or 1, probe.get("failureThreshold") or 3)
     period = float(probe.get("periodSeconds") or 10)
     timeout = float(probe.get("timeoutSeconds") or 1)
-    eager = eager and "exec" not in probe  # a process each time would cost more than the wait
+    eager = eager and "exec" not in probe  # Starting a process each time would cost more than the wait.
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
     while True:
         outcome = await run_handler(probe, target, timeout)

@@ -1,4 +1,4 @@
-"""A node as a process: reads its configuration and runs until it is told to end."""
+"""A node as a process: reads its configuration and runs until a signal ends it."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from spottrain_local.node.process_runtime import ProcessRuntime
 
 
 def main(config_file: Path, *, verbose: bool = False) -> int:
-    """Run the node of this configuration; returns 2 if that is wrong, 1 if an address can't be had."""
+    """Run the node of this configuration. Returns 2 if that is invalid, 1 if an address is not available."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -27,7 +27,7 @@ def main(config_file: Path, *, verbose: bool = False) -> int:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"The node can't run: {error}.", file=sys.stderr)
+        print(f"The node cannot run: {error}.", file=sys.stderr)
         return 1
     return 0
 

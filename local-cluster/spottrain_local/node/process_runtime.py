@@ -20,7 +20,7 @@ _SHIM = str(Path(shim.__file__))
 
 
 class ProcessContainer:
-    """A container's shim, and what it tells."""
+    """A container's shim, and what it reports."""
 
     def __init__(self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, container_id: str) -> None:
         self._popen = popen
@@ -29,7 +29,11 @@ class ProcessContainer:
         self.shim_pid = popen.pid
 
     async def started(self) -> None:
-        """Wait until the command runs; raises StartError if it can't."""
+        """Wait until the command runs.
+
+        Raises:
+            StartError: It could not be started.
+        """
         message = await self._message()
         if "started" in message:
             return
@@ -38,7 +42,7 @@ class ProcessContainer:
 
     async def wait(self) -> Terminated:
         record = await self._message()
-        # The shim closes its output by ending: from here on it only has to be reaped.
+        # The shim closes its output when it ends. From here on it only has to be reaped.
         await self._reader.read()
         self._popen.wait()
         return terminated(record, self._container_id)
@@ -59,8 +63,8 @@ class ProcessContainer:
 class ProcessRuntime:
     """Runs containers as processes. Resource limits and securityContext are not enforced.
 
-    `owns_process` says that this process starts nothing but containers. It then becomes the subreaper of what
-    it starts: if a shim itself is killed, what it leaves behind comes back here and is killed too.
+    `owns_process` means that this process starts nothing but containers. It then becomes the subreaper of what it
+    starts: if a shim itself is killed, the processes that it leaves become children of this one, and are killed, too.
     """
 
     def __init__(self, *, owns_process: bool = False) -> None:
@@ -89,7 +93,7 @@ class ProcessRuntime:
         popen.wait()
         self._shims.discard(popen.pid)
         if self._owns_process and (strays := self._strays()):
-            logger.warning("a shim was killed; killing the %d processes it left", len(strays))
+            logger.warning("a shim was killed; killing what it left (%d)", len(strays))
             task = asyncio.create_task(self._kill_strays())
             self._clearing.add(task)
             task.add_done_callback(self._clearing.discard)
@@ -112,7 +116,7 @@ class ProcessRuntime:
 
 
 def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
-    """Not on another thread: the kernel sends the parent death signal when the *thread* that forked ends."""
+    """Fork on this thread: the kernel sends the parent death signal when the *thread* that forked ends."""
     with open(spec.with_name("shim.err"), "ab") as errors:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _SHIM, str(spec), str(os.getpid())],
@@ -128,7 +132,7 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # the child of another stray: it comes to us when that one is gone
+        return  # The child of a different orphan. It becomes ours when that one is gone.
 
 
 def _shim_spec(run: ContainerRun) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def _shim_spec(run: ContainerRun) -> dict[str, Any]:
 
 
 def terminated(record: dict[str, Any], container_id: str = "") -> Terminated:
-    """The state that an exit record stands for; an empty record is a shim that was killed."""
+    """Return the state for an exit record. An empty record means that the shim was killed."""
     if "startError" in record:
         reason, message = "StartError", record["startError"]
     elif not record:
@@ -163,7 +167,7 @@ def terminated(record: dict[str, Any], container_id: str = "") -> Terminated:
 
 
 class _ShimProtocol(asyncio.StreamReaderProtocol):
-    """Tells when the shim has closed its output, that is, when it has ended."""
+    """Notices that the shim has closed its output, which means that it has ended."""
 
     def __init__(self, reader: asyncio.StreamReader, ended: Callable[[], None]) -> None:
         super().__init__(reader)

@@ -13,7 +13,11 @@ _SUFFIXES = {
 
 
 def parse_quantity(text: str) -> Decimal:
-    """The value of a quantity; raises ValueError with a sentence if it is none."""
+    """Parse a quantity.
+
+    Raises:
+        ValueError: The text is not a quantity; the error is a sentence.
+    """
     try:
         for length in (2, 1):
             if text[-length:] in _SUFFIXES:
@@ -24,6 +28,6 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def divide_quantity(text: str, divisor: str) -> str:
-    """`text` in units of `divisor`, rounded up, as resourceFieldRef gives it."""
+    """Return `text` in units of `divisor`, rounded up, as resourceFieldRef does."""
     unit = parse_quantity(divisor or "1") or Decimal(1)
     return str((parse_quantity(text) / unit).to_integral_value(ROUND_CEILING))

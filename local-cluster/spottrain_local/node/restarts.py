@@ -1,4 +1,4 @@
-"""When a container that ended runs again, and after how long."""
+"""Whether a container that has ended is restarted, and after how long."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from spottrain_local.node.containers import ContainerKind, Terminated
 
 
 def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:
-    """Whether a container of this kind runs again under the pod's restart policy."""
+    """Return whether a container of this kind is restarted under the pod's restart policy."""
     if kind == "sidecar":
         return True
     if kind == "init":
@@ -18,8 +18,8 @@ def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:
 class Backoff:
     """Delays between restarts: none before the first, then `base_seconds`, doubling up to `max_seconds`.
 
-    A kubelet has 10 s and 300 s, and forgets the past of a container that ran for ten minutes; here that is
-    60 times the base.
+    A kubelet has 10 s and 300 s. It starts again with the first delay after a container has run for ten minutes;
+    here, for 60 times the base.
     """
 
     base_seconds: float
@@ -27,7 +27,7 @@ class Backoff:
     _next: float = field(default=0.0, init=False)
 
     def delay(self, ran_seconds: float) -> float:
-        """Seconds to wait now, after a run of `ran_seconds`."""
+        """Return the seconds to wait after a run of `ran_seconds`."""
         if ran_seconds > 60 * self.base_seconds:
             self._next = 0.0
         delay = self._next

@@ -1,9 +1,9 @@
 """The small process between the node process and one container's processes.
 
-It is run as a script (`python -I -S shim.py SPEC PARENT_PID`) and imports nothing of the project. It starts the
-container's command in a session of its own, records what it prints as CRI log lines (`TIME stdout F TEXT`),
-and ends only when *every* descendant is gone, also those in sessions of their own: it is their subreaper, so
-an orphan comes back to it. Like PID 1 of a container, the command takes all others along when it exits.
+It runs as a script (`python -I -S shim.py SPEC PARENT_PID`) and imports nothing of the project. It starts the
+container's command in a session of its own and records its output as CRI log lines (`TIME stdout F TEXT`). It ends
+only when *every* descendant is gone, also those in sessions of their own: it is their subreaper, so that orphans
+become its children. When the command exits, all others are killed, as when a container's PID 1 exits.
 
 SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record) and `logMaxBytes`.
 On standard output the node process reads one JSON object a line: `{"started": PID}` or `{"failed": SENTENCE}`,
@@ -29,17 +29,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Ask the kernel to send this process a signal when the thread that made it ends."""
+    """Let the kernel send this process a signal when the thread that forked it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants get this process as their parent instead of init."""
+    """Make this process the parent of orphaned descendants, instead of init."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def timestamp() -> str:
-    """Now as RFC 3339 with nanoseconds, in UTC."""
+    """Return the current time as RFC 3339 with nanoseconds, in UTC."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"
 
@@ -50,15 +50,15 @@ def _parents() -> dict[int, int]:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    # The name, in parentheses, may itself have spaces and parentheses.
+                    # The name stands in parentheses, and may itself contain spaces and parentheses.
                     parents[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError):
-                continue  # it ended while we looked
+                continue  # It has just ended.
     return parents
 
 
 def descendants(root: int, *, spare: frozenset[int] = frozenset()) -> list[int]:
-    """Every process below `root` now, leaving out the subtrees of `spare`."""
+    """List every process below `root`, without the subtrees of `spare`."""
     children: dict[int, list[int]] = {}
     for pid, parent in _parents().items():
         children.setdefault(parent, []).append(pid)
@@ -72,7 +72,7 @@ def descendants(root: int, *, spare: frozenset[int] = frozenset()) -> list[int]:
 
 
 def kill_each(pids: list[int]) -> None:
-    """SIGKILL to each process that still exists."""
+    """Send SIGKILL to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -94,7 +94,7 @@ class LogFile:
         self._size = os.fstat(self._fd).st_size
 
     def write(self, data: bytes) -> None:
-        """Take output as it came from the pipe; whole lines are written, the rest is kept for later."""
+        """Take output from the pipe: write whole lines, and keep the rest for later."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         stamp = timestamp().encode()
         for line in lines:
@@ -117,7 +117,7 @@ class LogFile:
                 self._open()
             self._size += os.write(self._fd, record)
         except OSError:
-            return  # a full disk loses output, but must not lose the container
+            return  # A full disk loses output. It must not end the container.
 
     def finish(self) -> None:
         """Write an unfinished last line."""
@@ -127,7 +127,7 @@ class LogFile:
 
 
 def _exec(spec: dict[str, Any], output: int, errors: int, shim: int) -> NoReturn:
-    """In the child: become the command. A failure is told through `errors`, which exec closes."""
+    """Become the command, in the child. `errors`, which exec closes, reports a failure."""
     try:
         os.setsid()
         set_parent_death_signal(signal.SIGKILL)
@@ -154,7 +154,7 @@ def _start_failure(spec: dict[str, Any], error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         where = "does not exist" if "/" in command else "was not found on the PATH " + spec["env"].get("PATH", "")
         return f"The command {command!r} {where}."
-    return f"The command {command!r} can't be started: {error.strerror}."
+    return f"The command {command!r} cannot be started: {error.strerror}."
 
 
 class Shim:
@@ -170,7 +170,7 @@ class Shim:
         self._started_at = timestamp()
 
     def start(self) -> str | None:
-        """Start the command; a sentence if that is impossible."""
+        """Start the command. Return a sentence if that is impossible."""
         self._output, output = os.pipe()
         os.set_blocking(self._output, False)
         errors_read, errors = os.pipe()
@@ -185,7 +185,7 @@ class Shim:
         return failure or None
 
     def run(self, wakeup: int) -> dict[str, Any]:
-        """Serve signals and output until nothing of the container is left; returns the exit record."""
+        """Serve signals and output until nothing of the container is left, and return the exit record."""
         delay = 0.005
         while True:
             sources = [wakeup] if self._output is None else [wakeup, self._output]
@@ -250,7 +250,7 @@ def _tell(message: dict[str, Any]) -> None:
     try:
         os.write(1, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
-        return  # the node process is gone; the exit record on disk remains
+        return  # The node process is gone. The exit record stays on the disk.
 
 
 def _save(path: str, record: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ def main(spec_path: str, parent: int) -> None:
     become_subreaper()
     set_parent_death_signal(KILL_ALL)
     if os.getppid() != parent:
-        return  # the node process died before the line above
+        return  # The node process died before the line above.
     with open(spec_path) as file:
         spec = json.load(file)
     shim = Shim(spec)

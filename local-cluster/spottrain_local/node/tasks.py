@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None:
-    """Wait for an action, but not longer than until `end` is set; then the action is cancelled."""
+    """Wait for an action, and cancel it if `end` is set before."""
     tasks = [asyncio.create_task(end.wait()), asyncio.create_task(action)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -20,7 +20,7 @@ async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None
 
 @contextlib.asynccontextmanager
 async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines beside a block, and end them with it. One that fails is logged, and the block goes on."""
+    """Run coroutines beside a block, and cancel them at its end. If one fails, log it and continue the block."""
     tasks = [asyncio.create_task(w) for w in work]
     for task in tasks:
         task.add_done_callback(_log_failure)

@@ -1,4 +1,4 @@
-"""What a container says about its end (terminationMessagePath and terminationMessagePolicy)."""
+"""A container's termination message (terminationMessagePath and terminationMessagePolicy)."""
 
 from spottrain_local.node.api import JSONObject
 from spottrain_local.node.containers import ContainerRun, Terminated
@@ -9,7 +9,7 @@ FALLBACK_LINES = 80
 
 
 def termination_message(spec: JSONObject, run: ContainerRun, ended: Terminated) -> str:
-    """The text the container left in its termination file, or, where the policy says so, its last output."""
+    """Return the text of the container's termination file, or its last output if the policy says so."""
     try:
         text = (run.directory.parent / "termination").read_bytes()[:MAX_BYTES].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders, and where each container finds them."""
+"""A pod's volumes as folders, and their paths for each container."""
 
 import asyncio
 import os
@@ -14,28 +14,28 @@ from spottrain_local.node.downward import PodPlace, field_value, resource_value
 from spottrain_local.node.environment import ContainerConfigError, config_map_data, expand, secret_data
 from spottrain_local.node.paths import PathRewriter
 
-# Mounts that programs and libraries name in their own code: rewriting them in arguments would not help.
+# Programs and libraries name these mounts in their own code, where rewriting arguments does not help.
 UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
 _DATA_LINK = "..data"
 
 
 class VolumeError(Exception):
-    """A volume can't be set up (yet); the message says why. It is tried again."""
+    """A volume cannot be set up yet; the text says why. The node retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeFile:
-    """One file of a volume that comes from the cluster."""
+    """One file of a volume whose content comes from the cluster."""
 
     content: bytes
     mode: int = 0o644
 
 
 def write_atomically(directory: Path, files: Mapping[str, VolumeFile]) -> bool:
-    """Make a folder show exactly these files, all at once; says whether anything changed.
+    """Replace all files of a folder at once, and return whether anything changed.
 
-    Done as a kubelet does it: the files are in a folder of their own, `..data` is a link to it that is
-    replaced, and each name is a link through `..data`. A reader sees the old files or the new ones.
+    This works as in a kubelet: the files are in a folder of their own, the link `..data` to it is replaced, and each
+    name is a link through `..data`. A reader sees either the old files or the new ones.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / _DATA_LINK
@@ -85,7 +85,11 @@ class PodVolumes:
         self._tokens: dict[TokenRequest, Token] = {}
 
     async def refresh(self, pod: JSONObject) -> None:
-        """Set up all volumes, or bring them up to date. Raises VolumeError."""
+        """Set up all volumes, or update them.
+
+        Raises:
+            VolumeError: One of them cannot be set up yet.
+        """
         self._pod = pod
         for volume in pod["spec"].get("volumes") or []:
             try:
@@ -162,7 +166,7 @@ class PodVolumes:
         return token.value
 
     def rewriter(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> PathRewriter:
-        """Where the container's mount paths really are. `env` is for subPathExpr."""
+        """Return the actual paths of the container's mounts. `env` is for subPathExpr."""
         mounts = {container.get("terminationMessagePath") or "/dev/termination-log": directory / "termination"}
         volumes = {volume["name"]: volume for volume in self._pod["spec"].get("volumes") or []}
         for mount in container.get("volumeMounts") or []:
