@@ -256,7 +256,7 @@ def test_a_change_that_the_job_does_not_bear_is_not_named(
     arguments = ("--parameters", "7B", "--sequence-length", "2048", *memory)
     assert f"The smallest change that fits: {change}" in in_one_line(run(tmp_path, *arguments, **spec).output)
     output = in_one_line(run(tmp_path, *arguments, **spec, **bound).output)
-    assert "It fits with none of these" in output
+    assert "No change of these makes it fit" in output
 
 
 def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
