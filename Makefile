@@ -94,8 +94,8 @@ kill-points: $(STAMP) ## SIGKILL at every operation on a store, every object dam
 bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save, DCP and DeepSpeed: stall, throughput, resume.
 	$(BIN)/python -m benchmarks.bench_checkpoint
 
-bench-peer-memory: $(STAMP) ## What replicas in members' memory cost a step, and how soon a state is back from there.
-	$(BIN)/python -m benchmarks.bench_peer_memory
+bench-replicas: $(STAMP) ## What replicas in members' memory cost a step, and how soon a state is back from there.
+	$(BIN)/python -m benchmarks.bench_replicas
 
 bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from spottrain.world.drain import DrainFlag
+from spottrain.world.launch import gloo_group
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.stop_agreement import Ballot, StopAgreement
 
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.05)
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    group = dist.new_group(backend="gloo")
+    group = gloo_group()
     with tempfile.TemporaryDirectory() as folder:
         spent = measure(args.steps, args.step_seconds, group, Path(folder))
     report(spent, args.step_seconds)

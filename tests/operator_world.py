@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from memory_cluster import MemoryCluster
 from spottrain_api.contract import (
     LABEL_CAPACITY_TYPE,
     AgentPhase,
@@ -16,11 +17,10 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.cluster import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
-from spottrain_operator.history import HistoryKeeper
-from spottrain_operator.memory_cluster import MemoryCluster
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 

@@ -7,13 +7,14 @@ from functools import partial
 from memory_storage import MemoryStorage
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.manifest import Receipt
-from spottrain.checkpoint.saving.persist import Persist, SaveHandle
+from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.writer import write
 
 
-def persist(storage: MemoryStorage, rank: int) -> Persist:
+def save_task(storage: MemoryStorage, rank: int) -> SaveTask:
     """The part of one of two ranks in a save."""
-    return Persist(
+    return SaveTask(
         storage=storage,
         attempt=Attempt.new(1, 10, "a"),
         handle=SaveHandle(10, 4, 0.0),

@@ -20,8 +20,8 @@ from spottrain_api.contract import (
     DrainRequest,
     Outcome,
     OutcomeKind,
-    PeerMemory,
     Progress,
+    ReplicaSettings,
     StabilityConfig,
     TrainerConfig,
 )
@@ -56,7 +56,7 @@ class Run:
     kill_at: dict[int, int] = field(default_factory=dict)  # rank -> number of an operation on the store
     stability: StabilityConfig | None = None
     resume: CommitRef | None = None
-    memory: Callable[[int], PeerMemory | None] = lambda rank: None
+    replicas: Callable[[int], ReplicaSettings | None] = lambda rank: None
     leave_after: int | None = None
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Run:
             ),
             stability=self.stability,
             resume=self.resume,
-            memory=self.memory(rank),
+            replicas=self.replicas(rank),
         ).write(run_dir / "run.json")
         return {
             "environment": {

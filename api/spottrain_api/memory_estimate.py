@@ -80,7 +80,8 @@ class Workload:
     - world_size: the smallest that the job may run with, as the strategy has to fit there.
     - sequence_length: tokens in a sample. None: activations are not estimated.
     - optimizer_slots: fp32 values that the optimizer keeps for each parameter; 2 for Adam.
-    - fsdp_ranks: number of ranks over which FSDP2 shards. None: all.
+    - fsdp_ranks: number of ranks over which FSDP2 shards; the other ranks are replicas. None: all.
+    - global_batch: samples of a step. None: those of one micro-batch of every rank.
     - built_in_place: whether the model is built in the memory that it is trained in, as on ranks that compute on the
       CPU, and not on the host.
     - zero_bucket, zero_live: reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
@@ -95,6 +96,7 @@ class Workload:
     activation_checkpointing: bool = False
     optimizer_slots: int = 2
     fsdp_ranks: int | None = None
+    global_batch: int | None = None
     built_in_place: bool = False
     zero_bucket: int | None = None
     zero_live: int | None = None
@@ -108,6 +110,18 @@ class Workload:
     @property
     def compute_bytes(self) -> int:
         return _COMPUTE_BYTES[self.precision]
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that a rank computes in a step, at most."""
+        share = -(-(self.global_batch or 1) // self.world_size)
+        return -(-share // self.micro_batch)
+
+    @property
+    def accumulates_for_replicas(self) -> bool:
+        """Whether FSDP2 keeps shards of the gradients on the device until replicas reduce them, also with offload.
+        So it is on several nodes, and a job that starts on one may grow."""
+        return self.fsdp_ranks is not None and self.num_micro_batches > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +220,9 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     # Two gathered blocks, as the next one is prefetched, and one block's gradients, in fp32 and as computed.
     gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
     kept = (_FP32 * shard, _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
-    parameters, gradients, optimizer = (0, 0, 0) if offload else kept
+    parameters, gradients, optimizer = kept
+    if offload:
+        parameters, gradients, optimizer = 0, gradients if workload.accumulates_for_replicas else 0, 0
     piece = workload.model.largest_piece
     piece_shard = -(-piece // num_shards)
     return Estimate(

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from benchmarks.checkpoint.deepspeed_way import DeepSpeedSave, sync
 from benchmarks.checkpoint.state import State, local_tensors
-from spottrain.checkpoint import Checkpointer, Commit, Retention, WriterProcess, open_storage
+from spottrain.checkpoint import Checkpointer, Commit, Retention, SaveHandle, WriterProcess, open_storage
+from spottrain.world.launch import gloo_group
 
 
 class Way(Protocol):
@@ -161,22 +162,24 @@ class Spottrain:
             attempt_id="bench",
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            process_group=dist.new_group(backend="gloo"),
+            process_group=gloo_group(),
             retention=Retention(last=100),
             writer=writer,
         )
         self._checkpointer.latest()
         self.newest: Commit | None = None
+        self._under_way: SaveHandle | None = None
 
     def prepare(self, state: State) -> None:
         """As the loop does after its first step or a resume; some steps pass until the first save."""
         self._checkpointer.prepare(dict(state), frozen=self._frozen(state))
 
     def save(self, state: State, number: int) -> None:
-        self._checkpointer.save(dict(state), step=number, frozen=self._frozen(state))
+        self._under_way = self._checkpointer.save_in_background(dict(state), step=number, frozen=self._frozen(state))
 
     def finish(self) -> None:
-        self._checkpointer.wait()
+        if self._under_way is not None:
+            self._under_way.wait()
         dist.barrier()
 
     def load(self, state: State, number: int) -> None:

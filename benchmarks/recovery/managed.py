@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.recovery.model import CHECKPOINT_STEPS, GLOBAL_BATCH
-from benchmarks.recovery.outcome import Outcome, Step, outcome_of, read_steps
+from benchmarks.recovery.outcome import CompletedStep, Outcome, outcome_of, read_steps
 from spottrain_api.contract import Progress
 from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobReader
@@ -76,7 +76,7 @@ class ManagedJob:
     def status(self) -> TrainingJobStatus:
         return self._reader.read(NAMESPACE, JOB).status
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[CompletedStep]:
         return read_steps(self.steps_file)
 
     def wait_until_whole(self, warm_steps: int) -> None:

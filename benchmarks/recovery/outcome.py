@@ -12,7 +12,7 @@ SETTLED_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompletedStep:
     """A completed step: Unix time in seconds, and its number."""
 
     at: float
@@ -28,15 +28,15 @@ class Outcome:
     has_ended: bool = False
 
 
-def read_steps(path: Path) -> list[Step]:
+def read_steps(path: Path) -> list[CompletedStep]:
     if not path.exists():
         return []
     lines = path.read_text().split("\n")[:-1]
-    return [Step(float(at), int(number)) for at, number in (line.split() for line in lines)]
+    return [CompletedStep(float(at), int(number)) for at, number in (line.split() for line in lines)]
 
 
 def outcome_of(
-    steps: Callable[[], list[Step]],
+    steps: Callable[[], list[CompletedStep]],
     hurt_at: float,
     patience_seconds: float,
     has_ended: Callable[[], bool] = lambda: False,
@@ -59,7 +59,7 @@ def outcome_of(
     return Outcome(None, None)
 
 
-def _longest_gap(steps: list[Step], hurt_at: float) -> tuple[float, int | None]:
+def _longest_gap(steps: list[CompletedStep], hurt_at: float) -> tuple[float, int | None]:
     """The longest time between two steps after the fault, and the index of the step that ended it."""
     gaps = [
         (later.at - earlier.at, index)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.recovery.outcome import Outcome, Step, outcome_of, read_steps
+from benchmarks.recovery.outcome import CompletedStep, Outcome, outcome_of, read_steps
 
 NUM_NODES, MIN_NODES = 4, 2
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ class PlainJob:
             for node in range(NUM_NODES)
         ]  # fmt: skip
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[CompletedStep]:
         return read_steps(self.steps_file)
 
     def terminate(self, node: int) -> None:

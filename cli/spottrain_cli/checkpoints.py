@@ -72,7 +72,7 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
         commit = _choose(head, step)
         with _kept(storage, commit):
             manifest = read_manifest(storage, commit)
-        extra = codec.join(manifest.extra, {})
+        extra = codec.decode(manifest.extra)
     click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
     own, shared = manifest.size(commit.attempt)
     click.echo(f"Written by {counted(manifest.world_size, 'rank')}, {decimal(own)}, under {commit.attempt}")
@@ -127,7 +127,7 @@ def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | N
     or for PEFT's if the model has adapters.
     """
     with _sentences():
-        from spottrain.checkpoint.export import export
+        from spottrain.checkpoint.loading.export import export
 
         storage, head = _open(uri, endpoint_url)
         commit = _choose(head, step)

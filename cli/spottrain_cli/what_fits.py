@@ -42,6 +42,7 @@ class Training:
             sequence_length=self.sequence_length,
             activation_checkpointing=spec.activation_checkpointing,
             fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
+            global_batch=spec.batch.global_,
         )
 
     def memory(self) -> Memory:

@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from spottrain_local.layout import LocalClusterError, write_atomically
+from spottrain_local.metadata.interruption import Action, Interruption, InterruptionKind
 from spottrain_local.shapes import new_instance_id
 from spottrain_local.spec import NodePool
 
@@ -26,26 +27,6 @@ logger = logging.getLogger(__name__)
 # Seconds between the end of an instance and the deletion of its Node object.
 FORGET_SECONDS = 3.0
 LONGEST_NOTICE_SECONDS = 24 * 3600.0
-
-InterruptionKind = Literal["preempt", "rebalance", "maintenance"]
-Action = Literal["terminate", "stop", "hibernate"]
-
-
-class Interruption(BaseModel):
-    """An announcement, as the node's metadata server reads it from its state folder."""
-
-    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
-
-    id: str
-    kind: InterruptionKind
-    action: Action
-    notice_at: datetime
-    deadline: datetime
-
-    @property
-    def takes_the_machine(self) -> bool:
-        """Whether the machine goes: a rebalance recommendation only warns of a risk."""
-        return self.kind != "rebalance"
 
 
 class Instance(BaseModel):
@@ -66,7 +47,7 @@ class Instance(BaseModel):
 
 
 class Machines(Protocol):
-    """What the cloud does to machines and to their objects in the cluster."""
+    """What the cloud does to machines and to their Node objects."""
 
     def start(self, instance: Instance) -> None:
         """Start the node process of an instance, and return at once."""
@@ -94,14 +75,14 @@ class Cloud:
         self,
         pools: dict[str, NodePool],
         machines: Machines,
-        memory: Path,
+        record: Path,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._pools = pools
         self._machines = machines
-        self._memory = memory
+        self._record = record
         self._now = now
-        self._instances = self._remembered()
+        self._instances = self._recorded()
         # What happens to a node later: its end at the deadline, or the deletion of its Node object.
         self._pending: dict[str, asyncio.Task[None]] = {}
         # Ends and fresh starts take a moment each, and must not overlap.
@@ -121,7 +102,7 @@ class Cloud:
                 self._machines.announce(instance.node, instance.interruption)
                 self._machines.start(instance)
                 self._expect_end(instance)
-        self._remember()
+        self._save()
 
     async def stop(self) -> None:
         """Suspend everything that is pending until the next start."""
@@ -153,7 +134,7 @@ class Cloud:
             )
             self._machines.announce(instance.node, instance.interruption)
             self._expect_end(instance)
-        self._remember()
+        self._save()
 
     def cancel(self, nodes: Iterable[str]) -> None:
         """Take the announcement back: the nodes stay."""
@@ -167,7 +148,7 @@ class Cloud:
             self._drop_pending(instance.node)
             instance.interruption = None
             self._machines.announce(instance.node, None)
-        self._remember()
+        self._save()
 
     async def kill(self, nodes: Iterable[str]) -> None:
         """End these nodes now, without any notice."""
@@ -197,7 +178,7 @@ class Cloud:
             self._machines.erase(instance.node)
             instance.gone, instance.interruption = False, None
             instance.instance_id = new_instance_id(self._pools[instance.node].provider)
-            self._remember()
+            self._save()
             self._machines.start(instance)
 
     def _check_interruptible(self, instance: Instance, kind: InterruptionKind) -> None:
@@ -250,7 +231,7 @@ class Cloud:
 
     async def _end(self, instance: Instance) -> None:
         instance.gone = True
-        self._remember()
+        self._save()
         await self._machines.kill(instance.node)
         logger.info("node %s is gone", instance.node)
         self._later(instance.node, self._forget_after(instance.node, FORGET_SECONDS))
@@ -268,16 +249,16 @@ class Cloud:
         if task:
             task.cancel()
 
-    def _remembered(self) -> dict[str, Instance]:
+    def _recorded(self) -> dict[str, Instance]:
         """Return the instances of the last run, for the nodes that the cluster has now."""
         known: dict[str, Instance] = {}
-        if self._memory.exists():
-            known = {item.node: item for item in _INSTANCES.validate_json(self._memory.read_bytes())}
+        if self._record.exists():
+            known = {item.node: item for item in _INSTANCES.validate_json(self._record.read_bytes())}
         return {
             name: known.get(name) or Instance(node=name, instance_id=new_instance_id(pool.provider))
             for name, pool in self._pools.items()
         }
 
-    def _remember(self) -> None:
+    def _save(self) -> None:
         data = [item.model_dump(mode="json", by_alias=True) for item in self.instances()]
-        write_atomically(self._memory, json.dumps(data, indent=1))
+        write_atomically(self._record, json.dumps(data, indent=1))

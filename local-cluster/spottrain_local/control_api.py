@@ -12,8 +12,9 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from spottrain_local.cloud import Action, Cloud, InterruptionKind
+from spottrain_local.cloud import Cloud
 from spottrain_local.layout import LocalClusterError
+from spottrain_local.metadata.interruption import Action, InterruptionKind
 
 
 class NodesRequest(BaseModel):

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from spottrain_local.address import NetworkClaim, free_port
-from spottrain_local.cloud import Instance, Interruption
+from spottrain_local.cloud import Instance
 from spottrain_local.controlplane import ControlPlane
 from spottrain_local.layout import write_atomically
+from spottrain_local.metadata.interruption import Interruption
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
 from spottrain_local.node.process import main as node_main
 from spottrain_local.processes import ChildProcess, ProcessSpec

@@ -12,8 +12,8 @@ import sys
 import click
 
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
-from spottrain_operator.cluster import ClusterError
-from spottrain_operator.lease import LeaseSettings
+from spottrain_operator.cluster.client import ClusterError
+from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")

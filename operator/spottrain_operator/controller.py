@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,6 @@ class Controller:
             self._wakes[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._run(key), name=f"reconcile {key}")
         self._wakes[key].set()
-
-    def wake_all(self) -> None:
-        """Have a pass made for every job that is known."""
-        for key in list(self._tasks):
-            self.wake(key)
 
     @property
     def num_jobs(self) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import kopf
 
 from spottrain_api.contract import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
-from spottrain_operator.cluster import JobKey
+from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.cluster.kubernetes_client import serviceaccount_dir
 from spottrain_operator.controller import Controller
-from spottrain_operator.kubernetes_cluster import serviceaccount_dir
 
 # A watch that is silently dead is noticed after the inactivity timeout (the server sends a bookmark a minute).
 WATCH_SERVER_SECONDS = 300
@@ -92,7 +92,7 @@ def build_settings() -> kopf.OperatorSettings:
 
 
 def connection_info(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """The same credentials as `kubernetes_cluster.client_configuration`, for kopf's own connections."""
+    """The same credentials as `kubernetes_client.client_configuration`, for kopf's own connections."""
     directory = serviceaccount_dir()
     if directory is None:
         return kopf.login_with_kubeconfig(**kwargs)

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
-from spottrain_operator.cluster import JobKey
+from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 
 # Not "job" and "namespace": those are Prometheus' own names for the target, which would win over ours.

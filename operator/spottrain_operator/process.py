@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import kopf
 from aiohttp import web
 
-from spottrain_operator.agents import AssignmentBoard, ReportBox
 from spottrain_operator.clock import SteadyClock
-from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
-from spottrain_operator.control_api import ControlApi
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.controller import Controller, PassResult
 from spottrain_operator.core.plan import plan
 from spottrain_operator.handlers import NodeIndex, build_registry, build_settings
-from spottrain_operator.history import HistoryKeeper
-from spottrain_operator.kubernetes_cluster import KubernetesCluster, client_configuration
-from spottrain_operator.lease import LeaderElection, LeaseSettings
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 

@@ -21,10 +21,24 @@ from spottrain_api.contract import (
     shutdown_grace_seconds,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
-from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.apply import apply
-from spottrain_operator.claims import RivalFinder
-from spottrain_operator.cluster import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.cluster.apply import apply
+from spottrain_operator.cluster.claims import RivalFinder
+from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.cluster.events import EventRecorder
+from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.observe import (
+    NotUnderstoodError,
+    job_view,
+    may_wait_for_volumes,
+    node_view,
+    owned_by,
+    pod_view,
+    refusal,
+    with_newest_event,
+)
+from spottrain_operator.cluster.pods import template_hash
+from spottrain_operator.cluster.write_back import as_written, with_condition
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
@@ -39,21 +53,7 @@ from spottrain_operator.core.model import (
     Refusal,
 )
 from spottrain_operator.core.understanding import NOT_UNDERSTOOD, REASON, sentence
-from spottrain_operator.events import EventRecorder
-from spottrain_operator.history import HistoryKeeper
 from spottrain_operator.metrics import Metrics
-from spottrain_operator.observe import (
-    NotUnderstoodError,
-    job_view,
-    may_wait_for_volumes,
-    node_view,
-    owned_by,
-    pod_view,
-    refusal,
-    with_newest_event,
-)
-from spottrain_operator.pods import template_hash
-from spottrain_operator.write_back import as_written, with_condition
 
 Planner = Callable[[Observed, datetime], Plan]
 

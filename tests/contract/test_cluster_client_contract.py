@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from cluster_fixtures import wait_for
+from memory_cluster import MemoryCluster
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.events import EventRecorder
+from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Event
-from spottrain_operator.events import EventRecorder
-from spottrain_operator.kubernetes_cluster import KubernetesCluster, client_configuration
-from spottrain_operator.memory_cluster import MemoryCluster
-from spottrain_operator.pods import JobRef, build_pod
 
 CRDS = Path(__file__).parents[2] / "crds"
 SPEC: dict[str, Any] = {

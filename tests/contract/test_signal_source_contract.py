@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from memory_signals import MemorySource
 from spottrain_api.contract import Notice, NoticeKind
 from spottrain_watcher.ec2 import (
     ENV_ENDPOINT,
@@ -27,7 +28,6 @@ from spottrain_watcher.ec2 import (
 )
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
-from spottrain_watcher.memory import MemorySource
 from spottrain_watcher.signal_source import SignalSource
 
 NODE = "node-1"

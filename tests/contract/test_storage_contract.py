@@ -22,8 +22,8 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.stores.file_storage import FileStorage
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
 
 Open = Callable[[], CheckpointStorage]
 ROUNDS = 20

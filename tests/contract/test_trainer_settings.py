@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from spottrain_api import contract, v1alpha1
 
-# Ranks get these as PeerMemory.
+# Ranks get these as ReplicaSettings.
 ELSEWHERE = {"peer_replicas", "peer_interval"}
 PARTS: tuple[tuple[type[BaseModel], type[BaseModel]], ...] = (
     (v1alpha1.EntrypointSpec, contract.Entrypoint),

@@ -85,13 +85,12 @@ def save(storage: CheckpointStorage, generation: int, writer: WriterProcess, ack
     saver = checkpointer(storage, generation, writer)
     step = resume(saver)
     for number in range(1, SAVES + 1):
-        handle = saver.save(
-            state(step + number), step=step + number, frozen=FROZEN, asynchronous=number < SAVES, wait=True
-        )
+        save = saver.save_in_background if number < SAVES else saver.save
+        handle = save(state(step + number), step=step + number, frozen=FROZEN)
         assert handle is not None
         handle.wait()
         os.write(acknowledged, b"c")
-    saver.cleanup(keep_last=KEEP.last, keep_every=KEEP.every)
+    saver.clean_up(KEEP)
 
 
 def run_rank(uri: str, storage: CheckpointStorage, generation: int, point: KillPoint) -> tuple[int, int]:
@@ -181,7 +180,7 @@ def main() -> None:
         count.commits += found - step
         count.most_saves_redone = max(count.most_saves_redone, step + acknowledged - found + 1)
         step = found
-        survivor.cleanup(keep_last=KEEP.last, keep_every=KEEP.every)
+        survivor.clean_up(KEEP)
         count.left_over += left_over(mine)
         count.wrongly_kept += wrongly_kept(mine)
     print(json.dumps(asdict(count) | {"operations": operations}))

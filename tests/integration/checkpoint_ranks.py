@@ -25,6 +25,7 @@ from spottrain.checkpoint import (
     StorageUnavailable,
     open_storage,
 )
+from spottrain.world.launch import gloo_group
 
 
 class Net(nn.Module):
@@ -76,7 +77,7 @@ class Rank:
             attempt_id="test",
             rank=self.rank,
             world_size=self.world_size,
-            process_group=dist.new_group(backend="gloo"),
+            process_group=gloo_group(),
             **settings,
         )
 
@@ -90,9 +91,15 @@ class Rank:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "schedule": {"steps": (1, 2.5)}}
 
-    def save(self, step: int, **how: Any) -> Any:
+    def save(self, step: int) -> Any:
+        return self.checkpointer.save(self.state(), step=step, **self._values())
+
+    def save_in_background(self, step: int) -> Any:
+        return self.checkpointer.save_in_background(self.state(), step=step, **self._values())
+
+    def _values(self) -> dict[str, Any]:
         state = {"rank": self.rank, "rng": torch.get_rng_state().numpy().tobytes()}
-        return self.checkpointer.save(self.state(), step=step, extra={"loss": 0.5}, rank_state=state, **how)
+        return {"extra": {"loss": 0.5}, "rank_state": state}
 
     def whole(self) -> dict[str, torch.Tensor]:
         """The unsharded state, on every rank, by name."""
@@ -106,9 +113,9 @@ def save(me: Rank) -> None:
     """Two commits, the second in the background, and beside them what they should hold."""
     assert me.checkpointer.latest() is None
     me.checkpointer.prepare(me.state())
-    for step, how in ((3, {"asynchronous": False}), (5, {"asynchronous": True})):
+    for step, save in ((3, me.save), (5, me.save_in_background)):
         me.train(2)
-        handle = me.save(step, **how)
+        handle = save(step)
         expected = me.whole()
         if me.rank == 0:
             torch.save(expected, me.folder / f"step-{step}.pt")
@@ -184,16 +191,16 @@ def one_rank_is_cut_off(me: Rank) -> None:
     if me.rank == 1:
         me.storage = UnreachableStorage(me.storage)
     me.checkpointer = me.new_checkpointer()
-    with pytest.raises(SaveFailed, match="given up, as rank 1 failed: the disk of rank 1 is full"):
-        me.save(10, asynchronous=False)
-    in_background = me.save(20)
+    with pytest.raises(SaveFailed, match="given up, because rank 1 failed: the disk of rank 1 is full"):
+        me.save(10)
+    in_background = me.save_in_background(20)
     in_background.join(0.0 if me.rank == 0 else None)
     assert me.checkpointer.has_failed == (me.rank == 1)
     me.checkpointer.hear_of_failures(None)
     assert not me.checkpointer.has_failed
     with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
         in_background.wait()
-    before = me.save(30)
+    before = me.save_in_background(30)
     assert before is not None
     me.checkpointer.settle()  # as before a roll-back
     assert before.done
@@ -208,12 +215,12 @@ def one_rank_fails(me: Rank) -> None:
         me.storage = FailingStorage(healthy)
     me.checkpointer = me.new_checkpointer()
     with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
-        me.save(10, asynchronous=False)
+        me.save(10)
     assert me.checkpointer.latest() is None
     assert [key for key, _ in healthy.list("attempts/") if key.endswith(".data")] == []  # nothing fills the disk
     me.storage = healthy
     me.checkpointer = me.new_checkpointer(retention=Retention(last=1))
-    assert me.save(10, asynchronous=False).commit.step == 10
+    assert me.save(10).commit.step == 10
 
 
 def one_answer_is_lost(me: Rank) -> None:
@@ -222,10 +229,10 @@ def one_answer_is_lost(me: Rank) -> None:
     if me.rank == 1:
         me.storage = ForgetfulStorage(me.storage)
     me.checkpointer = me.new_checkpointer()
-    in_background = me.save(10)
+    in_background = me.save_in_background(10)
     in_background.join()
     assert (in_background.error is None) == (me.rank == 0)
-    assert me.save(10, asynchronous=False) is in_background
+    assert me.save(10) is in_background
     assert in_background.wait().step == 10
 
 
@@ -233,7 +240,7 @@ def unsupported_on_one_rank(me: Rank) -> None:
     """A rank that can't even begin doesn't leave the others waiting."""
     state: dict[str, Any] = {"bad": object()} if me.rank == 1 else {"good": 1}
     with pytest.raises(CheckpointError, match=r"'bad' is a builtins\.object"):
-        me.checkpointer.save(state, step=1)
+        me.checkpointer.save_in_background(state, step=1)
 
 
 class SlowStorage(FailingStorage):
@@ -248,28 +255,28 @@ class SlowStorage(FailingStorage):
 
 
 def busy(me: Rank) -> None:
-    """While one rank still uploads, a save is skipped on all; a synchronous one waits for it."""
+    """While one rank still uploads, a save is skipped on all; one that commits waits for it."""
     slow = SlowStorage(me.storage)
     slow.gate = me.folder / "gate"
     if me.rank == 1:
         me.storage = slow
     me.checkpointer = me.new_checkpointer()
-    first = me.save(10)
+    first = me.save_in_background(10)
     assert first is not None
-    assert me.save(11) is None
+    assert me.save_in_background(11) is None
     dist.barrier()
     if me.rank == 1:
         slow.gate.touch()
-    assert me.save(12, asynchronous=False).commit.step == 12
+    assert me.save(12).commit.step == 12
     head = me.checkpointer.latest()
     assert head is not None
     assert head.step == 12
     assert first.done
     # The same step again, saved in the background and finished on some ranks only: one answer for all.
-    again = me.save(20)
+    again = me.save_in_background(20)
     if me.rank == 0:
         again.wait()
-    committed = me.save(20, asynchronous=False)
+    committed = me.save(20)
     assert committed.commit.step == 20
     assert committed is again
 
@@ -282,8 +289,7 @@ def frozen_weights_change(me: Rank) -> None:
     state: dict[str, Any] = {"model": {name: torch.zeros(100) for name in names}, "trained": torch.zeros(10)}
 
     def save(checkpointer: Checkpointer, state: dict[str, Any], step: int) -> Commit:
-        saved = checkpointer.save(state, step=step, frozen=frozen, asynchronous=False)
-        assert saved is not None
+        saved = checkpointer.save(state, step=step, frozen=frozen)
         assert saved.commit is not None
         return saved.commit
 

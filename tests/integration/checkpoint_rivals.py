@@ -14,7 +14,7 @@ os.environ.update(RIVAL["environment"])
 
 import torch  # noqa: E402
 
-from spottrain.checkpoint import Checkpointer, Fenced, StepBehind, open_storage, read_head  # noqa: E402
+from spottrain.checkpoint import Checkpointer, Fenced, Retention, StepBehind, open_storage, read_head  # noqa: E402
 
 torch.set_num_threads(1)
 meet = RIVAL["barrier"].wait
@@ -29,7 +29,7 @@ outcomes: list[tuple[str, str]] = []
 for step in range(1, RIVAL["rounds"] + 1):
     meet(60)
     try:
-        saver.save({"w": torch.full((5,), float(step))}, step=step, asynchronous=False)
+        saver.save({"w": torch.full((5,), float(step))}, step=step)
         outcome = "won"
     except (StepBehind, Fenced) as error:
         outcome = type(error).__name__
@@ -40,5 +40,5 @@ for step in range(1, RIVAL["rounds"] + 1):
     assert head.newest.step == step
     outcomes.append((outcome, head.newest.attempt))
     if outcome == "won" and step % 20 == 0:
-        saver.cleanup(keep_last=2)
+        saver.clean_up(Retention())
 Path(RIVAL["outcomes"]).write_text(json.dumps(outcomes))

@@ -116,7 +116,7 @@ with spottrain.session() as session:
         step.update()
     if RANK_SETTINGS["echo_as"] is not None:
         # What was loaded is saved again, as if it were another step.
-        training._checkpoints.commit(training._state, RANK_SETTINGS["echo_as"])
+        training._saver.save(training._state, RANK_SETTINGS["echo_as"])
     if RANK_SETTINGS["model"] is not None:
         import deepspeed
 

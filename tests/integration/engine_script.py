@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from spottrain.checkpoint.export import export  # noqa: E402
 from spottrain.checkpoint.format.commits import Commit  # noqa: E402
-from spottrain.checkpoint.stores.open import open_storage  # noqa: E402
+from spottrain.checkpoint.loading.export import export  # noqa: E402
 from spottrain.checkpoint.stores.storage import CheckpointStorage  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
@@ -249,9 +249,9 @@ def hand_over(begun: Trained, resumed: Trained, uri: str) -> tuple[int, bool]:
         storage, generation=1, attempt_id="a", rank=RANK, world_size=WORLD, process_group=dist.group.WORLD
     )
     checkpointer.latest()
-    handle = checkpointer.save(begun.engine.state(), step=STEPS // 2, asynchronous=False)
+    handle = checkpointer.save(begun.engine.state(), step=STEPS // 2)
     state, newest = resumed.engine.state(), checkpointer.latest()
-    assert handle is not None
+    assert handle.commit is not None
     assert newest is not None
     checkpointer.load(state, newest)
     resumed.engine.load_state(state)

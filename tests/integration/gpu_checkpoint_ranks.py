@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from spottrain.checkpoint import Checkpointer, WriterProcess, open_storage
+from spottrain.world.launch import gloo_group
 from spottrain_agent.processes import is_alive
 
 DEVICE = "cuda"  # another one for trying out
@@ -52,7 +53,7 @@ def save_with_a_writer(folder: str) -> dict[str, Any]:
     saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1, writer=writer)
     saver.latest()
     for step in (1, 2):
-        handle = saver.save({"model": {"w": weights}}, step=step)
+        handle = saver.save_in_background({"model": {"w": weights}}, step=step)
         assert handle is not None
         if step == 2:
             weights.zero_()  # the next step, while the writer is at work
@@ -76,11 +77,11 @@ def save_half(rank: int, folder: str) -> None:
         attempt_id="a",
         rank=rank,
         world_size=2,
-        process_group=dist.new_group(backend="gloo"),
+        process_group=gloo_group(),
     )
     saver.latest()
     state = {"model": {"rows": sharded, "whole": torch.arange(9.0, device=DEVICE)}}
-    saver.save(state, step=1, asynchronous=False)
+    saver.save(state, step=1)
 
 
 def _join(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -140,7 +140,7 @@ def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:
     parts = train(begun, model, 0, 3)
     checkpointer = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
     checkpointer.latest()
-    checkpointer.save(begun.state(), step=3, asynchronous=False)
+    checkpointer.save(begun.state(), step=3)
     resumed, model = engine()
     state, newest = resumed.state(), checkpointer.latest()
     assert newest is not None

@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from spottrain.checkpoint.stores.open import open_storage  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
@@ -345,7 +345,7 @@ class Run:
     def save(self, uri: str, step: int) -> None:
         checkpointer = _checkpointer(uri)
         checkpointer.latest()
-        assert checkpointer.save(self.engine.state(), step=step, asynchronous=False) is not None
+        assert checkpointer.save(self.engine.state(), step=step).commit is not None
 
     def load(self, uri: str) -> None:
         checkpointer = _checkpointer(uri)

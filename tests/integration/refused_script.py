@@ -89,6 +89,7 @@ PREPARED: dict[str, Callable[[], Given]] = {
     "splits": lambda: {"dataset": {"train": SAMPLES}},
     "empty": lambda: {"dataset": []},
     "sampler": lambda: {"loader": {"batch_sampler": [[0]]}},
+    "collate": lambda: {"collate": [torch.stack]},
     "no workers": lambda: {"num_workers": 0, "loader": {"prefetch_factor": 2}},
     "meta": lambda: {"model": on_meta()},
     "zero init": lambda: {"model": under_zero_init()},
@@ -96,10 +97,12 @@ PREPARED: dict[str, Callable[[], Given]] = {
     "wrapped": lambda: {"model": DistributedDataParallel(plain())},
     "frozen": lambda: {"model": frozen()},
     "sparse": lambda: {"model": sparse(), "optimizer": sgd},
+    "sparse bag": lambda: {"model": nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True)), "optimizer": sgd},
     "closure": lambda: {"optimizer": lambda model: torch.optim.LBFGS(model.parameters())},
     "optimizer made": lambda: {"optimizer": adamw(plain())},
     "optimizers": lambda: {"optimizer": lambda model: [adamw(model)]},
     "plateau": lambda: {"scheduler": ReduceLROnPlateau},
+    "schedulers": lambda: {"scheduler": lambda optimizer: [optimizer]},
     "scheduler made": lambda: {"scheduler": torch.optim.lr_scheduler.StepLR(adamw(plain()), 1)},
 }
 ADOPTED: dict[str, Callable[[], Given]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spottrain.checkpoint.export import export
+from spottrain.checkpoint.loading.export import export
 from spottrain.data.audit import read_audit
 from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded

@@ -18,8 +18,8 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.dcp import plan_save
 from spottrain.checkpoint.saving.staging import SharedMemory, StagingBuffer, _pin
 from spottrain.data import random_state
-from spottrain_agent.memory_store import MemoryServer, Shelf
-from spottrain_api.contract import MemoryCheckpoint, MemoryHolder, PeerMemory
+from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
+from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep
 
 pytestmark = pytest.mark.gpu
 
@@ -73,7 +73,7 @@ def test_training_goes_on_while_what_was_staged_is_written(tmp_path: Path) -> No
     wanted = {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in saved.items()}
     saver.latest()
     saver.prepare(saved)
-    handle = saver.save(saved, step=1)
+    handle = saver.save_in_background(saved, step=1)
     for tensors in saved.values():
         for tensor in tensors.values():
             tensor.zero_()  # the next step
@@ -140,7 +140,7 @@ def test_buffers_that_are_replaced_are_registered_no_longer() -> None:
 def test_random_numbers_of_the_device_go_on_where_they_were_captured() -> None:
     random_state.seed_everything(3, rank=1)
     torch.randn(1000, device=DEVICE)
-    state = codec.join(codec.encode(random_state.capture()), {})
+    state = codec.decode(codec.encode(random_state.capture()))
     wanted = [torch.randn(1000, device=DEVICE), torch.rand(7, device=DEVICE), torch.randn(5)]
     random_state.restore(state)
     found = [torch.randn(1000, device=DEVICE), torch.rand(7, device=DEVICE), torch.randn(5)]
@@ -165,9 +165,9 @@ def test_two_ranks_on_one_device_save_what_one_loads(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[str]:
+def holder() -> Iterator[str]:
     listen = socket.create_server(("127.0.0.1", 0))
-    server = MemoryServer(listen, Shelf(lambda held: None))
+    server = ReplicaServer(listen, ReplicaStore(lambda held: None))
     server.token = TOKEN
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{listen.getsockname()[1]}"
@@ -175,15 +175,15 @@ def memory() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_replica_in_memory_comes_back_to_the_device(memory: str, tmp_path: Path) -> None:
+def test_a_replica_comes_back_to_the_device(holder: str, tmp_path: Path) -> None:
     replicas = Replicas(
-        PeerMemory(token=TOKEN, own=memory), generation=1, rank=0, world_size=1, ranks_per_node=1, group=None
+        ReplicaSettings(token=TOKEN, own=holder), generation=1, rank=0, world_size=1, ranks_per_node=1, group=None
     )
     wanted = state(fill=True)
     assert replicas.replicate(wanted, step=5, extra={}, rank_state=None)
     replicas.close()
-    holder = MemoryHolder(address=memory, ranks=(0,))
-    found = MemoryCheckpoint(generation=1, sequence=1, step=5, world_size=1, holders=(holder,))
+    place = ReplicaHolder(address=holder, ranks=(0,))
+    found = ReplicatedStep(generation=1, sequence=1, step=5, world_size=1, holders=(place,))
     into = state(fill=False)
     assert checkpointer(tmp_path, 2).load_replica(into, replicas, found).step == 5
     assert_same(into, wanted)

@@ -34,7 +34,7 @@ def test_the_tools_on_each_store(job_store: JobStore, tmp_path: Path) -> None:
         with torch.no_grad():
             model.transformer.wte.weight += 0.5
         extra = {"model_config": model_config(model)}
-        saver.save({"model": model.state_dict()}, step=step, extra=extra, asynchronous=False)
+        saver.save({"model": model.state_dict()}, step=step, extra=extra)
 
     assert [line.split()[0] for line in run(job_store, "ls").output.splitlines()[1:]] == ["20", "10"]
     assert "Step 10 of generation 1" in run(job_store, "show", "--step", "10").output

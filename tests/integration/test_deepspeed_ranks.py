@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.export import export
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.loading.export import export
 from spottrain_api.contract import (
     CheckpointConfig,
     DeepSpeedConfig,

@@ -29,6 +29,7 @@ CASES = [
     fsdp("hybrid, in parts", sharding="hybrid", uses_parts=True),
     fsdp("hybrid in bf16", sharding="hybrid", precision="bf16"),
     fsdp("hybrid, on the CPU", sharding="hybrid", offload=True),
+    fsdp("hybrid, on the CPU, in parts", sharding="hybrid", offload=True, uses_parts=True),
     {"name": "ddp", "strategy": "ddp"},
     *({"name": f"ZeRO {stage}", "strategy": "deepspeed", "zero_stage": stage} for stage in (0, 1)),
 ]
@@ -41,8 +42,8 @@ COLLECTIVES = {
     "hybrid, kept gathered": LAST_ALONE,
     "hybrid, in parts": LAST_ALONE,
     "hybrid in bf16": LAST_ALONE,
-    # Its gradients leave the device after each micro-batch.
-    "hybrid, on the CPU": [4, 4, 4, 5],
+    "hybrid, on the CPU": LAST_ALONE,
+    "hybrid, on the CPU, in parts": LAST_ALONE,
     "ddp": [0, 0, 0, 1],
     "ZeRO 0": [0, 0, 0, 1],
     "ZeRO 1": [0, 0, 0, 2],
@@ -72,3 +73,8 @@ def test_the_model_is_the_one_that_full_shards_train(name: str, results: dict[st
     kind = next((kind for kind in (" in bf16", ", in parts") if name.endswith(kind)), "")
     tolerance = 1e-2 if kind == " in bf16" else 1e-5
     assert results[name]["outputs"] == pytest.approx(results[f"full{kind}"]["outputs"], abs=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["", ", in parts"])
+def test_offload_changes_nothing_of_the_model(kind: str, results: dict[str, Any]) -> None:
+    assert results[f"hybrid, on the CPU{kind}"]["outputs"] == results[f"hybrid{kind}"]["outputs"]

@@ -19,6 +19,7 @@ PREPARED = {
     "splits": "dataset is a mapping (dict)",
     "empty": "the dataset has no samples",
     "sampler": "loader: batch_sampler can't be given: the batch is the job's",
+    "collate": "collate (list) is not a function",
     "no workers": "prefetch_factor option could only be specified in multiprocessing",
     "meta": "0.weight is on the meta device",
     "zero init": "the parameter 0.weight was made under deepspeed.zero.Init",
@@ -26,10 +27,12 @@ PREPARED = {
     "wrapped": "the model is wrapped already (DistributedDataParallel)",
     "frozen": "the model has no parameter that is trained",
     "sparse": "the module 0 is an Embedding with sparse=True",
+    "sparse bag": "the module 0 is an EmbeddingBag with sparse=True",
     "closure": "the optimizer LBFGS computes the loss again in its step",
     "optimizer made": "optimizer (AdamW) is not a function",
     "optimizers": "optimizer makes a list",
     "plateau": "the schedule ReduceLROnPlateau follows a metric",
+    "schedulers": "scheduler makes a list",
     "scheduler made": "scheduler (StepLR) is not a function",
 }
 ADOPTED = {

@@ -65,7 +65,8 @@ def save() -> dict[str, Any]:
     saver = checkpointer(without_uploads(open_storage(URI, endpoint_url=ENDPOINT)))
     before = len(open_files(os.getpid()))
     for step in (1, 2, 3):
-        handle = saver.save(state(step), step=step, asynchronous=step < 3)
+        save = saver.save_in_background if step < 3 else saver.save
+        handle = save(state(step), step=step)
         assert handle is not None
         handle.wait()
     held = sorted(path for number, path in open_files(writer.pid).items() if int(number) > 2)
@@ -100,10 +101,10 @@ def mapped_staging(pid: int) -> int:
 def lose() -> dict[str, Any]:
     """The writer is killed before the second save, which is committed all the same, as is the third."""
     saver = checkpointer()
-    saver.save(state(1), step=1, asynchronous=False)
+    saver.save(state(1), step=1)
     os.kill(writer.pid, signal.SIGKILL)
-    commits = [saver.save(state(1), step=step, asynchronous=False) for step in (2, 3)]
-    return {"commits": [handle.commit.step for handle in commits if handle is not None and handle.commit is not None]}
+    commits = [saver.save(state(1), step=step) for step in (2, 3)]
+    return {"commits": [handle.commit.step for handle in commits if handle.commit is not None]}
 
 
 def fail() -> dict[str, Any]:
@@ -111,12 +112,11 @@ def fail() -> dict[str, Any]:
     writer.connect(SETTINGS["missing_uri"], ENDPOINT)
     saver, found = checkpointer(), {}
     try:
-        saver.save(state(1), step=1, asynchronous=False)
+        saver.save(state(1), step=1)
     except StorageError as error:
         found = {"error": type(error).__name__, "message": str(error)}
     writer.connect(URI, ENDPOINT)
-    handle = saver.save(state(1), step=2, asynchronous=False)
-    assert handle is not None
+    handle = saver.save(state(1), step=2)
     assert handle.commit is not None
     return found | {"commit": handle.commit.step}
 
@@ -137,8 +137,8 @@ def interrupt() -> dict[str, Any]:
     os.kill(writer.pid, signal.SIGSTOP)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     with contextlib.suppress(Interrupted):
-        saver.save(state(1), step=1, asynchronous=False)
-    saver.save(state(2), step=2, asynchronous=False)
+        saver.save(state(1), step=1)
+    saver.save(state(2), step=2)
     newest = saver.latest(verify=True)
     assert newest is not None
     return {"commit": newest.step, "writer": is_alive(writer.pid)}
@@ -147,7 +147,7 @@ def interrupt() -> dict[str, Any]:
 def starve() -> dict[str, Any]:
     """The rank has no descriptor left for a save, and a fork of it holds its end of the connection."""
     saver = checkpointer()
-    saver.save(state(1), step=1, asynchronous=False)
+    saver.save(state(1), step=1)
     child = os.fork()
     if child == 0:
         signal.pause()
@@ -159,15 +159,14 @@ def starve() -> dict[str, Any]:
             holes.append(os.open("/dev/null", os.O_RDONLY))
     failed = False
     try:
-        saver.save(state(1), step=2, asynchronous=False)
+        saver.save(state(1), step=2)
     except CheckpointError:
         failed = True
     for hole in holes:
         os.close(hole)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    handle = saver.save(state(1), step=3, asynchronous=False)
+    handle = saver.save(state(1), step=3)
     os.kill(child, signal.SIGKILL)
-    assert handle is not None
     assert handle.commit is not None
     return {"failed": failed, "commit": handle.commit.step}
 
@@ -175,7 +174,7 @@ def starve() -> dict[str, Any]:
 def change() -> dict[str, Any]:
     """What is to be written is what was staged, whatever becomes of the buffer: here it grows meanwhile."""
     saver = checkpointer()
-    handle = saver.save(state(1), step=1)
+    handle = saver.save_in_background(state(1), step=1)
     assert handle is not None
     saver.prepare(state(3))
     handle.wait()

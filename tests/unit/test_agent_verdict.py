@@ -132,6 +132,12 @@ def test_the_ranks_own_failure_is_passed_on() -> None:
     assert verdict.failure == own.model_copy(update={"rank": 2, "exit_code": 1})
 
 
+def test_a_rank_that_failed_without_a_reason_is_named_with_its_step() -> None:
+    verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED)))
+    assert verdict is not None
+    assert verdict.failure == Failure(reason=R.SCRIPT_ERROR, message="Rank 2 failed at step 7.", rank=2)
+
+
 def test_the_newest_commit_is_passed_on() -> None:
     verdict = judge(seen(rank(0, outcome=OutcomeKind.DRAINED), rank(1, outcome=OutcomeKind.DRAINED)))
     assert verdict is not None

@@ -11,15 +11,15 @@ from functools import partial
 import pytest
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import commit, read_head
-from spottrain.checkpoint.saving.retention import CleanUp, Retention
-from spottrain.checkpoint.stores.upload_body import Body
+from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention
+from spottrain.checkpoint.stores.upload_body import UploadBody
 
 
 def test_work_is_done_in_order_by_one_thread() -> None:
-    background = Background("worker")
+    background = BackgroundThread("worker")
     seen: list[tuple[int, str]] = []
 
     def note(number: int) -> None:
@@ -31,7 +31,7 @@ def test_work_is_done_in_order_by_one_thread() -> None:
 
 
 def test_an_error_is_on_the_future_and_the_next_work_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    background = Background("worker")
+    background = BackgroundThread("worker")
     failed, done = background.submit(lambda: 1 / 0), background.submit(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         failed.result()
@@ -40,7 +40,7 @@ def test_an_error_is_on_the_future_and_the_next_work_is_done(caplog: pytest.LogC
 
 
 def test_submitting_waits_for_nothing() -> None:
-    background, go_on = Background("worker"), threading.Event()
+    background, go_on = BackgroundThread("worker"), threading.Event()
     first = background.submit(lambda: (go_on.wait(), None)[1])
     second = background.submit(lambda: None)
     assert not first.done()
@@ -49,7 +49,7 @@ def test_submitting_waits_for_nothing() -> None:
 
 
 def test_the_thread_ends_with_its_owner() -> None:
-    background = Background("worker-that-ends")
+    background = BackgroundThread("worker-that-ends")
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "worker-that-ends"]
     background.submit(lambda: None).result()
     del background
@@ -81,13 +81,13 @@ def test_clean_ups_do_not_pile_up_and_the_newest_commit_is_followed_by_one() -> 
 
     commit_step(10)
     others = set(threading.enumerate())
-    clean_up = CleanUp(storage, 1, Retention(last=1))
+    clean_up = BackgroundCleanUp(storage, 1, Retention(last=1))
     (thread,) = set(threading.enumerate()) - others
-    clean_up.begin()
+    clean_up.start()
     storage.waiting.acquire()
     for step in range(20, 60, 10):
         commit_step(step)
-        clean_up.begin()
+        clean_up.start()
     storage.go_on.set()
     del clean_up
     gc.collect()
@@ -101,7 +101,7 @@ def test_clean_ups_do_not_pile_up_and_the_newest_commit_is_followed_by_one() -> 
 
 def test_a_body_is_read_in_pieces_without_a_copy() -> None:
     memory = bytearray(b"abcdefgh")
-    body = Body(memoryview(memory))
+    body = UploadBody(memoryview(memory))
     first = body.read(3)
     memory[0] = ord("x")
     assert first == b"xbc"  # type: ignore[comparison-overlap]
@@ -113,7 +113,7 @@ def test_a_body_is_read_in_pieces_without_a_copy() -> None:
     ("offset", "whence", "rest"), [(0, 0, b"abcd"), (2, 0, b"cd"), (1, 1, b"d"), (-1, 2, b"d"), (0, 2, b"")]
 )
 def test_a_body_is_sought_as_a_file(offset: int, whence: int, rest: bytes) -> None:
-    body = Body(memoryview(b"abcd"))
+    body = UploadBody(memoryview(b"abcd"))
     body.read(2)
     body.seek(offset, whence)
     assert body.read() == rest

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from rank_parts import persist
+from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
 from spottrain.checkpoint.format.head import HEAD_KEY
@@ -45,7 +45,7 @@ class BrokenStorage(MemoryStorage):
 def test_a_save_ends_also_when_what_follows_its_failure_fails(
     rank: int, first: Exception, then: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = persist(BrokenStorage(first, then), rank)
+    broken = save_task(BrokenStorage(first, then), rank)
     broken.run()
     assert broken.handle.done
     with pytest.raises(CheckpointError, match=str(first)):
@@ -53,17 +53,18 @@ def test_a_save_ends_also_when_what_follows_its_failure_fails(
     assert str(then) in caplog.text
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_store_that_raises_what_nobody_expects_keeps_no_later_save_back(asynchronous: bool) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_store_that_raises_what_nobody_expects_keeps_no_later_save_back(in_background: bool) -> None:
     storage = BrokenStorage(RuntimeError("first"), RuntimeError("second"))
     saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
     with pytest.raises(SaveFailed, match=r"The checkpoint at step 10 failed: RuntimeError\('first'\)"):
-        save(saver, 10, asynchronous)
-    assert save(saver, 20, asynchronous) == 20
+        save(saver, 10, in_background)
+    assert save(saver, 20, in_background) == 20
 
 
-def save(saver: Checkpointer, step: int, asynchronous: bool) -> int:
-    handle = saver.save({"w": torch.ones(3)}, step=step, asynchronous=asynchronous)
+def save(saver: Checkpointer, step: int, in_background: bool = False) -> int:
+    begin = saver.save_in_background if in_background else saver.save
+    handle = begin({"w": torch.ones(3)}, step=step)
     assert handle is not None
     commit = handle.wait(60)
     assert commit is not None
@@ -71,7 +72,7 @@ def save(saver: Checkpointer, step: int, asynchronous: bool) -> int:
 
 
 def test_a_save_that_is_interrupted_is_not_taken_for_a_commit() -> None:
-    interrupted = persist(BrokenStorage(KeyboardInterrupt()), 1)
+    interrupted = save_task(BrokenStorage(KeyboardInterrupt()), 1)
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
     with pytest.raises(SaveFailed, match="was interrupted"):
@@ -106,14 +107,14 @@ def test_a_commit_whose_answer_was_lost_is_found_again(is_back: bool) -> None:
     saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
     storage.about_to_fall_silent = True
     with pytest.raises(StorageUnavailable):
-        save(saver, 10, asynchronous=True)
+        save(saver, 10, in_background=True)
     storage.about_to_fall_silent = False
     storage.is_silent = not is_back
     if not is_back:
         with pytest.raises(StorageUnavailable):
-            save(saver, 10, asynchronous=False)
+            save(saver, 10)
         return
     written = list(storage.list(""))
-    assert save(saver, 10, asynchronous=False) == 10
+    assert save(saver, 10) == 10
     assert list(storage.list("")) == written
-    assert save(saver, 20, asynchronous=False) == 20
+    assert save(saver, 20) == 20

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
 from memory_storage import MemoryStorage
-from rank_parts import persist
+from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -31,8 +31,8 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.file_storage import FileStorage
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_cli.checkpoints import checkpoints
 
 
@@ -100,7 +100,7 @@ def save(storage: Any, generation: int, *steps: int) -> None:
     if (newest := saver.latest()) is not None:
         saver.load(state(0), newest)
     for step in steps:
-        saver.save(state(step), step=step, extra={"step": step}, asynchronous=False)
+        saver.save(state(step), step=step, extra={"step": step})
 
 
 def resumed_step(storage: Any, generation: int) -> int:
@@ -132,12 +132,12 @@ def test_whatever_operation_fails_the_next_generation_resumes(
         faulty = FaultyStorage(storage, at, error, after)
         with contextlib.suppress(Killed, CheckpointError):
             save(faulty, 2, 30)
-            checkpointer(faulty, 2).cleanup(keep_last=1)
+            checkpointer(faulty, 2).clean_up(Retention(last=1))
         head = read_head(storage)
         assert head is not None
         committed.add(resumed_step(storage, 3))
         save(storage, 3, 40)
-        assert checkpointer(storage, 3).cleanup(keep_last=1) > 0
+        assert checkpointer(storage, 3).clean_up(Retention(last=1)) > 0
         assert len(list(storage.list(""))) == 4  # HEAD, manifest, data, receipt
         assert resumed_step(storage, 4) == 40
         if not faulty.struck:
@@ -152,9 +152,9 @@ def test_a_fenced_save_loses_and_says_so() -> None:
     old.latest()
     save(storage, 2, 10)
     with pytest.raises(Fenced):
-        old.save(state(50), step=50, asynchronous=False)
+        old.save(state(50), step=50)
     with pytest.raises(Fenced):
-        old.cleanup()
+        old.clean_up(Retention())
     assert resumed_step(storage, 2) == 10
 
 
@@ -203,7 +203,7 @@ def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
         storage.put(key, b"under way")
     storage.put("attempts/g000001-s000000099-z/rank-00000.data", b"abandoned")
     storage.put("attempts/of another form/x", b"not ours")
-    assert checkpointer(storage, 2).cleanup(keep_last=1) == 1
+    assert checkpointer(storage, 2).clean_up(Retention(last=1)) == 1
     assert not [key for key, _ in storage.list("attempts/g000001")]
     assert resumed_step(storage, 2) == 10
 
@@ -216,7 +216,7 @@ def test_clean_up_drops_what_a_lost_writer_has_left_of_a_commit(tmp_path: Path) 
     unfinished = tmp_path / ".unfinished"
     (unfinished / f"{head.commits[0].attempt}rank-00000.data.1".replace("/", "%")).write_bytes(b"of its first writer")
     (unfinished / "attempts%g000001-s000000020-z%rank-00000.data.2").write_bytes(b"under way")
-    assert checkpointer(storage, 1).cleanup(keep_last=1) == 1
+    assert checkpointer(storage, 1).clean_up(Retention(last=1)) == 1
     assert [path.name for path in unfinished.iterdir()] == ["attempts%g000001-s000000020-z%rank-00000.data.2"]
     assert resumed_step(storage, 1) == 10
 
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None
     newest = resumed.latest()
     assert newest is not None
     zero: dict[str, Any] = {"zero": {"w": torch.ones(3, 2)}}
-    with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero'; it was made with another strategy"):
+    with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero': a different strategy or an older script"):
         resumed.load(zero, newest)
     doubled: dict[str, Any] = {"model": {"w": torch.ones(3, 2, dtype=torch.float64)}, "step": 0}
     with pytest.raises(CheckpointMismatch, match=r"'model\.w' is float32 \[3, 2\] in the checkpoint and float64"):
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None
 def test_milestones_are_kept() -> None:
     storage = MemoryStorage()
     save(storage, 1, 10, 15, 20, 25, 30)
-    checkpointer(storage, 1).cleanup(keep_last=1, keep_every=20)
+    checkpointer(storage, 1).clean_up(Retention(last=1, every=20))
     head = read_head(storage)
     assert head is not None
     assert [kept.step for kept in head.commits] == [30, 20]
@@ -251,7 +251,7 @@ def test_a_milestone_is_kept_also_where_no_commit_falls_on_its_step() -> None:
     storage = MemoryStorage()
     for step in range(7, 100, 7):  # as an interval in seconds has it
         save(storage, 1, step)
-        checkpointer(storage, 1).cleanup(keep_last=1, keep_every=20)
+        checkpointer(storage, 1).clean_up(Retention(last=1, every=20))
     head = read_head(storage)
     assert head is not None
     assert [kept.step for kept in head.commits] == [98, 84, 63, 42, 21]
@@ -302,7 +302,7 @@ def test_pickles_planted_anywhere_in_the_store_are_never_run(tmp_path: Path) -> 
             storage.put(key, objects[key])
     assert planted >= 50
     assert resumed_step(storage, 3) == 10
-    checkpointer(storage, 3).cleanup()
+    checkpointer(storage, 3).clean_up(Retention())
     assert resumed_step(storage, 4) == 10
     assert not executed.exists()
     pickle.loads(pickles(executed)[0]).close()  # and they do work
@@ -341,10 +341,10 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
     saver = checkpointer(storage, 1)
     saver.latest()
     storage.no_room_for, storage.takes_effect = "HEAD", True
-    saver.save(state(10), step=10, extra={"step": 10}, asynchronous=False)  # settled by reading HEAD again
+    saver.save(state(10), step=10, extra={"step": 10})  # settled by reading HEAD again
     storage.takes_effect = False
     with pytest.raises(StorageFull):
-        saver.save(state(20), step=20, extra={"step": 20}, asynchronous=False)
+        saver.save(state(20), step=20, extra={"step": 20})
     storage.no_room_for = ""
     assert resumed_step(storage, 2) == 10
     assert [key for key, _ in storage.list("attempts/") if "s000000020" in key]
@@ -352,20 +352,20 @@ def test_a_save_that_head_may_name_is_left_alone() -> None:
 
 def test_when_one_rank_finds_no_room_what_the_others_wrote_goes() -> None:
     storage = FullStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     storage.no_room_for = "rank-00001.data"
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.run), pool.submit(second.run)]:
             done.result()
     assert isinstance(second.handle.error, StorageFull)
     assert isinstance(first.handle.error, SaveFailed)
-    assert "as rank 1 failed: the disk is full" in str(first.handle.error)
+    assert "because rank 1 failed: the disk is full" in str(first.handle.error)
     assert list(storage.list("")) == []
 
 
 def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None:
     storage = MemoryStorage()
-    first = persist(storage, 0)
+    first = save_task(storage, 0)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(first.run)
         failure = SaveFailed("as rank 1 failed: no route to the store")
@@ -377,7 +377,7 @@ def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None
 
 def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> None:
     storage = MemoryStorage()
-    first, second = (persist(storage, rank) for rank in range(2))
+    first, second = (save_task(storage, rank) for rank in range(2))
     second.run()
     first.handle.give_up(SaveFailed("as rank 1 failed: the answer was lost"))
     first.run()
@@ -409,8 +409,8 @@ def test_a_full_store_is_rid_of_what_nobody_needs(keep: int, unfinished: int) ->
     saver = checkpointer(storage, 2, Retention(last=keep))
     saver.latest()
     with pytest.raises(StorageFull):
-        saver.save(state(40), step=40, asynchronous=False)
+        saver.save(state(40), step=40)
     wait_for(lambda: storage.used() < storage.room, "something goes")
     wait_for(lambda: not any("lost" in key for key, _ in storage.list("")), "what was unfinished goes")
-    saver.save(state(50), step=50, extra={"step": 50}, asynchronous=False)
+    saver.save(state(50), step=50, extra={"step": 50})
     assert resumed_step(storage, 3) == 50

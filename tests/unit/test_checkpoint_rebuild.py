@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint import Checkpointer
+from spottrain.checkpoint import Checkpointer, Retention
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, Fenced
 from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
@@ -22,7 +22,7 @@ def save(storage: MemoryStorage, generation: int, *steps: int) -> Checkpointer:
     saver = checkpointer(storage, generation)
     saver.latest()
     for step in steps:
-        saver.save({"w": torch.full((3,), float(step))}, step=step, asynchronous=False)
+        saver.save({"w": torch.full((3,), float(step))}, step=step)
     return saver
 
 
@@ -65,7 +65,7 @@ def test_whatever_becomes_of_head_the_newest_commit_is_found_and_kept() -> None:
         resumed = checkpointer(storage, 2)
         assert resumed.latest() == before.newest, damaged
         assert resumed.has_rebuilt_head
-        assert resumed.cleanup() == 0
+        assert resumed.clean_up(Retention()) == 0
         assert head_of(storage) == before.model_copy(update={"fence": 2})
         assert dict(storage.list("attempts/")) == objects
 
@@ -77,10 +77,10 @@ def test_a_save_makes_head_anew_and_forgets_nothing() -> None:
         storage.delete([HEAD_KEY])
         if damaged is not None:
             storage.put(HEAD_KEY, damaged)
-        saver.save({"w": torch.zeros(3)}, step=30, asynchronous=False)
+        saver.save({"w": torch.zeros(3)}, step=30)
         assert steps(storage) == [30, 20, 10]
         assert not head_of(storage).rebuilt
-        saver.cleanup(keep_last=2)
+        saver.clean_up(Retention())
         assert steps(storage) == [30, 20]
 
 
@@ -105,11 +105,11 @@ def test_a_newer_generation_comes_first_and_shuts_older_ones_out() -> None:
     storage.delete([key_of(storage, 30, ".data")])
     before = head_of(storage).commits[1]
     newer.load({"w": torch.zeros(3)}, before)
-    newer.save({"w": torch.zeros(3)}, step=25, asynchronous=False)
+    newer.save({"w": torch.zeros(3)}, step=25)
     storage.delete([HEAD_KEY])
     assert steps(storage) == [25, 20, 10]
     with pytest.raises(Fenced):
-        late.save({"w": torch.zeros(3)}, step=40, asynchronous=False)
+        late.save({"w": torch.zeros(3)}, step=40)
     with pytest.raises(Fenced):
         fence(storage, 1)
 
@@ -119,7 +119,7 @@ def test_where_nothing_is_whole_a_damaged_head_is_left_for_people() -> None:
     save(storage, 1, 10)
     storage.put(HEAD_KEY, b"{")
     storage.delete([key_of(storage, 10, ".data")])
-    with pytest.raises(CorruptCheckpoint, match="no whole checkpoint lies there"):
+    with pytest.raises(CorruptCheckpoint, match="the store holds no whole checkpoint"):
         fence(storage, 2)
     assert storage.get(HEAD_KEY)[0] == b"{"
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint import Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.stores.open import open_storage
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 
@@ -33,7 +34,7 @@ def uri(tmp_path: Path) -> str:
             "optimizer": {"state.layer.weight.exp_avg": torch.ones(3, 4)},
         }
         extra = {"identity": {"seed": 7}, "model_config": {"model_type": "gpt", "layers": 3}}
-        saver.save(state, step=step, extra=extra, asynchronous=False)
+        saver.save(state, step=step, extra=extra)
     storage.put("attempts/g000001-s000000030-given-up/rank-00000.data", b"half")
     return uri
 
@@ -67,8 +68,8 @@ def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
     saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
     for step in (10, 20, 30):
         state = {"model": {"base": torch.arange(500_000.0), "adapter": torch.full((50,), float(step))}}
-        saver.save(state, step=step, frozen={"model.base"}, asynchronous=False)
-    saver.cleanup(keep_last=2)
+        saver.save(state, step=step, frozen={"model.base"})
+    saver.clean_up(Retention())
 
     _, *rows = run("ls", uri).output.splitlines()
     assert [row.split()[4:] for row in rows] == [
@@ -142,9 +143,9 @@ def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapters", "sentence"),
     [
-        (None, "the commit doesn't say which tensors make its adapters"),
-        ({"default": {"config": {}, "tensors": None}}, "the commit doesn't say which tensors make its adapters"),
-        ({"../other": {"config": {}, "tensors": {}}}, "no names of folders: ../other"),
+        (None, "the commit doesn't say which tensors are its adapters"),
+        ({"default": {"config": {}, "tensors": None}}, "the commit doesn't say which tensors are its adapters"),
+        ({"../other": {"config": {}, "tensors": {}}}, "can't be names of folders: ../other"),
     ],
 )
 def test_adapters_that_the_commit_does_not_know_are_not_exported(
@@ -153,7 +154,7 @@ def test_adapters_that_the_commit_does_not_know_are_not_exported(
     storage = open_storage(f"file://{tmp_path}/store")
     saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
     state = {"model": {"base_model.model.layer.lora_A.default.weight": WEIGHT}}
-    saver.save(state, step=1, extra={"peft": adapters}, asynchronous=False)
+    saver.save(state, step=1, extra={"peft": adapters})
     result = run("export", f"file://{tmp_path}/store", str(tmp_path / "folder"))
     assert result.exit_code == 1
     assert sentence in result.output.replace("\n", " ")
@@ -219,8 +220,8 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
     def choose(head: Head, step: int | None) -> Commit:
         (commit,) = (each for each in head.commits if each.step == step)
         saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
-        saver.save({"model": {"x": torch.ones(1)}}, step=30, extra={}, asynchronous=False)
-        saver.cleanup(keep_last=1)
+        saver.save({"model": {"x": torch.ones(1)}}, step=30, extra={})
+        saver.clean_up(Retention(last=1))
         return commit
 
     monkeypatch.setattr("spottrain_cli.checkpoints._choose", choose)

@@ -104,10 +104,12 @@ def test_trillions_are_trillions(tmp_path: Path) -> None:
 def test_the_parts_of_a_row_are_those_of_the_estimate(tmp_path: Path) -> None:
     arguments = ("--parameters", "1B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
     row = rows_of(run(tmp_path, *arguments).output)["ddp"]
-    weights, gradients, optimizer, activations, working, start, peak = map(float, row.replace("✓", "").split()[1:8])
+    figures = map(float, row.replace("✓", "").replace("← auto", "").split()[1:])
+    weights, gradients, optimizer, activations, working, start, peak, _, host = figures
     assert (weights, gradients, optimizer) == (3.7, 3.7, 7.5)
     assert start == pytest.approx(weights + gradients + 1.5, abs=0.11)
     assert peak == pytest.approx(weights + gradients + optimizer + activations + working, abs=0.3)
+    assert host == weights  # each rank builds the model there
 
 
 def test_what_is_unknown_is_said(tmp_path: Path) -> None:
@@ -151,6 +153,62 @@ def test_the_host_bounds_what_is_kept_on_the_cpu(tmp_path: Path) -> None:
             {"strategy": "deepspeed", "deepspeed": {"zeroStage": 2, "offloadOptimizer": True}, "precision": "fp32"},
             "precision: bf16 instead of fp32. On 8 ranks deepspeed ZeRO 2, optimizer on the CPU then needs",
         ),
+        (
+            "7B",
+            "16GiB",
+            {"strategy": "fsdp", "activationCheckpointing": True, "nodes": {"min": 2, "max": 2}},
+            "nodes.min: 3 instead of 2 and nodes.max: 3 instead of 2. On 12 ranks",
+        ),
+        (
+            "7B",
+            "14GiB",
+            {"strategy": "fsdp"},
+            "activationCheckpointing: true instead of false and nodes.min: 3 instead of 2. On 12 ranks",
+        ),
+        (
+            "7B",
+            "12GiB",
+            {"strategy": "fsdp", "batch": {"global": 128, "micro": 16}},
+            "batch.micro: 1 instead of 16 and activationCheckpointing: true instead of false and nodes.min: 4 instead"
+            " of 2. On 16 ranks",
+        ),
+        (
+            "7B",
+            "24GiB",
+            {
+                "strategy": "deepspeed",
+                "deepspeed": {"zeroStage": 2, "offloadOptimizer": True},
+                "precision": "fp32",
+                "batch": {"global": 64, "micro": 8},
+            },
+            "batch.micro: 4 instead of 8 and activationCheckpointing: true instead of false and precision: bf16 "
+            "instead of fp32. On 8 ranks",
+        ),
+        ("7B", "20GiB", {"strategy": "fsdp", "precision": "fp32", "activationCheckpointing": True}, "nodes.min: 3"),
+        (
+            "7B",
+            "24GiB",
+            {"strategy": "deepspeed", "deepspeed": {"zeroStage": 1, "offloadOptimizer": True}},
+            "activationCheckpointing: true instead of false. On 8 ranks deepspeed ZeRO 2, optimizer on the CPU then",
+        ),
+        (
+            "7B",
+            "16GiB",
+            {"strategy": "deepspeed", "deepspeed": {"zeroStage": 3, "offloadParameters": True}},
+            "activationCheckpointing: true instead of false. On 8 ranks deepspeed ZeRO 3, optimizer and parameters",
+        ),
+        (
+            "7B",
+            "8GiB",
+            {"strategy": "fsdp", "fsdp": {"offload": True}},
+            "activationCheckpointing: true instead of false. On 8 ranks fsdp, optimizer and parameters on the CPU",
+        ),
+        (
+            "1B",
+            "22GiB",
+            {"strategy": "deepspeed", "deepspeed": {"zeroStage": 0}},
+            "activationCheckpointing: true instead of false. On 8 ranks ddp then needs",
+        ),
     ],
 )
 def test_if_nothing_fits_the_smallest_change_that_does_is_named(
@@ -160,6 +218,45 @@ def test_if_nothing_fits_the_smallest_change_that_does_is_named(
     result = run(tmp_path, *arguments, **spec)
     assert result.exit_code == 0, result.output
     assert f"The smallest change that fits: {sentence}" in in_one_line(result.output)
+
+
+def test_fewer_ranks_a_node_may_need_smaller_steps_as_well(tmp_path: Path) -> None:
+    arguments = ("--parameters", "70B", "--accelerator-memory", "24GiB", "--sequence-length", "2048")
+    output = in_one_line(
+        run(tmp_path, *arguments, "--host-memory", "1000GiB", batch={"global": 64, "micro": 8}).output
+    )
+    assert (
+        "batch.micro: 4 instead of 8 and activationCheckpointing: true instead of false and processesPerNode: 3 "
+        "instead of 4. On 6 ranks" in output
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "spec", "bound", "change"),
+    [
+        pytest.param(
+            ("--accelerator-memory", "16GiB"),
+            {"strategy": "fsdp", "activationCheckpointing": True},
+            {"batch": {"global": 8, "micro": 1}},
+            "nodes.min: 3 instead of 2",
+            id="a sample for each rank",
+        ),
+        pytest.param(
+            ("--accelerator-memory", "160GiB", "--host-memory", "30GiB"),
+            {"strategy": "fsdp", "processesPerNode": 2},
+            {"fsdp": {"sharding": "hybrid"}},
+            "processesPerNode: 1 instead of 2",
+            id="hybrid shards over several ranks",
+        ),
+    ],
+)
+def test_a_change_that_the_job_does_not_bear_is_not_named(
+    memory: tuple[str, ...], spec: dict[str, Any], bound: dict[str, Any], change: str, tmp_path: Path
+) -> None:
+    arguments = ("--parameters", "7B", "--sequence-length", "2048", *memory)
+    assert f"The smallest change that fits: {change}" in in_one_line(run(tmp_path, *arguments, **spec).output)
+    output = in_one_line(run(tmp_path, *arguments, **spec, **bound).output)
+    assert "No change of these makes it fit" in output
 
 
 def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
@@ -232,6 +329,13 @@ def test_parameters_are_counted_as_published(config: dict[str, Any], parameters:
     facts = of_config(config, "config.json")
     assert facts.num_parameters == pytest.approx(parameters, rel=0.001)
     assert facts.vocabulary == config["vocab_size"]
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1, 2]")
+    result = run(tmp_path, "--config", str(tmp_path / "list.json"), "--accelerator-memory", "80GiB")
+    assert result.exit_code != 0
+    assert "list.json does not hold a JSON object. Give the config.json of the model." in in_one_line(result.output)
 
 
 def test_a_config_that_says_too_little_is_refused() -> None:

@@ -134,7 +134,7 @@ def snapshot() -> JobSnapshot:
     )
 
 
-def shown(width: int = 120, job: JobSnapshot | None = None) -> str:
+def shown(job: JobSnapshot | None = None, width: int = 120) -> str:
     console = Console(file=StringIO(), width=width)
     console.print(job_view(job or snapshot(), at(20), [3.0, 2.0, 1.25]))
     file = console.file
@@ -171,6 +171,27 @@ def test_counts_agree_with_their_nouns() -> None:
     assert "<b>1</b><span>preemption</span>" in page
     assert "<b>1</b><span>step redone</span>" in page
     assert "5 steps since" in shown()
+
+
+def test_of_a_new_job_the_live_view_says_what_is_not_there_yet() -> None:
+    text = shown(replace(snapshot(), status=TrainingJobStatus(), pods=(), events=()))
+    for part in ("Pending", "waiting for the first step", "none yet", "no prices given", "no generation yet"):
+        assert part in text
+    assert not [part for part in ("Loss ", "Data", "Strategy", "Note", "goodput") if part in text]
+
+
+def test_once_a_generation_has_ended_its_pods_are_no_members_and_what_it_said_stays() -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    generation = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
+    progress = job.status.progress.model_copy(
+        update={"checkpoint_interval": "every 90 s", "message": "Steps wait for data."}
+    )
+    text = shown(replace(job, status=job.status.model_copy(update={"generation": generation, "progress": progress})))
+    assert "generation 3, Ended" in text
+    assert "world size" not in text
+    assert "every 90 s" in text
+    assert "Steps wait for data." in text
 
 
 def test_members_come_first_and_others_wait() -> None:
@@ -222,6 +243,20 @@ def test_throughput_leaves_out_the_time_between_generations() -> None:
     joined = throughput(without_tokens(points), 3, shortest=3.0).stretches
     assert [(s.end - s.begin, s.rate) for s in joined] == [(4.0, 15.0), (1.0, 3.0)]
     assert throughput([], 3).mean == 0.0
+    short = throughput(without_tokens(points), 3, shortest=9.0).stretches  # never over two generations
+    assert [(s.generation, s.end - s.begin) for s in short] == [(1, 4.0), (2, 1.0)]
+
+
+def test_throughput_is_never_less_than_nothing_nor_of_no_time() -> None:
+    """A rollback takes steps back in a generation; two records may be of one moment."""
+    points = [history_point(at, step, Phase.RUNNING) for at, step in ((0, 10), (2, 20), (2, 20), (4, 15), (6, 25))]
+    speed = throughput(without_tokens(points), 3)
+    assert [(s.end - s.begin, s.rate) for s in speed.stretches] == [(2.0, 15.0), (2.0, 0.0), (2.0, 15.0)]
+
+
+def test_the_report_says_how_many_samples_a_job_without_tokens_trained() -> None:
+    page = html_report(replace(snapshot(), history=tuple(without_tokens(snapshot().history))), at(20))
+    assert "<b>96</b><span>samples/s while training</span>" in page
 
 
 def test_a_job_without_a_history_has_a_report() -> None:

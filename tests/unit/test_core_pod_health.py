@@ -9,8 +9,8 @@ import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
 from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_operator.cluster.observe import pod_view
 from spottrain_operator.core.model import PodView
-from spottrain_operator.observe import pod_view
 
 NO_SECRET = 'secret "keys" not found'
 TOO_LARGE = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: 0/6 nodes are available."

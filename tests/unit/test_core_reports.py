@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,12 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    HeldShards,
     Interruptions,
     LossSpikeConfig,
-    MemoryCheckpoint,
     MemoryEstimate,
-    MemoryStep,
     Progress,
+    ReplicatedStep,
     StabilityAction,
     StabilityConfig,
     StrategyChoice,
@@ -49,15 +50,15 @@ def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
-def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int) -> None:
+def test_ranks_are_told_what_replicas_covered(replicas: int, covered: int) -> None:
     def ended(generation: int, **said: Any) -> Transition:
         return Transition(generation=generation, at=at(50), **said)
 
     transitions = (
         ended(1, reason="NodeLost"),
-        ended(2, reason="NodeLost", from_memory=True),
-        ended(3, reason="Preempted", with_notice=True, from_memory=True),  # its drain wasn't done in time
-        ended(4, reason="Failure", from_memory=True),
+        ended(2, reason="NodeLost", from_replicas=True),
+        ended(3, reason="Preempted", with_notice=True, from_replicas=True),  # its drain wasn't done in time
+        ended(4, reason="Failure", from_replicas=True),
     )
     scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": replicas})
     scene = scene.status(transitions=transitions, start_time=START).generation(number=5, started_at=at(60))
@@ -68,26 +69,32 @@ def test_ranks_are_told_what_members_memory_covered(replicas: int, covered: int)
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0, 1, 2)], ids=["complete", "a-member-and-its-peer-at-once"])
-def test_a_generation_that_begins_in_memory_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
-    held = MemoryStep(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
+def test_a_generation_that_starts_from_replicas_covers_the_loss_before_it(ranks: tuple[int, ...]) -> None:
+    held = HeldShards(generation=1, sequence=3, step=48, world_size=4, ranks=ranks)
     scene = training_job(checkpoint={"uri": "s3://bucket/run", "peerReplicas": 1}).without_pod(4).decided()
-    scene = scene.all_say(phase=AgentPhase.STOPPED, memory_port=9000, held=(held,)).decided()
+    scene = scene.all_say(phase=AgentPhase.STOPPED, replica_port=9000, held=(held,)).decided()
     status = scene.later(6).plan().status
     assert status.generation is not None
-    assert (status.generation.number, status.generation.memory is not None) == (2, len(ranks) == 4)
+    assert (status.generation.number, status.generation.replicated_step is not None) == (2, len(ranks) == 4)
     [transition] = status.transitions
-    assert (transition.reason, transition.from_memory) == ("NodeLost", len(ranks) == 4)
+    assert (transition.reason, transition.from_replicas) == ("NodeLost", len(ranks) == 4)
 
 
-@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-memory", "fell-back"])
-def test_a_loss_is_covered_where_training_went_on_from_memory(start_step: int, covered: bool) -> None:
-    lost = Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_memory=True)
-    memory = MemoryCheckpoint(generation=1, sequence=3, step=48, world_size=4, holders=())
-    scene = training_job().status(transitions=(lost,)).generation(number=2, memory=memory, first_step_at=at(90))
+@pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-replicas", "fell-back"])
+def test_a_loss_is_covered_if_training_resumed_from_replicas(start_step: int, covered: bool) -> None:
+    lost = Transition(
+        generation=1, reason="NodeLost", at=at(50), last_step=50, world_size_after=4, from_replicas=True
+    )
+    replicated = ReplicatedStep(generation=1, sequence=3, step=48, world_size=4, holders=())
+    scene = (
+        training_job()
+        .status(transitions=(lost,))
+        .generation(number=2, replicated_step=replicated, first_step_at=at(90))
+    )
     resumed = training(start_step + 2).model_copy(update={"generation": 2, "start_step": start_step})
     status = scene.all_say(generation=2, progress=resumed).plan().status
     [transition] = status.transitions
-    assert (transition.from_memory, transition.steps_redone) == (covered, 50 - start_step)
+    assert (transition.from_replicas, transition.steps_redone) == (covered, 50 - start_step)
 
 
 def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
@@ -106,6 +113,22 @@ def test_cost_is_in_the_currency_of_the_prices() -> None:
     cost = training_job(capacity=prices).later(3600).plan().status.cost
     assert cost is not None
     assert (cost.currency, cost.display) == ("EUR", "8.22 EUR (saved 33%)")
+    on_demand = {"currency": "EUR", "onDemand": {"min": 4, "pricePerHour": 1.0}, "spot": {"pricePerHour": 1.0}}
+    cost = training_job(capacity=on_demand).later(3600).plan().status.cost
+    assert cost is not None
+    assert re.fullmatch(r"\d+\.\d\d EUR", cost.display)
+
+
+@pytest.mark.parametrize(("pool", "hourly"), [("cheap", 0.5), ("plain", 1.0)], ids=["its-own", "of-its-type"])
+def test_a_pool_with_a_price_of_its_own_costs_that(pool: str, hourly: float) -> None:
+    plain = {"name": "plain", "capacityType": "spot", "provider": "eks"}
+    pools = [plain, plain | {"name": "cheap", "pricePerHour": 0.5}]
+    capacity = {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}, "pools": pools}
+    scene = training_job(capacity=capacity).pod(3, pool=pool).pod(4, pool=pool)
+    before, after = scene.observed.job.status.cost, scene.later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * hourly)
 
 
 def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:
@@ -160,6 +183,8 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     for sequence, seconds in ((1, 0.1), (2, 0.4)):
         scene = scene.says(sequence, progress=training(60).model_copy(update={"data_wait_seconds": seconds}))
     assert scene.plan().status.progress.data_wait_ratio == 0.4
+    longer_than_a_step = training(60).model_copy(update={"data_wait_seconds": 9.0})
+    assert scene.says(3, progress=longer_than_a_step).plan().status.progress.data_wait_ratio == 1.0
     older = training_job().status(accounted_at=None).all_say(progress=training(60))
     assert older.plan().status.progress.data_wait_ratio is None
 

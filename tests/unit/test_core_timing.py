@@ -361,7 +361,7 @@ BOUNDARIES = {
     "REFUSAL_MAX_PAUSE": Boundary(is_tried_again_after_many_tries, True),
     "MAX_START_FAILURES": Boundary(is_given_up_after, True, 1),
     "START_FAILURE_PAUSE": Boundary(is_replaced, True),
-    "START_FAILURE_MEMORY": Boundary(is_remembered, False),
+    "START_FAILURE_WINDOW": Boundary(is_remembered, False),
     "GROWTH_INTERVAL": Boundary(grows_after_the_first_step, True),
     "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
     "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),

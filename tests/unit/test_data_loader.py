@@ -24,8 +24,9 @@ from torch.utils.data import get_worker_info
 from cluster_fixtures import wait_for
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
-from spottrain.data.loader import NUM_MEASURED, Data, FromWorkers, load_batches
+from spottrain.data.loader import NUM_MEASURED, Data, load_batches
 from spottrain.data.order import DataOrder
+from spottrain.data.workers import FromWorkers
 from spottrain.world.failures import LOST_WORKER, failure_of
 
 
@@ -88,6 +89,32 @@ def test_samples_and_what_they_draw_do_not_depend_on_who_fetches_them(how: dict[
     for one, other in zip(own, of_workers, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one.keys() - {"pid"})
     assert of_workers[-1]["pid"][0] != os.getpid()
+
+
+def test_the_wait_for_data_is_what_fetching_took_since_it_was_asked_for() -> None:
+    data, order, plan = _of_draws()
+    batches = load_batches(data, order, plan, rank=0, first_step=0, device=torch.device("cpu"), now=Clock(0.5))
+    next(batches), next(batches)
+    assert batches.take_wait() == 1.0
+    next(batches)
+    assert batches.take_wait() == 0.5
+
+
+class NumWorkersStarted(Draws):
+    """How many workers have said in this process that they start."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        return {"started": len(self.started)}
+
+
+def test_what_a_script_has_done_first_in_a_worker_is_done_there() -> None:
+    dataset = NumWorkersStarted()
+    found = batches_of(dataset, num_workers=1, loader={"worker_init_fn": dataset.started.append})
+    assert all(batch["started"].tolist() == [1] * 3 for batch in found)
+    assert dataset.started == []
 
 
 def test_a_sample_draws_the_same_in_whatever_micro_batch_it_is() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.data.loader import to_device
+from spottrain.data.to_device import to_device
 from spottrain.engines.adopted import AdoptedEngine
 from spottrain.engines.ddp import settle_buckets
 from spottrain.world.failures import UserError

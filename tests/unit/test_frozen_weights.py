@@ -43,7 +43,7 @@ def state(step: float, *, base: float = 7.0) -> dict[str, Any]:
 
 def save(saver: Checkpointer, *steps: int, of: dict[str, Any] | None = None) -> None:
     for step in steps:
-        saver.save(of or state(step), step=step, frozen=FROZEN, asynchronous=False)
+        saver.save(of or state(step), step=step, frozen=FROZEN)
 
 
 def head_of(storage: MemoryStorage) -> Head:
@@ -235,26 +235,28 @@ def test_no_memory_is_held_for_frozen_weights_that_a_save_is_writing() -> None:
 
     storage = WaitingStorage()
     saver = checkpointer(storage)
-    saver.save(state(1), step=1, frozen=FROZEN)
+    handle = saver.save_in_background(state(1), step=1, frozen=FROZEN)
+    assert handle is not None
     saver.prepare(state(1), frozen=FROZEN)  # as after a first step that is committed
     storage.may_go_on.set()
-    saver.wait()
+    handle.wait()
     save(saver, 10)
     assert ADAPTER_BYTES <= largest() < BASE_BYTES
     assert len(frozen_files(storage)) == 1
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_weights_that_are_gone_from_the_store_are_written_anew(asynchronous: bool) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_weights_that_are_gone_from_the_store_are_written_anew(in_background: bool) -> None:
     storage = MemoryStorage()
     saver = checkpointer(storage)
     save(saver, 10, 20)
     storage.delete(frozen_files(storage))
-    handle = saver.save(state(30), step=30, frozen=FROZEN)
+    handle = saver.save_in_background(state(30), step=30, frozen=FROZEN)
     assert handle is not None
     with pytest.raises(SharedWeightsGone, match=r"rank-00000\.frozen\.data, which holds frozen weights"):
         handle.wait()
-    newest = saver.save(state(40), step=40, frozen=FROZEN, asynchronous=asynchronous)
+    save_again = saver.save_in_background if in_background else saver.save
+    newest = save_again(state(40), step=40, frozen=FROZEN)
     assert newest is not None
     newest.wait()
     reader = checkpointer(storage, 2)
@@ -313,7 +315,7 @@ def test_head_is_made_anew_from_commits_that_need_others() -> None:
 def test_without_frozen_weights_commits_are_as_older_readers_know_them() -> None:
     storage = MemoryStorage()
     saver = checkpointer(storage)
-    saver.save(state(10), step=10, asynchronous=False)
+    saver.save(state(10), step=10)
     assert b'"shared"' not in storage.get(head_of(storage).commits[0].manifest)[0]
     assert b'"frozen' not in b"".join(storage.get(key)[0] for key, _ in storage.list("attempts/") if "receipt" in key)
     assert b'"needs"' not in storage.get(HEAD_KEY)[0]
@@ -334,7 +336,7 @@ def test_what_is_trained_at_last_is_in_each_commit_and_what_is_frozen_at_last_in
     saver = checkpointer(storage)
     save(saver, 10)
     for step, frozen in ((20, {"model.base"}), (30, FROZEN), (40, {*FROZEN, "model.adapter"})):
-        saver.save(state(step), step=step, frozen=frozen, asynchronous=False)
+        saver.save(state(step), step=step, frozen=frozen)
     assert_whole(storage, 40, 30, 20, 10)
     assert bytes_of(storage, 20) > BASE_BYTES // 2
 

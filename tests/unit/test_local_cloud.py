@@ -1,4 +1,4 @@
-"""The cloud: what is announced, what goes when, and what is remembered, with machines that only take notes."""
+"""The cloud: what is announced, what goes when, and what is recorded, with machines that only take notes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spottrain_local.cloud import Cloud, Instance, Interruption
+from spottrain_local.cloud import Cloud, Instance
 from spottrain_local.layout import LocalClusterError
+from spottrain_local.metadata.interruption import Interruption
 from spottrain_local.spec import ClusterSpec, NodePool
 
 POOLS = ClusterSpec(
@@ -105,7 +106,7 @@ async def test_restoring_twice_at_once_starts_one(cloud: Cloud, machines: NotedM
     assert "spot-0" in machines.running
 
 
-async def test_the_memory_outlives_the_supervisor(tmp_path: Path) -> None:
+async def test_the_record_outlives_the_supervisor(tmp_path: Path) -> None:
     clock = [datetime(2026, 1, 1, tzinfo=UTC)]
     first = NotedMachines()
     cloud = Cloud(POOLS, first, tmp_path / "instances.json", lambda: clock[0])

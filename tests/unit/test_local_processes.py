@@ -122,6 +122,8 @@ def test_the_readme_says_what_foreign_binaries_must_have() -> None:
     go_mod = checkout_root() / "local-cluster" / "controlplane" / "go.mod"
     pinned = re.findall(r"k8s.io/kubernetes (v\S+)", go_mod.read_text())
     assert re.findall(r"/release/(v[^/]+)/bin", section) == pinned
+    minor = pinned[0].removeprefix("v").rpartition(".")[0]
+    assert re.findall(r"(?:-p path |release \()(\d+\.\d+)", section) == [minor, minor]
 
 
 async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:

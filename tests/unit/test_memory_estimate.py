@@ -41,6 +41,20 @@ def test_ddp_holds_sixteen_bytes_a_parameter_and_sharding_divides_them() -> None
     assert offloaded.parameters + offloaded.gradients + offloaded.optimizer == 0
 
 
+OFFLOADED = "fsdp, optimizer and parameters on the CPU"
+
+
+def test_offload_leaves_gradients_on_the_device_until_replicas_reduce_them() -> None:
+    """Four ranks each have a shard, and two micro-batches of the 64 samples."""
+    several = by_name(workload(1.0, fsdp_ranks=4, global_batch=64))
+    assert several[OFFLOADED].gradients == several["fsdp"].gradients == 10**9
+    assert (several[OFFLOADED].parameters, several[OFFLOADED].optimizer) == (0, 0)
+    one = by_name(workload(1.0, fsdp_ranks=4, global_batch=32))
+    assert several[OFFLOADED].step - one[OFFLOADED].step == 10**9
+    assert several[OFFLOADED].host == one[OFFLOADED].host
+    assert by_name(workload(1.0, global_batch=64))[OFFLOADED].gradients == 0
+
+
 def test_activations_grow_with_tokens_and_shrink_when_they_are_computed_again() -> None:
     usual = by_name(workload(7.0))["fsdp"].activations
     assert by_name(workload(7.0, micro_batch=8))["fsdp"].activations == pytest.approx(2 * usual)

@@ -7,14 +7,14 @@ import json
 import pytest
 from kubernetes.client import ApiException
 
-from spottrain_operator.cluster import (
+from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
 )
-from spottrain_operator.kubernetes_cluster import NotFoundError, translated
+from spottrain_operator.cluster.kubernetes_client import NotFoundError, translated
 
 WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team label'
 POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no team label"

@@ -11,8 +11,8 @@ import yaml
 
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_HOST_IP, ENV_NODE_NAME, CapacityType
 from spottrain_local.binaries import find_binaries
-from spottrain_operator.lease import LeaseSettings
-from spottrain_operator.placement import TERMS
+from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.placement import TERMS
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"

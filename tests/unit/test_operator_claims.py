@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from spottrain_operator.agents import AssignmentBoard, ReportBox
-from spottrain_operator.claims import Claims, RivalFinder
-from spottrain_operator.cluster import JobKey, Manifest
+from memory_cluster import MemoryCluster
+from spottrain_operator.cluster.claims import Claims, RivalFinder
+from spottrain_operator.cluster.client import JobKey, Manifest
+from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.observe import job_view
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.folders import folder_of
 from spottrain_operator.core.model import Rival
 from spottrain_operator.core.plan import plan
-from spottrain_operator.history import HistoryKeeper
-from spottrain_operator.memory_cluster import MemoryCluster
 from spottrain_operator.metrics import Metrics
-from spottrain_operator.observe import job_view
 from spottrain_operator.reconcile import Reconciler
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

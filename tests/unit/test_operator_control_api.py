@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     TOKEN_AUDIENCE,
@@ -25,10 +26,9 @@ from spottrain_api.contract import (
     Progress,
     clock_offset,
 )
-from spottrain_operator.agents import AssignmentBoard, ReportBox, matters
-from spottrain_operator.cluster import ClusterError, JobKey, PodIdentity
-from spottrain_operator.control_api import ControlApi
-from spottrain_operator.memory_cluster import MemoryCluster
+from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox, matters
+from spottrain_operator.control_api.server import ControlApi
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from spottrain_operator.cluster import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.controller import Controller, PassResult, backoff_seconds
 
 A = JobKey(namespace="team", name="a")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spottrain_operator.cluster import ClusterError, Manifest
-from spottrain_operator.lease import LeaderElection, LeaseSettings
-from spottrain_operator.memory_cluster import MemoryCluster
+from memory_cluster import MemoryCluster
+from spottrain_operator.cluster.client import ClusterError, Manifest
+from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 
 
 def settings(identity: str) -> LeaseSettings:
@@ -89,6 +89,28 @@ async def test_a_released_lease_is_free_at_once() -> None:
     await first.release()
     await asyncio.wait_for(election(cluster, "b", clock).acquire(), 0.5)
     assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 1
+
+
+async def test_who_leaves_takes_no_lease_from_the_next_one() -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    lease = await cluster.read_lease("system", "spottrain-operator")
+    assert lease is not None
+    lease["spec"]["holderIdentity"] = "b"
+    await cluster.write_lease(lease)
+    await first.release()
+    assert holder(cluster) == "b"
+
+
+async def test_who_leaves_while_the_api_server_is_down_leads_no_more() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.down = True
+    await first.release()
+    assert not first.is_leader
+    assert holder(cluster) == "a", "the next one waits until it has run out"
 
 
 async def test_a_leader_that_cannot_renew_gives_up_before_others_may_take_over() -> None:

@@ -23,7 +23,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
-from spottrain_operator.cluster import JobKey
+from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.metrics import Metrics
 
@@ -52,7 +52,7 @@ STATUS = TrainingJobStatus(
     preemptions=3,
     preemptions_without_notice=1,
     goodput=0.9,
-    cost=CostStatus(total=1.0, on_demand_only=2.0),
+    cost=CostStatus(total=1.0, on_demand_only=2.0, currency="EUR"),
 )
 
 
@@ -125,6 +125,14 @@ def test_the_forecast_of_a_checkpoint_is_compared_with_what_it_took(metrics: Met
     assert family.samples[0].value == pytest.approx(1.5)
 
 
+def test_money_has_its_currency(metrics: Metrics) -> None:
+    costs = [family for family in families(metrics) if "cost" in family.name]
+    assert {sample.name: sample.labels["currency"] for family in costs for sample in family.samples} == {
+        "spottrain_job_cost_total": "EUR",
+        "spottrain_job_cost_on_demand_only": "EUR",
+    }
+
+
 def test_no_label_is_one_that_prometheus_gives_to_the_target(metrics: Metrics) -> None:
     for family in families(metrics):
         for sample in family.samples:
@@ -159,6 +167,9 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(metrics: Metrics) 
         used = re.findall(r"(\w+)=~", text) + re.findall(r"{{(\w+)}}", text)
         for label in used:
             assert any(label in labels[name] for name in names), f"{text}: no such label: {label}"
+    money = [target for target in targets if target["expr"].startswith("spottrain_job_cost_total")]
+    assert money
+    assert all("{{currency}}" in target["legendFormat"] for target in money)
     # Every metric about jobs is to be seen.
     stems = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
     shown_otherwise = {"spottrain_job_generation", "spottrain_job_productive_seconds"}

@@ -9,8 +9,8 @@ import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster import ForbiddenError, InvalidObjectError
-from spottrain_operator.observe import (
+from spottrain_operator.cluster.client import ForbiddenError, InvalidObjectError
+from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
     may_wait_for_volumes,
@@ -19,7 +19,7 @@ from spottrain_operator.observe import (
     refusal,
     with_newest_event,
 )
-from spottrain_operator.write_back import as_written
+from spottrain_operator.cluster.write_back import as_written
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -224,6 +224,7 @@ GENERATION = {
     [
         ({}, {}, "spec.image"),
         (SPEC | {"nodes": {"max": "many"}}, {}, "spec.nodes"),
+        (SPEC, "Running", "status"),
         (SPEC, {"phase": "Paused"}, "status.phase"),
         (SPEC, {"generation": GENERATION | {"state": "Paused"}}, "status.generation.state"),
         (SPEC, {"lastSequence": "x"}, "status.lastSequence"),
@@ -231,7 +232,7 @@ GENERATION = {
     ],
 )
 def test_a_job_is_left_alone_if_what_decisions_hang_on_cannot_be_read(
-    spec: dict[str, Any], status: dict[str, Any], field: str
+    spec: dict[str, Any], status: Any, field: str
 ) -> None:
     with pytest.raises(NotUnderstoodError, match=field):
         job_view(job(spec, status))

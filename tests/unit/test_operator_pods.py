@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spottrain_api.contract import ENV_CONTROL_URL, ENV_POD_UID, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.pods import JobRef, build_pod, template_hash
+from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
 MINIMAL: dict[str, Any] = {
@@ -68,6 +68,16 @@ def test_the_only_credential_is_a_token_for_the_operator() -> None:
     assert [source["serviceAccountToken"]["audience"] for source in projected[0]["projected"]["sources"]] == [
         "spottrain"
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "policy"), [({}, None), ({"imagePullPolicy": "Always"}, "Always")], ids=["cluster", "job"]
+)
+def test_when_the_image_is_pulled_is_left_to_the_cluster_unless_the_job_says(
+    template: dict[str, Any], policy: str | None
+) -> None:
+    manifest = pod(spec(podTemplate=template))
+    assert manifest["spec"]["containers"][0].get("imagePullPolicy") == policy
 
 
 def test_users_variables_come_before_the_operators_and_replace_the_defaults() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
-from spottrain_operator.cluster import ClusterError, Manifest
+from spottrain_operator.cluster.client import ClusterError, Manifest
 
 
 def end_state(world: World) -> dict[str, Any]:

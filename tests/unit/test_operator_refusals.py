@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from operator_world import CrashingCluster, World, job
-from spottrain_operator.cluster import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')

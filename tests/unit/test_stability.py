@@ -101,7 +101,7 @@ def test_a_resumed_guard_decides_as_one_that_was_never_interrupted(losses: list[
     wanted = decisions(whole, losses, 1)
     before = decisions(first, losses[:cut], 1)
     stored = json.loads(json.dumps(codec.encode(first.state_dict())))
-    second.load_state_dict(codec.join(stored, {}))
+    second.load_state_dict(codec.decode(stored))
     assert before + decisions(second, losses[cut:], len(losses[:cut]) + 1) == wanted
     assert second.state_dict() == whole.state_dict()
 
@@ -112,7 +112,7 @@ def rates(schedule: Schedule, steps: int, *, resume_at: int | None = None) -> li
     found = []
     for step in range(steps):
         if step == resume_at:
-            saved = codec.join(json.loads(json.dumps(codec.encode(scheduler.state_dict()))), {})
+            saved = codec.decode(json.loads(json.dumps(codec.encode(scheduler.state_dict()))))
             scheduler = schedule(optimizer)
             scheduler.load_state_dict(saved)
         found.append(float(scheduler.get_last_lr()[0]))

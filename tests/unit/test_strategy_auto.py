@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from spottrain.data.batch import BatchPlan
 from spottrain.engines.auto import Machine, applied, choose_automatically, facts_of, least_of_all
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import EngineConfig
-from spottrain_api.contract import DeepSpeedConfig, MemoryEstimate, StrategyChoice
+from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, MemoryEstimate, Sharding, StrategyChoice
 from spottrain_api.memory_estimate import GIB, ModelFacts
 
 CPU = torch.device("cpu")
@@ -67,6 +68,21 @@ def test_the_choice_follows_from_the_machine_and_is_applied() -> None:
 
     on_the_cpu = choose(Machine(accelerator_bytes=None, host_bytes=24 * GIB, has_deepspeed=True))
     assert not on_the_cpu.offload_optimizer
+
+
+def test_the_micro_batches_of_the_smallest_world_count() -> None:
+    def gradients(min_world_size: int) -> int:
+        plan = BatchPlan(global_batch=8, micro_batch=4, world_size=2)
+        settings = replace(config(fsdp=FsdpConfig(sharding=Sharding.HYBRID, offload=True)), plan=plan)
+        machine = Machine(accelerator_bytes=24 * GIB, host_bytes=256 * GIB, has_deepspeed=False)
+        choice = choose_automatically(
+            large_model(), settings, machine, min_world_size=min_world_size, tokens_per_sample=16
+        )
+        assert choice.offload_parameters, choice.reason
+        return choice.memory.gradients
+
+    assert gradients(2) == 0
+    assert gradients(1) == 4 * facts_of(large_model()).num_parameters
 
 
 def test_a_zero_stage_that_the_job_names_is_kept_to() -> None:
@@ -140,7 +156,7 @@ def train(uri: str, steps: int) -> StrategyChoice | None:
             for batch in step.micro_batches():
                 step.backward(training.model(batch).square().mean())
             step.update()
-        return session._reporter.progress.strategy
+        return session._context.reporter.progress.strategy
 
 
 @pytest.fixture
@@ -166,7 +182,7 @@ def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
     assert loaded.extra["strategy"] == first.model_dump()
     nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
     recorded = StrategyChoice(strategy="fsdp", name="fsdp", reason="It was small.", memory=nothing)
-    saver.save(state, step=3, extra={**loaded.extra, "strategy": recorded.model_dump()}, asynchronous=False)
+    saver.save(state, step=3, extra={**loaded.extra, "strategy": recorded.model_dump()})
 
     assert train(uri, 4) == recorded
 
@@ -174,7 +190,7 @@ def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
 def test_a_damaged_commit_is_passed_over_for_the_one_before_it(uri: str, tmp_path: Path) -> None:
     saver = Checkpointer(open_storage(uri), generation=1, attempt_id="x", rank=0, world_size=1)
     for step in (1, 2):
-        saver.save({}, step=step, extra={"strategy": step}, asynchronous=False)
+        saver.save({}, step=step, extra={"strategy": step})
     newest = saver.latest()
     assert newest is not None
     assert saver.newest_extra() == {"strategy": 2}

@@ -107,20 +107,20 @@ def write_steps(
     for rank in range(world):
         if rank == without_rank:
             continue
-        with AuditWriter(folder, HEADER, generation=generation, rank=rank) as writer:
-            for step in steps:
-                share = plan.share(rank, step - 1)
-                writer.write(
-                    AuditRecord(
-                        at=step + late,
-                        generation=generation,
-                        step=step,
-                        rank=rank,
-                        world=world,
-                        positions=tuple(share),
-                        samples=tuple(order.samples(share).tolist()),
-                    )
+        writer = AuditWriter(folder, HEADER, generation=generation, rank=rank)
+        for step in steps:
+            share = plan.share(rank, step - 1)
+            writer.write(
+                AuditRecord(
+                    at=step + late,
+                    generation=generation,
+                    step=step,
+                    rank=rank,
+                    world=world,
+                    positions=tuple(share),
+                    samples=tuple(order.samples(share).tolist()),
                 )
+            )
 
 
 def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(tmp_path: Path) -> None:
@@ -147,11 +147,8 @@ def test_the_time_without_a_step_ends_with_the_first_step_that_is_done_again(tmp
 
 def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 1, range(1, 3))
-    with AuditWriter(tmp_path, HEADER, generation=1, rank=0) as writer:
-        wrong = AuditRecord(
-            at=3.0, generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4)
-        )
-        writer.write(wrong)
+    wrong = AuditRecord(at=3.0, generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4))
+    AuditWriter(tmp_path, HEADER, generation=1, rank=0).write(wrong)
     assert read_audit(tmp_path).problems() == ["step 3 used other samples than an uninterrupted run"]
 
 

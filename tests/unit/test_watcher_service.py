@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from memory_signals import MemorySource
 from spottrain_api.contract import Notice, NoticeList
-from spottrain_watcher.memory import MemorySource
 from spottrain_watcher.watcher import Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -4,7 +4,8 @@
 the loop. `Session.prepare` has an example.
 """
 
-from spottrain.loop.session import Session, session
+from spottrain.loop.entry import session
+from spottrain.loop.session import Session
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain_api.contract import LossSpikeConfig, StabilityAction, StabilityConfig

@@ -34,9 +34,9 @@ from spottrain_agent.agent_state import (
 )
 from spottrain_agent.control_client import BackOff, ControlClient, follow_notices
 from spottrain_agent.generation_run import GenerationRun, missing_entrypoint
-from spottrain_agent.memory_process import MemoryProcess
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, become_subreaper, kill_descendants
+from spottrain_agent.replica_process import ReplicaProcess
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
@@ -62,7 +62,7 @@ OBSERVE_INTERVAL_SECONDS = 0.05
 # the store. The next assignment ends that sooner.
 LINGER_SECONDS = 60.0
 # How long a leaving agent tries to deliver its last report.
-FAREWELL_SECONDS = 3.0
+LAST_REPORT_SECONDS = 3.0
 
 
 def initial_state(settings: AgentSettings) -> AgentState:
@@ -93,7 +93,7 @@ class Agent:
         self._state = initial_state(settings)
         self._reaper = Reaper()
         self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
-        self._memory = MemoryProcess(self._reaper)
+        self._replicas = ReplicaProcess(self._reaper)
         self._activity: _Activity | None = None
         self._port = ReservedPort()
         self._used_port: ReservedPort | None = None
@@ -113,7 +113,7 @@ class Agent:
             control = ControlClient(session, self._settings.control_url, self._settings.token_file)
             loops = [
                 self._zygote.run(),
-                self._memory.run(),
+                self._replicas.run(),
                 control.follow_assignments(self._on_assignment),
                 self._report_forever(control),
                 self._observe_forever(),
@@ -121,7 +121,7 @@ class Agent:
             if self._settings.watcher_url:
                 loops.append(follow_notices(session, self._settings.watcher_url, self._on_notices))
             await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
-            await self._say_farewell(control)
+            await self._send_last_report(control)
         await kill_descendants()
 
     async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -133,9 +133,9 @@ class Agent:
             # These loops never end: this is a bug, and a pod that fails is better than one that pretends.
             task.result()
 
-    async def _say_farewell(self, control: ControlClient) -> None:
+    async def _send_last_report(self, control: ControlClient) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LAST_REPORT_SECONDS):
                 back_off = BackOff()
                 while not await control.send_report(self._report()):
                     await back_off.wait()
@@ -211,8 +211,8 @@ class Agent:
         failure = missing_entrypoint(run.assignment.entrypoint)
         if failure is None:
             try:
-                if (memory := run.assignment.trainer.memory) is not None:
-                    await self._memory.open(memory.token)
+                if (replicas := run.assignment.trainer.replicas) is not None:
+                    await self._replicas.open(replicas.token)
                 await run.start(self._zygote, self._reaper)
                 return
             except (LaunchFailed, OSError) as error:
@@ -233,7 +233,7 @@ class Agent:
             # The launch itself may be what asked for the kill: let it return first.
             await asyncio.wait({activity.start})
         await self._zygote.settle()
-        await kill_descendants(keep={pid for pid in (self._zygote.pid, self._memory.pid) if pid is not None})
+        await kill_descendants(keep={pid for pid in (self._zygote.pid, self._replicas.pid) if pid is not None})
         if self._used_port is not None:
             self._used_port.release()
             self._used_port = None
@@ -311,7 +311,7 @@ class Agent:
             commit=state.commit or (progress.commit if progress else None),
             failure=state.failure,
             notices=state.all_notices,
-            memory_port=self._memory.port,
-            held=self._memory.held,
+            replica_port=self._replicas.port,
+            held=self._replicas.held,
             sent_at=datetime.now(UTC),
         )

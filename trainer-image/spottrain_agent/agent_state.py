@@ -154,14 +154,14 @@ Command = StartGeneration | RequestDrain | CancelDrain | KillGeneration | Leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The result of a transition."""
+class Reaction:
+    """What an event leads to: the next state, and what to do now."""
 
     state: AgentState
     commands: tuple[Command, ...] = field(default=())
 
 
-def transition(state: AgentState, event: Event) -> Step:
+def transition(state: AgentState, event: Event) -> Reaction:
     """The next state, and what to do now."""
     match event:
         case AssignmentReceived(assignment=assignment):
@@ -171,25 +171,25 @@ def transition(state: AgentState, event: Event) -> Step:
         case SigtermReceived(notice=notice):
             return _terminated(state, notice)
         case ProcessesGone(generation=number):
-            return _processes_gone(state) if number == state.generation else Step(state=state)
+            return _processes_gone(state) if number == state.generation else Reaction(state=state)
         case GenerationEnded():
             return _ended(state, event)
         case RanksStarted(generation=number):
             is_news = number == state.generation and state.phase is AgentPhase.STARTING
-            return Step(state=replace(state, phase=AgentPhase.RUNNING) if is_news else state)
+            return Reaction(state=replace(state, phase=AgentPhase.RUNNING) if is_news else state)
         case DrainSeen(generation=number):
             is_news = number == state.generation and state.drain is not None
-            return Step(state=replace(state, drain_seen=True) if is_news else state)
+            return Reaction(state=replace(state, drain_seen=True) if is_news else state)
 
 
 # --- assignments -----------------------------------------------------------------------------------------
 
 
-def _assigned(state: AgentState, assignment: Assignment) -> Step:
+def _assigned(state: AgentState, assignment: Assignment) -> Reaction:
     if assignment.action is AssignmentAction.EXIT:
         return _exit(state)
     if assignment.generation is None:
-        return Step(state=state)
+        return Reaction(state=state)
     match assignment.action:
         case AssignmentAction.RUN:
             return _run(state, assignment.generation)
@@ -198,20 +198,20 @@ def _assigned(state: AgentState, assignment: Assignment) -> Step:
         case AssignmentAction.STOP:
             return _stop(state, assignment.generation.number)
         case _:
-            return Step(state=state)
+            return Reaction(state=state)
 
 
-def _run(state: AgentState, generation: GenerationAssignment) -> Step:
+def _run(state: AgentState, generation: GenerationAssignment) -> Reaction:
     newest = state.pending.number if state.pending else state.generation
     if state.leaving or generation.number <= newest:
-        return Step(state=state)
+        return Reaction(state=state)
     if state.has_processes:
         commands = (KillGeneration(generation=state.generation),)
-        return Step(state=_stopped(replace(state, pending=generation)), commands=commands)
+        return Reaction(state=_stopped(replace(state, pending=generation)), commands=commands)
     return _start(state, generation)
 
 
-def _start(state: AgentState, generation: GenerationAssignment) -> Step:
+def _start(state: AgentState, generation: GenerationAssignment) -> Reaction:
     started = replace(
         state,
         generation=generation.number,
@@ -228,45 +228,45 @@ def _start(state: AgentState, generation: GenerationAssignment) -> Step:
     # The operator didn't know of this notice, or it would not have chosen this pod: drain as soon as possible.
     request = _drain_for(started.all_notices)
     if request is None:
-        return Step(state=started, commands=(start,))
+        return Reaction(state=started, commands=(start,))
     drained = _request_drain(started, request, is_local=True)
-    return Step(state=drained.state, commands=(start, *drained.commands))
+    return Reaction(state=drained.state, commands=(start, *drained.commands))
 
 
-def _drain(state: AgentState, number: int, request: DrainRequest) -> Step:
+def _drain(state: AgentState, number: int, request: DrainRequest) -> Reaction:
     if number == state.generation and state.is_active:
         return _request_drain(state, request, is_local=False)
     return _never_run(state, number)
 
 
-def _stop(state: AgentState, number: int) -> Step:
+def _stop(state: AgentState, number: int) -> Reaction:
     if number != state.generation:
         return _never_run(state, number)
     if not state.has_processes:
-        return Step(state=state)
-    return Step(state=_stopped(state), commands=(KillGeneration(generation=number),))
+        return Reaction(state=state)
+    return Reaction(state=_stopped(state), commands=(KillGeneration(generation=number),))
 
 
-def _never_run(state: AgentState, number: int) -> Step:
+def _never_run(state: AgentState, number: int) -> Reaction:
     """A generation is over before this agent has started it: say so, as nobody else can."""
     if number <= state.generation:
-        return Step(state=state)
+        return Reaction(state=state)
     pending = state.pending if state.pending and state.pending.number > number else None
     abandoned = replace(state, pending=pending, abandoned=number)
     if state.has_processes:
-        return Step(state=_stopped(abandoned), commands=(KillGeneration(generation=state.generation),))
-    return Step(state=_abandon(abandoned))
+        return Reaction(state=_stopped(abandoned), commands=(KillGeneration(generation=state.generation),))
+    return Reaction(state=_abandon(abandoned))
 
 
 def _abandon(state: AgentState) -> AgentState:
     return replace(state, generation=state.abandoned, phase=AgentPhase.STOPPED, drain=None, commit=None, failure=None)
 
 
-def _exit(state: AgentState) -> Step:
+def _exit(state: AgentState) -> Reaction:
     leaving = replace(state, leaving=True, pending=None)
     if not state.has_processes:
-        return Step(state=leaving, commands=(Leave(),))
-    return Step(state=_stopped(leaving), commands=(KillGeneration(generation=state.generation),))
+        return Reaction(state=leaving, commands=(Leave(),))
+    return Reaction(state=_stopped(leaving), commands=(KillGeneration(generation=state.generation),))
 
 
 def _stopped(state: AgentState) -> AgentState:
@@ -276,12 +276,12 @@ def _stopped(state: AgentState) -> AgentState:
 # --- drains ----------------------------------------------------------------------------------------------
 
 
-def _request_drain(state: AgentState, request: DrainRequest, *, is_local: bool) -> Step:
+def _request_drain(state: AgentState, request: DrainRequest, *, is_local: bool) -> Reaction:
     if state.drain is not None and state.drain.deadline <= request.deadline:
-        return Step(state=replace(state, drain_is_local=state.drain_is_local and is_local))
+        return Reaction(state=replace(state, drain_is_local=state.drain_is_local and is_local))
     is_local = is_local and (state.drain is None or state.drain_is_local)
     drained = replace(state, drain=request, drain_is_local=is_local)
-    return Step(state=drained, commands=(RequestDrain(generation=state.generation, request=request),))
+    return Reaction(state=drained, commands=(RequestDrain(generation=state.generation, request=request),))
 
 
 def _drain_for(notices: tuple[Notice, ...]) -> DrainRequest | None:
@@ -293,40 +293,40 @@ def _drain_for(notices: tuple[Notice, ...]) -> DrainRequest | None:
     return DrainRequest(reason=reason, deadline=first.deadline, requested_at=first.observed_at, is_preemption=True)
 
 
-def _noticed(state: AgentState, now: datetime) -> Step:
+def _noticed(state: AgentState, now: datetime) -> Reaction:
     if not state.is_active:
-        return Step(state=state)
+        return Reaction(state=state)
     request = _drain_for(state.all_notices)
     if request is not None:
         return _request_drain(state, request.model_copy(update={"requested_at": now}), is_local=True)
     if state.drain is not None and state.drain_is_local and not state.drain_seen:
         undone = replace(state, drain=None, drain_is_local=False)
-        return Step(state=undone, commands=(CancelDrain(generation=state.generation),))
-    return Step(state=state)
+        return Reaction(state=undone, commands=(CancelDrain(generation=state.generation),))
+    return Reaction(state=state)
 
 
-def _terminated(state: AgentState, notice: Notice) -> Step:
+def _terminated(state: AgentState, notice: Notice) -> Reaction:
     if state.sigterm is not None:
-        return Step(state=state)
+        return Reaction(state=state)
     leaving = replace(state, sigterm=notice, leaving=True, pending=None)
     if not state.has_processes:
-        return Step(state=leaving, commands=(Leave(),))
+        return Reaction(state=leaving, commands=(Leave(),))
     return _noticed(leaving, notice.observed_at)
 
 
 # --- ends ------------------------------------------------------------------------------------------------
 
 
-def _ended(state: AgentState, event: GenerationEnded) -> Step:
+def _ended(state: AgentState, event: GenerationEnded) -> Reaction:
     if event.generation != state.generation or not state.is_active:
-        return Step(state=state)
+        return Reaction(state=state)
     ended = replace(state, phase=event.phase, commit=event.commit, failure=event.failure)
     if event.phase is AgentPhase.FAILED:
-        return Step(state=ended, commands=(KillGeneration(generation=state.generation),))
-    return Step(state=ended)
+        return Reaction(state=ended, commands=(KillGeneration(generation=state.generation),))
+    return Reaction(state=ended)
 
 
-def _processes_gone(state: AgentState) -> Step:
+def _processes_gone(state: AgentState) -> Reaction:
     gone = replace(state, has_processes=False)
     if gone.is_active:
         failure = Failure(
@@ -334,9 +334,9 @@ def _processes_gone(state: AgentState) -> Step:
         )
         gone = replace(gone, phase=AgentPhase.FAILED, failure=failure)
     if gone.leaving:
-        return Step(state=gone, commands=(Leave(),))
+        return Reaction(state=gone, commands=(Leave(),))
     if gone.abandoned > gone.generation:
         gone = _abandon(gone)
     if gone.pending is not None:
         return _start(gone, gone.pending)
-    return Step(state=gone)
+    return Reaction(state=gone)

@@ -33,7 +33,7 @@ MAX_BACK_OFF_SECONDS = 1.0
 # How soon an outage is reported again, doubling up to an hour.
 SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
-TROUBLE = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
+TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
 class BackOff:
@@ -117,7 +117,7 @@ class ControlClient:
         while True:
             try:
                 assignment, offset = await self._poll_assignment(revision)
-            except TROUBLE as error:
+            except TRANSIENT_ERRORS as error:
                 self._outage.failed(PATH_ASSIGNMENT, error)
                 await back_off.wait()
                 continue
@@ -142,7 +142,7 @@ class ControlClient:
                 timeout=REPORT_TIMEOUT,
             ) as response:
                 response.raise_for_status()
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             self._outage.failed(PATH_REPORT, error)
             return False
         self._outage.succeeded(PATH_REPORT)
@@ -176,7 +176,7 @@ async def follow_notices(
             ) as response:
                 response.raise_for_status()
                 notices = None if response.status == 204 else NoticeList.from_json(await response.read())
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             logger.debug("no answer from the watcher: %r", error)
             await back_off.wait()
             continue

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 # After a worker has vanished, torchrun gets this long to tell its exit code (it looks every 0.1 s).
 SETTLE_SECONDS = 0.4
-STORE_PATIENCE_SECONDS = 20.0
-STORE_RETRY_SECONDS = 0.01
+RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
+RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
 # A script that hasn't declared itself as a library user in its first seconds gets SIGTERM for a drain.
 UNDECLARED_SECONDS = 5.0
 # SIGTERM is sent by then at the latest, as a share of the time until the deadline.
@@ -70,19 +70,19 @@ def _has_module(name: str, base: Path) -> bool:
     return importlib.util.find_spec(top) is not None
 
 
-async def wait_for_store(endpoint: str) -> None:
-    """Until the store's host listens, or for STORE_PATIENCE_SECONDS, after which torchrun may wait for it.
+async def wait_for_rendezvous_store(endpoint: str) -> None:
+    """Until the store's host listens, or for RENDEZVOUS_STORE_TIMEOUT_SECONDS, after which torchrun may wait for it.
 
     torch's own client sleeps about half a second, and then longer, after each refused connection: in a recovery
     that takes a second, that is most of it.
     """
     host, _, port = endpoint.rpartition(":")
-    give_up_at = time.monotonic() + STORE_PATIENCE_SECONDS
+    give_up_at = time.monotonic() + RENDEZVOUS_STORE_TIMEOUT_SECONDS
     while time.monotonic() < give_up_at:
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), 1.0)
         except (OSError, TimeoutError):
-            await asyncio.sleep(STORE_RETRY_SECONDS)
+            await asyncio.sleep(RENDEZVOUS_STORE_RETRY_SECONDS)
             continue
         writer.close()
         return
@@ -116,7 +116,7 @@ class GenerationRun:
         )
         logger.info("generation %d: torchrun %s", self.assignment.number, " ".join(request.torchrun_arguments))
         if self.assignment.node_rank != 0:
-            await wait_for_store(self.assignment.rendezvous_endpoint)
+            await wait_for_rendezvous_store(self.assignment.rendezvous_endpoint)
         self._launcher = reaper.ended(await zygote.launch(request))
 
     def _environment(self) -> dict[str, str]:

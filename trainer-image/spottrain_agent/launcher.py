@@ -61,7 +61,7 @@ def run_launcher(request: LaunchRequest) -> int:
 
     os.environ.update(request.environment)
     run_dir = Path(request.run_dir)
-    console = Console.divert(run_dir / FILE_TORCHRUN_LOG)
+    console = Console.redirect(run_dir / FILE_TORCHRUN_LOG)
     try:
         _run_torchrun(request, console)
     except ChildFailedError as error:

@@ -1,4 +1,4 @@
-"""Ports of this pod that are kept free for who will listen on them: a generation's store, and peers' memory."""
+"""Ports of this pod that are kept free for who will listen on them: a generation's store, and replicas."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from spottrain_api.contract import (
     is_lost_peer,
 )
 
-_STORE_TROUBLE = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
+_RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _launcher_end(observation: GenerationObservation) -> Verdict | None:
         return None
     exception = (launcher.exception if launcher else None) or ""
     message = (launcher.message if launcher else None) or ""
-    if _STORE_TROUBLE.search(f"{exception} {message}"):
+    if _RENDEZVOUS_ERROR.search(f"{exception} {message}"):
         reason = FailureReason.RENDEZVOUS_FAILED
         text = f"The members of the generation didn't come together: {message}"
     elif launcher is None:

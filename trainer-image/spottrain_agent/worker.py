@@ -41,7 +41,7 @@ class Console:
     stderr: int
 
     @classmethod
-    def divert(cls, path: Path) -> Self:
+    def redirect(cls, path: Path) -> Self:
         """From now on this process writes to the file at `path`."""
         console = cls(os.dup(1), os.dup(2))
         with path.open("ab") as log:
@@ -58,7 +58,7 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     """Run the program to its end. Returns only if it ended with exit code 0."""
     local_rank = int(os.environ["LOCAL_RANK"])
     console.restore()
-    _forget_the_parent()
+    _reset_inherited_state()
     started = WorkerStarted(pid=os.getpid(), started_at=datetime.now(UTC), expects_session=opens_session(entrypoint))
     started.write(run_dir / worker_started_file(local_rank))
     if started.expects_session:
@@ -83,7 +83,7 @@ def _start_writer() -> None:
     start_writer()
 
 
-def _forget_the_parent() -> None:
+def _reset_inherited_state() -> None:
     """Undo what a fork inherits from the launcher and the zygote and a new interpreter wouldn't have."""
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):

@@ -6,14 +6,13 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
 from spottrain_agent.launcher import LaunchRequest
-from spottrain_agent.processes import Reaper, send_signal
+from spottrain_agent.processes import Reaper
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +68,6 @@ class ZygoteProcess:
         """Wait until no request is under way: after a cancelled launch, its process exists or never will."""
         if self._exchange is not None:
             await asyncio.wait({self._exchange})
-
-    def stop(self) -> None:
-        if self.pid is not None:
-            send_signal(self.pid, signal.SIGKILL)
 
     async def _launch_once(self, request: LaunchRequest) -> int | None:
         await self._ready.wait()

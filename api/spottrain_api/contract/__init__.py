@@ -39,7 +39,6 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.memory import MemoryCheckpoint, MemoryHolder, MemoryStep, PeerMemory
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import (
     ANNOTATION_NOTICE,
@@ -94,6 +93,7 @@ from spottrain_api.contract.nodes import (
     shutdown_grace_seconds,
 )
 from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
     FATAL_REASONS,
     CheckpointTimings,
@@ -172,13 +172,11 @@ __all__ = [
     "FailureReason",
     "FsdpConfig",
     "GenerationAssignment",
+    "HeldShards",
     "Interruptions",
     "LossSpikeConfig",
     "Member",
-    "MemoryCheckpoint",
     "MemoryEstimate",
-    "MemoryHolder",
-    "MemoryStep",
     "Message",
     "Notice",
     "NoticeKind",
@@ -186,9 +184,11 @@ __all__ = [
     "OnNotice",
     "Outcome",
     "OutcomeKind",
-    "PeerMemory",
     "Precision",
     "Progress",
+    "ReplicaHolder",
+    "ReplicaSettings",
+    "ReplicatedStep",
     "Sharding",
     "StabilityAction",
     "StabilityConfig",

@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
-from spottrain_api.contract.memory import MemoryStep
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
 
 
@@ -45,9 +45,9 @@ class Member(Message):
     node: Annotated[str, Field(description="Name of the node.")]
     node_rank: Annotated[int, Field(description="Number of the member in the generation, from 0.")]
     capacity_type: CapacityType
-    memory_port: Annotated[
+    replica_port: Annotated[
         int | None,
-        Field(description="Port at which the member's memory takes replicas. Absent if it offers none."),
+        Field(description="Port at which the member takes replicas. Absent if it takes none."),
     ] = None
 
 
@@ -119,8 +119,8 @@ class AgentReport(Message):
     - rendezvous_port: a free port at the pod's address, for the store of the next generation.
     - step_age_seconds: time since the newest step, or since the start of the generation before its first step, by
       the agent's monotonic clock.
-    - memory_port: port at which this member keeps replicated shards, its own and those of its peers.
-    - held: the replicated steps in that memory, oldest first.
+    - replica_port: port at which this member keeps replicated shards, its own and those of its peers.
+    - held: what it holds of replicated steps, oldest first.
     """
 
     pod: str
@@ -134,6 +134,6 @@ class AgentReport(Message):
     commit: CommitRef | None = None
     failure: Failure | None = None
     notices: tuple[Notice, ...] = ()
-    memory_port: int | None = None
-    held: tuple[MemoryStep, ...] = ()
+    replica_port: int | None = None
+    held: tuple[HeldShards, ...] = ()
     sent_at: datetime

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from spottrain_api.contract.choices import AUTO_INTERVAL, OnNotice, Precision, Sharding, StabilityAction, Strategy
-from spottrain_api.contract.memory import PeerMemory
 from spottrain_api.contract.message import Message
+from spottrain_api.contract.replicas import ReplicaSettings
 from spottrain_api.contract.reports import CommitRef
 
 
@@ -32,7 +32,7 @@ class DrainRequest(Message):
 
 class Interruptions(Message):
     """Preemptions of the job before this generation. `num_noticed` of `num` came with notice. After `num_covered` of
-    the others training resumed from the peers' memory."""
+    the others training resumed from replicas."""
 
     num: int = 0
     num_noticed: int = 0
@@ -128,4 +128,4 @@ class TrainerConfig(Message):
     stability: StabilityConfig | None = None
     # The newest commit that the operator knows. Ranks read HEAD themselves; a HEAD older than this is an error.
     resume: CommitRef | None = None
-    memory: PeerMemory | None = None
+    replicas: ReplicaSettings | None = None

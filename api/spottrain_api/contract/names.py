@@ -31,7 +31,7 @@ LONG_POLL_SECONDS = 25.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"
-# Header with which a member's memory reports the processor time that an object took it.
+# Header with which whoever holds replicas reports the processor time that it took to receive an object.
 PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
 # Environment of a trainer pod, read by the agent.

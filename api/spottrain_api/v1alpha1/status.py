@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from spottrain_api.contract import CommitRef, Member, MemoryCheckpoint, StrategyChoice
+from spottrain_api.contract import CommitRef, Member, ReplicatedStep, StrategyChoice
 from spottrain_api.v1alpha1.resource import Resource
 
 
@@ -92,11 +92,11 @@ class GenerationStatus(StatusResource):
         CommitRef | None,
         Field(description="Newest commit that the operator knew when the generation started, from which it resumes."),
     ] = None
-    memory: Annotated[
-        MemoryCheckpoint | None,
+    replicated_step: Annotated[
+        ReplicatedStep | None,
         Field(
-            description="Step in the members' memory from which the generation resumes instead, as it is newer than "
-            "the commit. See checkpoint.peerReplicas."
+            description="Replicated step in the members' memory from which the generation resumes instead, as it is "
+            "newer than the commit. See checkpoint.peerReplicas."
         ),
     ] = None
     template_hash: Annotated[
@@ -169,8 +169,11 @@ class Transition(StatusResource):
     with_notice: Annotated[
         bool, Field(description="Whether a node was taken with notice, so that the generation could commit.")
     ] = False
-    from_memory: Annotated[
-        bool, Field(description="Whether the next generation resumed from the members' memory, not from a commit.")
+    from_replicas: Annotated[
+        bool,
+        Field(
+            description="Whether the next generation resumed from replicas in the members' memory, not from a commit."
+        ),
     ] = False
     at: Annotated[datetime, Field(description="Time at which the generation had ended.")]
     last_step: Annotated[int, Field(description="Newest step that the generation completed.")] = 0

@@ -1,25 +1,34 @@
-"""The interruption of a node, read from a file that the supervisor writes."""
+"""What the cloud is about to do to a node. The supervisor writes it to a file, and the metadata server reads it."""
 
 import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
 
 logger = logging.getLogger(__name__)
 
+InterruptionKind = Literal["preempt", "rebalance", "maintenance"]
+Action = Literal["terminate", "stop", "hibernate"]
+
 
 class Interruption(BaseModel):
-    """A planned interruption. `notice_at` is when the cloud announces it."""
+    """A planned interruption. `notice_at` is when the cloud announces it for the first time."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     id: str
-    kind: Literal["preempt", "rebalance", "maintenance"] = "preempt"
-    action: Literal["terminate", "stop", "hibernate"] = "terminate"
-    notice_at: AwareDatetime = Field(alias="noticeAt")
+    kind: InterruptionKind = "preempt"
+    action: Action = "terminate"
+    notice_at: AwareDatetime
     deadline: AwareDatetime
+
+    @property
+    def takes_the_machine(self) -> bool:
+        """Whether the machine is lost at the deadline. A rebalance recommendation only warns of a risk."""
+        return self.kind != "rebalance"
 
 
 def read_interruption(path: Path, now: datetime) -> Interruption | None:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import aiohttp
 
@@ -16,7 +15,6 @@ logger = logging.getLogger(__name__)
 # Seconds between attempts while a success is waited for.
 EAGER_SECONDS = 0.2
 
-ProbeKind = Literal["startup", "liveness", "readiness"]
 # Runs a command like a container's other processes: (argv, timeout in seconds) -> (exit code, output).
 Execute = Callable[[Sequence[str], float], Awaitable[tuple[int, str]]]
 

@@ -19,8 +19,8 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Resource
 from spottrain_operator.core.causes import PREEMPTIONS
-from spottrain_operator.core.memory import peer_memory
 from spottrain_operator.core.model import JobView
+from spottrain_operator.core.replicas import replica_settings
 from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
@@ -28,7 +28,7 @@ _DEFAULT_DRAIN = timedelta(seconds=60)
 
 def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
     """The assignment of the pod `pod_uid`; `job.status` must be what the API server has. `key` is the operator's
-    secret, from which the tokens of peers' memory are made.
+    secret, from which the tokens of replicas are made.
 
     Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
     """
@@ -63,7 +63,7 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     """Of the transitions before `generation`, so that it stays the same while that runs."""
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
-    # What memory covered counts as a loss again where the job doesn't ask for replicas any more.
+    # What replicas covered counts as a loss again if the job no longer asks for replicas.
     covers = job.spec.checkpoint.peer_replicas > 0
     since = job.status.start_time or generation.started_at
     if len(job.status.transitions) == MAX_TRANSITIONS:
@@ -71,7 +71,7 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     return Interruptions(
         num=len(before),
         num_noticed=sum(t.with_notice for t in before),
-        num_covered=sum(covers and t.from_memory and not t.with_notice for t in before),
+        num_covered=sum(covers and t.from_replicas and not t.with_notice for t in before),
         observed_seconds=max(0.0, seconds_between(since, generation.started_at)),
     )
 
@@ -105,7 +105,7 @@ def _trainer_config(job: JobView, generation: GenerationStatus, node_rank: int, 
             "micro_batch": spec.batch.micro,
             "checkpoint": checkpoint,
             "resume": generation.resume,
-            "memory": peer_memory(job, node_rank, key),
+            "replicas": replica_settings(job, node_rank, key),
         }
     )
 

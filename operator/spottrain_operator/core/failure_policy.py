@@ -25,8 +25,8 @@ from spottrain_operator.core.timing import (
     MAX_GENERATIONS_WITHOUT_PROGRESS,
     MAX_START_FAILURES,
     REFUSAL_PATIENCE,
-    START_FAILURE_MEMORY,
     START_FAILURE_PATIENCE,
+    START_FAILURE_WINDOW,
     STUCK_START,
     seconds_between,
 )
@@ -200,5 +200,5 @@ def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
         and situation.is_of_template(facts.pod)
         and uid not in joined
         and not (facts.pod.deleting or facts.node_lost or facts.doom is not None or killed(facts.pod))
-        and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_MEMORY
+        and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_WINDOW
     ]

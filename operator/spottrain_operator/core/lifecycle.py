@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.v1alpha1 import GenerationState, Phase
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
@@ -17,20 +17,18 @@ def heed_user(situation: Situation, draft: Draft) -> Draft:
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
-    cause, message = _wish(situation, draft)
+    cause, message = _wish(situation, draft, generation)
     if cause is None:
         return draft
     return request_end(situation, draft, members_of(situation, generation), cause, message)
 
 
-def _wish(situation: Situation, draft: Draft) -> tuple[Cause | None, str]:
-    policy, generation = situation.spec.run_policy, draft.status.generation
+def _wish(situation: Situation, draft: Draft, generation: GenerationStatus) -> tuple[Cause | None, str]:
+    policy = situation.spec.run_policy
     if is_past_deadline(situation, draft):
         return Cause.DEADLINE_EXCEEDED, f"runPolicy.activeDeadlineSeconds ({policy.active_deadline_seconds}) is over"
     if policy.suspend:
         return Cause.SUSPENDED, "runPolicy.suspend was set"
-    if generation is None:
-        return None, ""
     if generation.template_hash != situation.run_hash and not situation.keeps_old_pods:
         return Cause.EDITED, "the job was edited"
     kept = places(situation, draft.status).kept

@@ -19,8 +19,8 @@ from spottrain_operator.core.failure_policy import (
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of
-from spottrain_operator.core.memory import newest_in_memory
 from spottrain_operator.core.progress import newest_progress, record_progress
+from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
@@ -146,7 +146,7 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     last = draft.status.generation
     number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
     generation = _generation(situation, draft, number, chosen)
-    begun = {"world_size_after": generation.world_size, "from_memory": generation.memory is not None}
+    begun = {"world_size_after": generation.world_size, "from_replicas": generation.replicated_step is not None}
     transitions = tuple(
         t if t.world_size_after is not None else t.model_copy(update=begun) for t in draft.status.transitions
     )
@@ -155,8 +155,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         transitions=transitions,
         start_time=draft.status.start_time or situation.now,
     )
-    begin = generation.memory or generation.resume
-    step = f"step {begin.step if begin is not None else 0}{', in memory,' if generation.memory is not None else ''}"
+    begin = generation.replicated_step or generation.resume
+    where = ", in memory," if generation.replicated_step is not None else ""
+    step = f"step {begin.step if begin is not None else 0}{where}"
     members = ", ".join(m.pod for m in generation.members)
     return draft.tell("GenerationStarted", f"Generation {number} starts from {step} with {members}")
 
@@ -182,7 +183,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
             node=facts.pod.node or "",
             node_rank=node_rank,
             capacity_type=facts.pod.capacity_type,
-            memory_port=facts.report.memory_port if facts.report is not None else None,
+            replica_port=facts.report.replica_port if facts.report is not None else None,
         )
         for node_rank, facts in enumerate(chosen)
     )
@@ -196,7 +197,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
         world_size=len(members) * situation.spec.processes_per_node,
         members=members,
         resume=draft.status.commit,
-        memory=newest_in_memory(situation, draft.status.commit),
+        replicated_step=newest_replicated_step(situation, draft.status.commit),
         template_hash=situation.run_hash_on(facts.pod.template_hash for facts in chosen),
         started_at=situation.now,
     )

@@ -77,7 +77,7 @@ REFUSAL_MAX_PAUSE = 30.0
 # kept until then as evidence, with a pause after each that doubles.
 MAX_START_FAILURES = 3
 START_FAILURE_PAUSE = 5.0
-START_FAILURE_MEMORY = 600.0
+START_FAILURE_WINDOW = 600.0
 
 # Growing costs a drain and a restart: not more often than this after a generation's first step,
 GROWTH_INTERVAL = 20.0

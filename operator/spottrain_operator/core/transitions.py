@@ -67,7 +67,7 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds
     """
     generation = draft.status.generation
     number = generation.number if generation is not None else 0
-    memory = generation.memory if generation is not None else None
+    replicated = generation.replicated_step if generation is not None else None
     transitions = list(draft.status.transitions)
     still_open = [i for i, t in enumerate(transitions) if t.seconds_without_step is None and t.generation < number]
     if not still_open:
@@ -83,7 +83,7 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds
             update={
                 "resume_step": resume_step,
                 # Ranks that couldn't read it there have fallen back to the newest commit, which is older.
-                "from_memory": memory is not None and resume_step >= memory.step,
+                "from_replicas": replicated is not None and resume_step >= replicated.step,
                 "steps_redone": steps,
                 "seconds_without_step": round(max(0.0, seconds_between(since, until)), 3),
             }

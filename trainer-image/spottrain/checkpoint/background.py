@@ -1,4 +1,4 @@
-"""A thread that is there before there is work for it."""
+"""A background thread that starts before there is work for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 _Work = tuple[Callable[[], None], Future[None]]
 
 
-class Background:
-    """Does what it is given, one thing after the other, beside the training.
+class BackgroundThread:
+    """Runs what it is given beside the training, one call after the other.
 
-    `Thread.start` returns when the new thread has had a processor, for which it waits as long as the ranks of a node
-    keep them busy. A thread that waits already is only woken. It doesn't outlive this object or keep a process from
-    its end.
+    `Thread.start` returns only after the new thread has run on a processor. While the ranks of a node keep the
+    processors busy, that takes time; to wake a thread that already waits is quicker. The thread ends with this
+    object, and doesn't keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Background:
         weakref.finalize(self, self._queue.put, None)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Returns at once. An error of the work is logged, and on the future."""
+        """Run `work` in the thread, and return at once. An error of `work` is logged, and set on the future."""
         future: Future[None] = Future()
         self._queue.put((work, future))
         return future
@@ -37,14 +37,14 @@ class Background:
 def _work_off(queue: SimpleQueue[_Work | None]) -> None:
     while (found := queue.get()) is not None:
         _do(*found)
-        del found  # what it refers to may be waiting for its end
+        del found  # it may refer to an object that waits for the end of this work
 
 
 def _do(work: Callable[[], None], future: Future[None]) -> None:
     try:
         work()
     except Exception as error:
-        logger.exception("What ran beside the training failed")
+        logger.exception("Work in the background failed")
         future.set_exception(error)
     else:
         future.set_result(None)

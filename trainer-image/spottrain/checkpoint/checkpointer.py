@@ -3,72 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from spottrain.checkpoint.background import Background
-from spottrain.checkpoint.collectives import Collectives, attempt
-from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, SaveFailed
-from spottrain.checkpoint.fill import fill
+from spottrain.checkpoint.background import BackgroundThread
+from spottrain.checkpoint.collectives import Collectives, result_or_error
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.format.head import fence, read_head
-from spottrain.checkpoint.format.manifest import Manifest, Receipt, read_manifest
-from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.format.manifest import Receipt
+from spottrain.checkpoint.loading.loader import Loaded, Loader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
-from spottrain.checkpoint.saving.persist import Persist, SaveHandle
-from spottrain.checkpoint.saving.retention import CleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.parts import AgreedParts, Parts
+from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain_api.contract import MemoryCheckpoint
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a checkpoint holds besides the state that was filled in."""
-
-    step: int
-    extra: dict[str, Any]
-    rank_state: dict[str, Any] | None
-    """What this rank saved; None at another world size, where no rank is the same."""
-    replaced: tuple[str, ...] = ()
-    """Frozen weights that the script brought with other values than the checkpoint has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What one rank has to save: tensors, and the rest as JSON."""
-
-    tensors: codec.Tensors
-    tree: codec.Json
-    extra: codec.Json
-    rank_state: codec.Json
-
-    @classmethod
-    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> _Parts:
-        tensors, tree = codec.split(state)
-        return cls(tensors=tensors, tree=tree, extra=codec.encode(extra or {}), rank_state=codec.encode(rank_state))
+from spottrain_api.contract import ReplicatedStep
 
 
 class Checkpointer:
     """One rank's access to a job's checkpoints.
 
-    `latest`, `load`, `save`, `prepare`, `settle` and `hear_of_failures` are collectives: every rank calls them,
-    in the same order, from the training thread. They use `process_group` only, a gloo group that nothing else
-    uses, so that they never meet a collective of the model. What runs in the background uses no collective at all.
+    `latest`, `newest_extra`, `load`, `load_replica`, `save`, `save_in_background`, `prepare`, `settle` and
+    `hear_of_failures` are collectives: every rank calls them, in the same order, from the training thread. They use
+    `process_group` alone, a gloo group that nothing else uses, so that they never mix with a collective of the model.
+    Work in the background uses no collective at all.
     """
 
     def __init__(
@@ -84,9 +55,21 @@ class Checkpointer:
         receipts_timeout_seconds: float = 600.0,
         writer: WriterProcess | None = None,
     ) -> None:
-        """`attempt_id` names this start of the generation and is part of the prefix of all its attempts.
-        With `retention`, each commit made in the background is followed by a clean-up. `writer`, connected to the
-        same store, uploads the data; without one, threads of this process do."""
+        """Open one rank's access. Call it on every rank.
+
+        Args:
+            storage: The store of the job's checkpoints.
+            generation: Number of the generation that this rank belongs to.
+            attempt_id: Names this start of the generation. It is part of the prefix of every save.
+            rank: This rank.
+            world_size: Number of ranks.
+            process_group: A gloo group that nothing else uses. A world of one needs none.
+            retention: Which commits a clean-up keeps. It follows each commit that is made in the background. None: no
+                clean-up.
+            receipts_timeout_seconds: How long rank 0 waits for the receipts of the other ranks.
+            writer: The process that uploads the data, connected to the same store. None: threads of this process
+                upload it.
+        """
         if world_size > 1 and process_group is None:
             raise ValueError("a world of more than one rank needs a gloo process group of its own")
         self._storage = storage
@@ -96,61 +79,63 @@ class Checkpointer:
         self._world_size = world_size
         self._group = process_group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
-        self._clean_up = CleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
+        self._clean_up = (
+            BackgroundCleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
+        )
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
         self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
+        self._loader = Loader(storage, self._collectives, self._frozen, rank=rank, world_size=world_size)
         self._upload = Upload(storage, writer, rank=rank)
-        self._background = Background("checkpoint")
+        self._background = BackgroundThread("checkpoint")
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
         self.has_rebuilt_head = False
-        """Whether HEAD was missing or damaged when `latest` asked, so that it was made anew."""
+        """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
 
     def latest(self, *, verify: bool = False) -> Commit | None:
-        """The newest commit, the same on all ranks; None where there is none. Fences older generations.
+        """Return the newest commit, the same on all ranks, and fence older generations.
 
-        With `verify`, all its bytes are read first, and a damaged commit is passed over, with a warning,
-        for the newest kept one that is whole. Raises Fenced, and what keeps the bytes from being read.
+        Args:
+            verify: Read all bytes of the commit first. A damaged commit is passed over, with a warning, for the
+                newest kept one that is whole.
+
+        Returns:
+            The commit, or None if there is none.
+
+        Raises:
+            Fenced: A newer generation has taken over.
+            CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
+            StorageError: The store can't be read.
         """
         head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
-        if not verify:
-            return head.newest
-        for candidate in head.commits:
-            damage = self._collectives.first_error(partial(self._verify, candidate))
-            if damage is None:
-                return candidate
-            if not isinstance(damage, CorruptCheckpoint):
-                raise damage  # a store that doesn't answer says nothing about the commit
-            logger.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
-        if head.commits:
-            raise CorruptCheckpoint(
-                f"None of the {len(head.commits)} kept checkpoints is whole; see the warnings above. Restore "
-                "the bucket's objects, or start afresh with another checkpoint.uri."
-            )
-        return None
+        return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit whose manifest is whole, the same on all ranks; empty where there is
-        none."""
-        return self._collectives.from_rank_0(self._newest_extra)
+        """Return the `extra` of the newest commit whose manifest is whole, the same on all ranks; {} without one."""
+        return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values by the stored ones. `frozen` are the
-        names of tensors that aren't trained, as `codec.split` gives them.
+        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
 
-        What is read is verified before it reaches a tensor. When any rank fails, all raise: CorruptCheckpoint
-        (`latest(verify=True)` finds an older commit that is whole) or CheckpointMismatch, which leaves
-        `state` as it was.
+        Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
+
+        Args:
+            state: The state to fill. It has the structure of the state that was saved.
+            commit: What to read.
+            frozen: Names of tensors that aren't trained, as `codec.split` returns them.
+
+        Returns:
+            What the checkpoint holds besides the state.
+
+        Raises:
+            CorruptCheckpoint: Bytes are damaged. `latest(verify=True)` finds an older commit that is whole.
+            CheckpointMismatch: The checkpoint doesn't fit `state`, which stays as it was.
+            StorageError: The store can't be read.
         """
-
-        def read() -> tuple[Manifest, PartReader]:
-            manifest = read_manifest(self._storage, commit)
-            return manifest, PartReader(self._storage, commit.attempt, manifest)
-
-        loaded = self._load(state, frozen, read)
+        loaded = self._loader.load(state, frozen, lambda: self._loader.open(commit))
         self._resumed_from_step = commit.step
         return loaded
 
@@ -158,21 +143,23 @@ class Checkpointer:
         self,
         state: dict[str, Any],
         replicas: Replicas,
-        checkpoint: MemoryCheckpoint,
+        checkpoint: ReplicatedStep,
         *,
         frozen: Collection[str] = (),
     ) -> Loaded:
-        """As `load`, from members' memory. HEAD doesn't know this step yet: save it first of all."""
+        """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
         found = replicas.read(checkpoint)
-        return self._load(state, frozen, lambda: found)
+        return self._loader.load(state, frozen, lambda: found)
 
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
-        """Plan and allocate ahead for states of this structure, so that the first save is not slow. Connecting to the
-        store goes on in the background."""
+        """Plan and allocate ahead for states of this structure, so that the first save is not slow.
+
+        The connection to the store is opened in the background.
+        """
         tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
         (changed, unwritten), _ = self._collectives.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
-        # A save that is under way may be the one that writes them.
+        # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(once)):
             self._frozen.prepare(new)
         self._staging.prepare(self._planned(own, changed))
@@ -187,63 +174,191 @@ class Checkpointer:
         frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
         rank_state: dict[str, Any] | None = None,
-        asynchronous: bool = True,
-        wait: bool = False,
         deadline_seconds: float | None = None,
-    ) -> SaveHandle | None:
-        """Save `state` after `step` steps. `frozen` are the names of tensors that aren't trained, as `codec.split`
-        gives them: they are written once, and again only if they have changed.
+    ) -> SaveHandle:
+        """Save `state` after `step` steps, and return when HEAD names this step.
 
-        Asynchronous, it returns once the state is staged; None, on all ranks, when the save before is not
-        finished yet on one of them (`wait` waits for it instead). Synchronous, it returns when HEAD names
-        this step, with `handle.commit` set on every rank, and raises on every rank if that failed; a step
-        that the save before has committed already is not saved again.
-        `deadline_seconds` bounds the wait for the other ranks' receipts. `extra` and `state` but for its
-        sharded tensors are rank 0's; `rank_state` is each rank's own.
+        It waits for a save in the background first. If that one has committed this step, it saves nothing.
+
+        Args:
+            state: What to save. Sharded tensors come from every rank, everything else from rank 0.
+            step: Number of steps that the state has seen.
+            frozen: Names of tensors that aren't trained, as `codec.split` returns them. They are written once, and
+                again only if they have changed.
+            extra: Plain values that are stored beside the state, from rank 0.
+            rank_state: Plain values of each rank's own.
+            deadline_seconds: Limit of the waits for the previous save and for the other ranks' receipts.
+
+        Returns:
+            The save, with `commit` set on every rank.
+
+        Raises:
+            CheckpointError: On every rank: the save failed, or the state can't be stored.
         """
         started = time.monotonic()
-        if wait or not asynchronous:
-            self.settle(deadline_seconds)
+        self.settle(deadline_seconds)
+        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: self._is_unsaved(step))
+        if agreed.is_busy:
+            raise SaveFailed(
+                f"Step {step} was not committed: the previous save was still under way after {deadline_seconds} s."
+            )
+        if not agreed.is_wanted and self._current is not None:
+            return self._committed(self._current)
+        task = self._stage(agreed, step, frozen, started=started, receipts_timeout_seconds=deadline_seconds)
+        if self._group is None:
+            task.run()  # no other rank can report a failure meanwhile
+        else:
+            self._background.submit(task.run)
+        self.hear_of_failures(deadline_seconds)
+        return self._committed(task.handle)
 
-        parts = attempt(lambda: _Parts.of(state, extra, rank_state))
+    def save_in_background(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        frozen: Collection[str] = (),
+        extra: dict[str, Any] | None = None,
+        rank_state: dict[str, Any] | None = None,
+    ) -> SaveHandle | None:
+        """Save `state` after `step` steps: return once it is staged, and do the rest in the background.
+
+        Args:
+            state: As for `save`, as are the other arguments.
+            step: Number of steps that the state has seen.
+            frozen: Names of tensors that aren't trained.
+            extra: Plain values that are stored beside the state.
+            rank_state: Plain values of each rank's own.
+
+        Returns:
+            The save, or None, on all ranks, if the previous save is still under way on one of them.
+
+        Raises:
+            CheckpointError: On every rank: the state can't be stored.
+        """
+        started = time.monotonic()
+        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: True)
+        if agreed.is_busy:
+            return None
+        task = self._stage(agreed, step, frozen, started=started, is_followed_by_clean_up=True)
+        self._background.submit(task.run)
+        return task.handle
+
+    def clean_up(self, retention: Retention) -> int:
+        """On rank 0, drop and delete older commits and abandoned attempts. Not a collective.
+
+        It never deletes what HEAD names, nor what a generation has written that may still commit.
+
+        Args:
+            retention: Which commits to keep.
+
+        Returns:
+            The number of objects that were deleted.
+        """
+        return clean_up(self._storage, self._generation, retention) if self._rank == 0 else 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank's part of the newest save has failed, and the other ranks don't know it yet."""
+        current = self._current
+        return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
+
+    def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
+        """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
+
+        That rank may not reach the store, not even to report its failure there.
+
+        Args:
+            timeout_seconds: How long to wait for the parts of all ranks except rank 0. None: without a limit.
+        """
+        handle = self._current
+        if handle is None:
+            return
+        if self._rank != 0:
+            handle.join(timeout_seconds)
+        if (error := self._collectives.first_error(self._raise_failure)) is not None:
+            handle.give_up(error)
+
+    def settle(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the save under way has ended, or the time is over. A collective.
+
+        If the save fails, its handle keeps the error.
+
+        Args:
+            timeout_seconds: How long to wait. None: without a limit.
+        """
+        if self._current is not None:
+            started = time.monotonic()
+            self.hear_of_failures(timeout_seconds)
+            waited = time.monotonic() - started
+            self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
+
+    def _raise_failure(self) -> None:
+        handle = self._current
+        if self._rank != 0 and handle is not None and handle.error is not None:
+            raise SaveFailed(
+                f"The checkpoint at step {handle.step} was given up, because rank {self._rank} failed: {handle.error}"
+            )
+
+    def _is_busy(self) -> bool:
+        return self._current is not None and not self._current.done
+
+    def _meet(
+        self,
+        state: dict[str, Any],
+        frozen: Collection[str],
+        extra: dict[str, Any] | None,
+        rank_state: dict[str, Any] | None,
+        *,
+        is_wanted: Callable[[], bool],
+    ) -> AgreedParts:
+        parts = result_or_error(lambda: Parts.of(state, extra, rank_state))
         failed = isinstance(parts, CheckpointError)
         own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
-        # The ranks finish their parts at different times, so only together they know how it stands. One question is
-        # all that they ask each other, and before they copy: a rank that has copied begins to write, and on busy
-        # processors that slows the copy of the others.
-        (failed, busy, unsaved, changed, unwritten), unique = self._collectives.any_and_token(
+        # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
+        # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
+        # slows down the copies of the others.
+        (failed, busy, wanted, changed, unwritten), unique = self._collectives.any_and_token(
             failed,
             self._is_busy(),
-            self._is_unsaved(step, asynchronous),
+            is_wanted(),
             failed or self._is_new(own),
             self._frozen.is_unwritten(once),
         )
-        parts = self._collectives.settled(parts, failed)
-        if busy and not asynchronous:
-            raise SaveFailed(
-                f"Step {step} was not committed: the save before was still under way after {deadline_seconds} s."
-            )
-        if busy:
-            return None
-        if not unsaved and self._current is not None:
-            return self._committed(self._current)
+        parts = self._collectives.unless_failed(parts, failed)
+        return AgreedParts(parts, own, once, busy, wanted, changed, unwritten, unique)
+
+    def _stage(
+        self,
+        agreed: AgreedParts,
+        step: int,
+        frozen: Collection[str],
+        *,
+        started: float,
+        receipts_timeout_seconds: float | None = None,
+        is_followed_by_clean_up: bool = False,
+    ) -> SaveTask:
+        """Copy what is to be written, and make it the save under way."""
+        parts, own, once, changed = agreed.parts, agreed.own, agreed.once, agreed.has_changed
         new: codec.Tensors = {}
-        if unwritten:  # rarely, so that the ranks may ask each other once more
+        if agreed.has_unwritten:  # rare enough for one more exchange between the ranks
             new, before = self._frozen.agree(once), len(own)
             own, once = self._frozen.split(parts.tensors, frozen)
             changed = changed or len(own) != before
         plan = self._planned(own, changed)
         frozen_part = self._frozen.stage(once, new)
         staged = self._staging.stage(plan, own)
-        handle = SaveHandle(
+        self._current = handle = SaveHandle(
             step,
             plan.size + frozen_part.size,
             time.monotonic() - started,
             writes_frozen_weights=bool(new),
         )
-        task = Persist(
+        self._frozen.saving(handle)
+        start_clean_up = self._clean_up.start if self._clean_up is not None else None
+        return SaveTask(
             storage=self._storage,
-            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{unique:016x}"),
+            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{agreed.unique:016x}"),
             handle=handle,
             write=partial(self._upload.write, staged),
             write_frozen=partial(self._upload.write, frozen_part.staged) if frozen_part.staged is not None else None,
@@ -258,91 +373,31 @@ class Checkpointer:
             tree=parts.tree,
             extra=parts.extra,
             resumed_from_step=self._resumed_from_step,
-            receipts_timeout_seconds=deadline_seconds or self._receipts_timeout_seconds,
-            clean_up=self._clean_up.begin if asynchronous and self._clean_up is not None else None,
-            make_room=self._clean_up.begin if self._clean_up is not None else None,
+            receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
+            clean_up=start_clean_up if is_followed_by_clean_up else None,
+            make_room=start_clean_up,
         )
-        self._current = handle
-        self._frozen.saving(handle)
-        if not asynchronous and self._group is None:
-            task.run()  # there is nobody to be heard meanwhile
-        else:
-            self._background.submit(task.run)
-        if asynchronous:
-            return handle
-        self.hear_of_failures(deadline_seconds)
-        return self._committed(handle)
 
-    def wait(self) -> None:
-        """Wait for this rank's part of the save under way, if there is one. Raises what it ended with."""
-        if self._current is not None:
-            self._current.wait()
-
-    def cleanup(self, keep_last: int = 2, keep_every: int | None = None) -> int:
-        """On rank 0: forget and delete older commits and abandoned attempts; the number of objects deleted.
-
-        Never what HEAD names, nor what a generation that may still commit has written. No collective.
-        """
-        if self._rank != 0:
-            return 0
-        return clean_up(self._storage, self._generation, Retention(last=keep_last, every=keep_every))
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the others haven't heard of it yet."""
-        current = self._current
-        return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
-
-    def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
-        """Let rank 0 give up the newest save where another rank's part of it has failed: that rank may not reach the
-        store, not even to say so there. Waits, so long, for the parts of all ranks but rank 0's. A collective."""
-        handle = self._current
-        if handle is None:
-            return
-        if self._rank != 0:
-            handle.join(timeout_seconds)
-        if (error := self._collectives.first_error(self._raise_failure)) is not None:
-            handle.give_up(error)
-
-    def settle(self, timeout_seconds: float | None = None) -> None:
-        """Wait until the save under way has ended, well or not, or the time is over. Its error, if any, stays on its
-        handle. A collective."""
-        if self._current is not None:
-            started = time.monotonic()
-            self.hear_of_failures(timeout_seconds)
-            waited = time.monotonic() - started
-            self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
-
-    def _raise_failure(self) -> None:
-        handle = self._current
-        if self._rank != 0 and handle is not None and handle.error is not None:
-            raise SaveFailed(
-                f"The checkpoint at step {handle.step} was given up, as rank {self._rank} failed: {handle.error}"
-            )
-
-    def _is_busy(self) -> bool:
-        return self._current is not None and not self._current.done
-
-    def _is_unsaved(self, step: int, asynchronous: bool) -> bool:
-        """Whether to save this step, as rank 0 sees it, the others being none the wiser: what it has committed is
-        committed, also where another rank's answer from the store was lost."""
+    def _is_unsaved(self, step: int) -> bool:
+        """Whether to save this step, as rank 0 sees it: the other ranks don't know. What rank 0 has committed stays
+        committed, even if the store's answer to another rank was lost."""
         if self._rank != 0:
             return False
         current = self._current
-        if asynchronous or current is None or not current.done or current.step != step:
+        if current is None or not current.done or current.step != step:
             return True
         return current.error is not None and not self._was_committed(current)
 
     def _was_committed(self, failed: SaveHandle) -> bool:
-        """Whether HEAD names what the store gave no answer on; then it is a commit like any other."""
+        """Whether HEAD names the commit for which the store gave no answer. Then it is a commit like any other."""
         with contextlib.suppress(CheckpointError):
-            head = read_head(self._storage) if failed.begun is not None else None
-            if head is not None and failed.begun in head.commits:
-                failed.commit, failed.error = failed.begun, None
+            head = read_head(self._storage) if failed.proposed is not None else None
+            if head is not None and failed.proposed in head.commits:
+                failed.commit, failed.error = failed.proposed, None
         return failed.error is None
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
-        """What the save ended with on rank 0 holds for all ranks."""
+        """Set the result of rank 0 on all ranks."""
         handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
         return handle
 
@@ -353,43 +408,3 @@ class Checkpointer:
         if changed or self._plan is None:
             self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         return self._plan[0]
-
-    def _load(
-        self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
-    ) -> Loaded:
-        tensors: codec.Tensors = {}
-
-        def work() -> Manifest:
-            manifest, parts = read()
-            tensors.update(codec.split(state)[0])
-            self._frozen.before_load(tensors, frozen, manifest)
-            fill(state, tensors, manifest, parts)
-            return manifest
-
-        manifest = self._collectives.together(work)
-        replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
-        same_world = manifest.world_size == self._world_size
-        return Loaded(
-            step=manifest.step,
-            extra=codec.join(manifest.extra, {}),
-            rank_state=codec.join(manifest.rank_states[self._rank], {}) if same_world else None,
-            replaced=tuple(sorted(replaced)),
-        )
-
-    def _newest_extra(self) -> dict[str, Any]:
-        head = read_head(self._storage)
-        for commit in head.commits if head is not None else ():
-            try:
-                extra: dict[str, Any] = codec.join(read_manifest(self._storage, commit).extra, {})
-            except CorruptCheckpoint as error:
-                logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
-            else:
-                return extra
-        return {}
-
-    def _verify(self, commit: Commit) -> None:
-        """This rank's share of reading all the files of a commit."""
-        manifest = read_manifest(self._storage, commit)
-        parts = PartReader(self._storage, commit.attempt, manifest)
-        for number in range(self._rank, manifest.num_files, self._world_size):
-            parts.verify(number)

@@ -1,4 +1,4 @@
-"""What the ranks tell each other around a checkpoint: small collectives on a gloo group of their own."""
+"""How the ranks agree around a checkpoint: small collectives on a gloo group of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives:
-    """Runs things so that either every rank succeeds or every rank raises. `group` None: a world of one."""
+    """Runs work so that either every rank succeeds or every rank raises. `group` None: a world of one."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
         self._group = group
@@ -28,19 +28,19 @@ class Collectives:
         """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
         if self._group is None:
             return work()
-        outcome: list[T | CheckpointError | None] = [attempt(work) if self._rank == 0 else None]
+        outcome: list[T | CheckpointError | None] = [result_or_error(work) if self._rank == 0 else None]
         dist.broadcast_object_list(outcome, group=self._group, group_src=0)
         return _result(outcome[0])
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank. Where some ranks' work failed, all raise the error of the lowest of them: what is
-        done about it may be a collective."""
-        outcome = attempt(work)
+        """Do `work` on every rank. If it fails on some ranks, all ranks raise the error of the lowest of them,
+        because the reaction may be a collective."""
+        outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
-        return self.settled(outcome, failed)
+        return self.unless_failed(outcome, failed)
 
-    def settled(self, outcome: T | CheckpointError, failed: bool) -> T:
-        """As `together`, where the work is done, and known whether it failed on any rank."""
+    def unless_failed(self, outcome: T | CheckpointError, failed: bool) -> T:
+        """As `together`, for work that is already done, once all ranks know whether it `failed` on any of them."""
         first = self._first(outcome) if failed else None
         if first is not None:
             if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
@@ -49,13 +49,13 @@ class Collectives:
         return outcome  # type: ignore[return-value]
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
-        """Do `work` on every rank; the error of the lowest rank that failed, the same on all."""
-        outcome = attempt(work)
+        """Do `work` on every rank, and return the error of the lowest rank that failed, the same on all ranks."""
+        outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self._first(outcome) if failed else None
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
-        """Which flags are set on any rank, and a random number of rank 0's, in one small reduction."""
+        """Which flags are set on any rank, and a random number of rank 0, in one small reduction."""
         token = secrets.randbits(63) if self._rank == 0 else 0
         values = torch.tensor([*flags, token], dtype=torch.int64)
         if self._group is not None:
@@ -64,7 +64,7 @@ class Collectives:
         return [bool(flag) for flag in any_of], token
 
     def union(self, names: set[str]) -> set[str]:
-        """The names that any rank gives."""
+        """The names that any rank gives, on all ranks."""
         if self._group is None:
             return names
         gathered: list[set[str]] = [set()] * dist.get_world_size(self._group)
@@ -72,7 +72,7 @@ class Collectives:
         return set().union(*gathered)
 
     def _first(self, outcome: object) -> CheckpointError | None:
-        """Of the ranks' outcomes, once it is known that not all are good."""
+        """The first error among the ranks' outcomes, once it is known that there is one."""
         error = outcome if isinstance(outcome, CheckpointError) else None
         if self._group is None:
             return error
@@ -81,8 +81,8 @@ class Collectives:
         return next(found for found in errors if found is not None)
 
 
-def attempt(work: Callable[[], T]) -> T | CheckpointError:
-    """Its result, or the CheckpointError that it raised."""
+def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
+    """Do `work`, and return its result or the CheckpointError that it raised."""
     try:
         return work()
     except CheckpointError as error:

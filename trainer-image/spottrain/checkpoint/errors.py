@@ -1,10 +1,10 @@
-"""What can go wrong with checkpoints, each with a sentence for the person who runs the job."""
+"""Errors of checkpoints, each with a sentence for the person who runs the job."""
 
 from __future__ import annotations
 
 
 class CheckpointError(Exception):
-    """Base of all errors of this package; `str(error)` is a sentence that says what to do."""
+    """Base of all errors of this package. `str(error)` is a sentence that says what to do."""
 
 
 class StorageError(CheckpointError):
@@ -12,7 +12,7 @@ class StorageError(CheckpointError):
 
 
 class ObjectNotFound(StorageError):
-    """There is no object of this key."""
+    """The store holds no object with this key."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -23,7 +23,7 @@ class ObjectNotFound(StorageError):
 
 
 class PreconditionFailed(StorageError):
-    """A conditional write lost: the object is not (or no longer) what the writer expected."""
+    """A conditional write lost: the object is not what the writer expected, or not any more."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -34,19 +34,19 @@ class PreconditionFailed(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The store did not answer, throttled for too long, or is full. The write may have taken effect."""
+    """The store did not answer, throttled for too long, or is full. A write may have taken effect."""
 
 
 class StorageFull(StorageUnavailable):
-    """There is no room, or the quota is used up."""
+    """The store has no room, or the quota is used up."""
 
 
 class StorageDenied(StorageError):
-    """The store will never accept this request as it is: no access, a bad URI."""
+    """The store will never accept this request as it is: access is denied, or the URI is invalid."""
 
 
 class StorageMissing(StorageDenied):
-    """There is no such bucket or folder (any more)."""
+    """The bucket or folder does not exist, or not any more."""
 
 
 class Fenced(CheckpointError):
@@ -61,7 +61,7 @@ class Fenced(CheckpointError):
 
 
 class StepBehind(CheckpointError):
-    """A commit of this step or a later one exists already, so this one would lose progress."""
+    """A commit of this step or of a later one exists already, so this one would lose progress."""
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -69,7 +69,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is sound but belongs to another model, strategy or format version."""
+    """The checkpoint is whole, but belongs to a different model, strategy or format version."""
 
 
 class UnsupportedState(CheckpointError):
@@ -77,12 +77,12 @@ class UnsupportedState(CheckpointError):
 
 
 class SaveFailed(CheckpointError):
-    """This save did not become a commit; the newest commit stands."""
+    """This save did not become a commit. The newest commit is still valid."""
 
 
 class SharedWeightsGone(SaveFailed):
-    """Frozen weights that this save refers to are not there any more; the next one writes them anew."""
+    """Frozen weights that this save refers to are gone. The next save writes them again."""
 
 
 class ExportFailed(CheckpointError):
-    """A model could not be written to where it was to go."""
+    """A model could not be exported."""

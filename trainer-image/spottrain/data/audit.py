@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -55,12 +53,6 @@ class AuditWriter:
 
     def write(self, record: AuditRecord) -> None:
         self._file.write(record.model_dump_json() + "\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        self._file.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import fcntl
 import logging
-import os
-import signal
-import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, count, islice
@@ -24,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
 from spottrain.data.order import DataOrder
+from spottrain.data.to_device import to_device
+from spottrain.data.workers import FromWorkers, StartWorker
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +35,6 @@ FIRST_BATCH_SECONDS = 60.0
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
-_PR_SET_PDEATHSIG = 1
 
 
 class MapDataset(Protocol):
@@ -165,33 +160,6 @@ class _Trial(ForkingPickler):
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-class FromWorkers(Iterator[Any]):
-    """What workers fetch.
-
-    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
-    """
-
-    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
-        self._fetched = fetched
-        self._is_patient = is_patient
-        self._has_begun = False
-
-    def __next__(self) -> Any:
-        while True:
-            try:
-                batch = next(self._fetched)
-            except (ConnectionError, EOFError, FileNotFoundError) as error:
-                if str(error).startswith("Caught "):  # by a worker, from the data set
-                    raise
-                # A worker has died while it handed over a batch. When torch is asked again it says so.
-            except RuntimeError as error:
-                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
-                    raise
-            else:
-                self._has_begun = True
-                return batch
-
-
 def _data_loader(
     data: Data, micro_batches: Any, positions: Iterable[list[int]], *, num_workers: int, pins_memory: bool
 ) -> DataLoader[Any]:
@@ -202,7 +170,7 @@ def _data_loader(
         # Forked, as others run the script's main module again, which is made for a rank.
         options = {"timeout": FIRST_BATCH_SECONDS, "multiprocessing_context": "fork", **options}
     if num_workers:
-        options["worker_init_fn"] = _StartWorker(options.get("worker_init_fn"))
+        options["worker_init_fn"] = StartWorker(options.get("worker_init_fn"))
     return DataLoader(
         micro_batches,
         sampler=positions,
@@ -213,27 +181,6 @@ def _data_loader(
         generator=torch.Generator(),
         **{"pin_memory": pins_memory, **options},
     )
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The same structure of mappings, lists and tuples with its tensors on `device`; objects whose class knows how to
-    get there, such as a tokenizer's BatchEncoding or a PackedSequence, do so by themselves."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(type(batch), "to", None)):  # an attribute of the batch's own may be one of its fields
-        return batch.to(device)
-    if isinstance(batch, MutableMapping):  # as DataLoader does, which keeps the class when it pins memory
-        moved = copy.copy(batch)
-        for key, value in batch.items():
-            moved[key] = to_device(value, device)
-        return moved
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
 
 
 class _MicroBatches(Dataset[Any]):
@@ -275,43 +222,6 @@ class _Positions:
         for step in count(self._first_step):
             for micro_batch in self._plan.micro_batches(self._rank, step):
                 yield list(micro_batch.positions)
-
-
-@dataclass(frozen=True, slots=True)
-class _StartWorker:
-    """What a worker does first.
-
-    It ends with its rank: it holds the rank's sockets, so that peers would not see the rank's end before its own. It
-    leaves the rank's process group, because torchrun sends SIGTERM to all of it, and that asks the rank to drain. A
-    worker that gets SIGTERM ends: so torch stops one that takes too long.
-    """
-
-    init: Callable[[int], Any] | None
-
-    def __call__(self, number: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _read_files_alone()
-        if self.init is not None:
-            self.init(number)
-
-
-def _read_files_alone() -> None:
-    """Open the files that are read once more, at the place where they are. A fork shares that place with the rank,
-    whose script may read the same files, as for an evaluation: each would read what the other looks for."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        try:
-            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-            if not is_read or not stat.S_ISREG(os.fstat(number).st_mode):
-                continue
-            place = os.lseek(number, 0, os.SEEK_CUR)
-            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
-        except OSError:  # the listing's own, and what can't be opened any more
-            continue
-        os.lseek(own, place, os.SEEK_SET)
-        os.dup2(own, number, inheritable=os.get_inheritable(number))
-        os.close(own)
 
 
 def _as_it_is(batch: Any) -> Any:

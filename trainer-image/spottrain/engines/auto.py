@@ -75,6 +75,7 @@ def choose_automatically(
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
+        global_batch=config.plan.global_batch,
         built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),
         zero_bucket=named_size(config, "reduce_bucket_size"),
         zero_live=named_size(config, "stage3_max_live_parameters"),

@@ -74,11 +74,11 @@ class FsdpEngine(NativeEngine):
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Gradients are reduced to shards after every micro-batch: kept whole until the last one, they would take the
-        memory that sharding is for. What needs no memory waits for the last one: the gradients of what is whole, and
-        under hybrid sharding the all-reduce over the nodes. With offload that all-reduce doesn't wait, as the device
-        would have to keep the shards of gradients meanwhile."""
+        memory that sharding is for. The gradients of what is whole wait for the last one, and so does the all-reduce
+        over the nodes under hybrid sharding. Until then the device keeps this rank's shards of the gradients, with
+        offload too."""
         self._is_last = is_last
-        if self._config.fsdp.sharding == HYBRID and not self._config.fsdp.offload:
+        if self._config.fsdp.sharding == HYBRID:
             self._model.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor) -> None:

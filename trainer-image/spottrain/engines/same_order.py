@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spottrain.world.launch import gloo_group
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -27,7 +29,7 @@ class SameOrder:
         self._names = names
         self._done: list[int] = []
         # Its own, as other collectives of the ranks may no longer fit each other.
-        self._group = dist.new_group(backend="gloo")
+        self._group = gloo_group()
 
     def note(self, index: int, *, once: bool = False) -> Callable[..., None]:
         """A hook that notes the thing at that place; `once` only where it isn't noted yet."""

@@ -1,12 +1,9 @@
-"""The session: what surrounds a training script, from joining the world to the outcome."""
+"""One rank's session: it joins the world, opens the checkpoints, and takes the model and the data."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.checkpoint import Replicas
 from spottrain.data import random_state
 from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
+from spottrain.data.rank_data import RankData
 from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
 from spottrain.engines.blocks import find_blocks, prepare_blocks
@@ -38,23 +35,22 @@ from spottrain.loop.acceptance import (
 from spottrain.loop.stability import STABILITY, StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import open_checkpoints, retention_of
+from spottrain.recovery.open_store import open_checkpoints
 from spottrain.recovery.peft_adapters import peft_adapters
-from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
-from spottrain.world.drain import DrainFlag, sleep_undrained
-from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
+from spottrain.world.drain import DrainFlag
+from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, join_world, meet, process_started_at
 from spottrain.world.progress import ProgressReporter
+from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract import (
     ENV_AUDIT_DIR,
-    CheckpointConfig,
     FailureReason,
     OnNotice,
     OutcomeKind,
     Precision,
-    StabilityConfig,
     StrategyChoice,
     TrainerConfig,
 )
@@ -64,80 +60,6 @@ _PRECISIONS: dict[str, torch.dtype] = {
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
-
-
-@contextmanager
-def session(
-    *,
-    global_batch: int = 32,
-    micro_batch: int = 8,
-    seed: int = 0,
-    strategy: str = "auto",
-    precision: str = "fp32",
-    activation_checkpointing: bool = False,
-    compile: bool = False,
-    checkpoint_uri: str | None = None,
-    checkpoint_interval: str = "auto",
-    stability: StabilityConfig | None = None,
-) -> Iterator[Session]:
-    """Join the world, open the checkpoints, and report how the script ends.
-
-    A context manager that every rank enters once, around the whole training. It sets the seed, the same on all
-    ranks, so that every rank builds the same model.
-
-    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`). In a TrainingJob, its
-    spec decides instead.
-
-    Args:
-        global_batch: Samples of one optimizer step, whatever the number of ranks.
-        micro_batch: Samples of one forward pass on one rank, at most.
-        seed: Seed of the random numbers and of the order of the samples.
-        strategy: "auto", "ddp", "fsdp" or "deepspeed".
-        precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
-        activation_checkpointing: Compute the activations of the model's blocks again in backward, to save memory.
-        compile: Run the model's blocks through torch.compile.
-        checkpoint_uri: Folder of the commits: file://, s3:// or gs://. None: nothing is saved.
-        checkpoint_interval: "auto", or a number with its unit: "50steps", "30s", "5m".
-        stability: What to do about steps that would spoil the model. None: steps are not judged.
-
-    Yields:
-        The session of this rank.
-
-    Raises:
-        UserError: The configuration is invalid, or the checkpoint store cannot be used. It is shown as a sentence,
-            and the script ends with exit code 1.
-
-    Example:
-        >>> import spottrain
-        >>> with spottrain.session(global_batch=4, micro_batch=2) as session:
-        ...     print(f"rank {session.rank} of {session.world_size}")
-        rank 0 of 1
-    """
-    launch = Launch.from_environment()
-    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
-    with _reported(reporter, launch.rank):
-        config = launch.read_config() or TrainerConfig(
-            job="local",
-            generation=0,
-            attempt_id="",
-            seed=seed,
-            strategy=strategy,
-            precision=precision,
-            activation_checkpointing=activation_checkpointing,
-            compile=compile,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
-            checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
-            stability=stability,
-        )
-        reporter.update(generation=config.generation)
-        current = Session(launch, config, reporter)
-        try:
-            yield current
-        except Drained:
-            current.end(OutcomeKind.DRAINED)
-            raise
-        current.end(OutcomeKind.SUCCEEDED)
 
 
 class Session:
@@ -158,7 +80,7 @@ class Session:
         self.world_size = launch.world_size
         self.local_world_size = launch.local_world_size
         self.device = launch.device
-        self._reporter = reporter
+        self._launch = launch
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
@@ -168,15 +90,19 @@ class Session:
         self._groups = join_world(launch)
         reporter.milestone("process_group")
         random_state.seed_everything(config.seed)
-        self._agreement = StopAgreement(self._groups.agreement)
+        self._context = RankContext(
+            rank=self.rank,
+            device=self.device,
+            agreement=StopAgreement(self._groups.agreement),
+            drain=self._drain,
+            reporter=reporter,
+        )
         try:
-            sleep = partial(sleep_undrained, flag=self._drain, agreement=self._agreement)
-            opened = open_checkpoints(config, launch, self._groups, reporter, sleep=sleep)
+            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=self._context.sleep)
         except Drained:
             self.end(OutcomeKind.DRAINED)
             raise
-        self.config, self._checkpointer, self._newest = opened.config, opened.checkpointer, opened.newest
-        self._newest_extra = opened.newest_extra
+        self.config = self._opened.config
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -240,7 +166,7 @@ class Session:
             3
         """
         self._refuse_second()
-        self._reporter.milestone("model_built")
+        self._context.reporter.milestone("model_built")
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_model(model)
@@ -402,30 +328,26 @@ class Session:
         self._training = Training(
             model=spread,
             state=TrainingState(engine=engine, identity=header.model_dump(), stateful=parts, **state),
-            engine=engine,
-            data=data,
-            order=order,
-            plan=plan,
-            rank=self.rank,
-            device=self.device,
-            generation=self.config.generation,
-            tokens_per_sample=tokens_per_sample,
-            agreement=self._agreement,
-            checkpoints=CheckpointSchedule(
-                checkpointer=self._checkpointer,
-                newest=self._newest,
-                interval=self._interval,
-                retention=retention_of(self.config),
-                reporter=self._reporter,
-                replicas=self._replicas(),
-                waits_for_last_safe_moment=self.config.checkpoint.on_notice == OnNotice.LAST_SAFE,
+            data=RankData(
+                data=data,
+                order=order,
+                plan=plan,
+                rank=self.rank,
+                generation=self.config.generation,
+                tokens_per_sample=tokens_per_sample,
+                audit=self._open_audit(header),
             ),
-            drain=self._drain,
-            reporter=self._reporter,
-            audit=self._open_audit(header),
+            context=self._context,
+            recovery=Recovery.build(
+                self._opened,
+                self._interval,
+                launch=self._launch,
+                groups=self._groups,
+                reporter=self._context.reporter,
+            ),
             guard=guard,
         )
-        self._reporter.milestone("prepared")
+        self._context.reporter.milestone("prepared")
         return self._training
 
     def catch_sigterm(self) -> None:
@@ -442,21 +364,8 @@ class Session:
             self._training.finish()
             self._training.clean_up()
         meet(self._groups)
-        self._reporter.finish(kind)
+        self._context.reporter.finish(kind)
         dist.destroy_process_group()
-
-    def _replicas(self) -> Replicas | None:
-        """Peers' memory, where the job asks for it."""
-        if self._checkpointer is None or self.config.memory is None:
-            return None
-        return Replicas(
-            self.config.memory,
-            generation=self.config.generation,
-            rank=self.rank,
-            world_size=self.world_size,
-            ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            group=self._groups.checkpoint,
-        )
 
     def _choose_strategy(
         self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
@@ -465,7 +374,7 @@ class Session:
         fits into the memory of the ranks. A collective."""
         if self.config.strategy != AUTO:
             return None
-        recorded = self._newest_extra.get(STRATEGY)
+        recorded = self._opened.newest_extra.get(STRATEGY)
         if recorded is not None:
             choice = StrategyChoice.model_validate(recorded)
         else:
@@ -477,7 +386,7 @@ class Session:
                 tokens_per_sample=tokens_per_sample,
                 activation_checkpointing=self.config.activation_checkpointing,
             )
-        self._reporter.update(strategy=choice)
+        self._context.reporter.update(strategy=choice)
         return choice
 
     def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
@@ -495,19 +404,3 @@ def _checked(config: TrainerConfig) -> CommitInterval:
             known = " or ".join(OnNotice)
             raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; use {known}")
         return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)
-
-
-@contextmanager
-def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
-    """Leave the outcome of what runs inside, and show a user's mistake as a sentence."""
-    try:
-        yield
-    except Drained:
-        raise
-    except BaseException as error:
-        failure = failure_of(error, rank)
-        reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
-        if isinstance(error, UserError):
-            print(f"spottrain: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(1) from None
-        raise

@@ -7,28 +7,22 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from spottrain.checkpoint import CheckpointError, Fenced
 from spottrain.data import random_state
-from spottrain.data.audit import AuditRecord, AuditWriter
-from spottrain.data.batch import BatchPlan
-from spottrain.data.loader import Batches, Data, load_batches
-from spottrain.data.order import DataOrder
-from spottrain.engines import Engine
+from spottrain.data.loader import Batches
+from spottrain.data.rank_data import RankData
 from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
-from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.store_retries import may_pass
 from spottrain.recovery.training_state import TrainingState
-from spottrain.world.drain import DrainFlag, sleep_undrained
 from spottrain.world.failures import Drained, start_error
-from spottrain.world.progress import ProgressReporter
-from spottrain.world.stop_agreement import Ballot, Decision, StopAgreement
+from spottrain.world.rank_context import RankContext
+from spottrain.world.stop_agreement import Ballot, Decision
 from spottrain_api.contract import TrainerPhase
 
 logger = logging.getLogger(__name__)
@@ -51,37 +45,24 @@ class Training:
         *,
         model: nn.Module,
         state: TrainingState,
-        engine: Engine,
-        data: Data,
-        order: DataOrder,
-        plan: BatchPlan,
-        rank: int,
-        device: torch.device,
-        generation: int,
-        tokens_per_sample: int | None,
-        agreement: StopAgreement,
-        checkpoints: CheckpointSchedule,
-        drain: DrainFlag,
-        reporter: ProgressReporter,
-        audit: AuditWriter | None,
+        data: RankData,
+        context: RankContext,
+        recovery: Recovery,
         guard: StabilityGuard | None,
     ) -> None:
         self.model = model
         self.step = 0
-        self.plan = plan
+        self.plan = data.plan
         self._state = state
-        self._engine = engine
+        self._engine = state.engine
         self._data = data
-        self._order = order
-        self._rank = rank
-        self._device = device
-        self._generation = generation
-        self._tokens_per_step = tokens_per_sample * plan.global_batch if tokens_per_sample else None
-        self._agreement = agreement
-        self._checkpoints = checkpoints
-        self._drain_flag = drain
-        self._reporter = reporter
-        self._audit = audit
+        self._context = context
+        self._agreement = context.agreement
+        self._reporter = context.reporter
+        self._schedule = recovery.schedule
+        self._saver = recovery.saver
+        self._restorer = recovery.restorer
+        self._checkpoint_reports = recovery.reports
         self._guard = guard
         self._meter = LossMeter()
         self._batches: Batches | None = None
@@ -118,7 +99,7 @@ class Training:
         self._batches = self._resume(total)
         with closing(self._batches):
             decision = self._agreement.settle(self._ballot())
-            self._checkpoints.agreed_seconds = decision.save_seconds
+            self._schedule.agreed_seconds = decision.save_seconds
             if decision.drain:
                 self._drain()
             while self.step < total:
@@ -138,7 +119,7 @@ class Training:
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
         self._observe_loss(self._agreement.read())
-        self._checkpoints.commit_last(self._state, self.step)
+        self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
     def may_update(self) -> bool:
@@ -164,33 +145,27 @@ class Training:
 
     def clean_up(self) -> None:
         """Drop the checkpoints that are no longer kept."""
-        self._checkpoints.clean_up()
+        self._saver.clean_up()
 
     def _resume(self, total: int) -> Batches:
-        random_state.seed_everything(self._order.seed, rank=self._rank)
+        seed, rank = self._data.order.seed, self._context.rank
+        random_state.seed_everything(seed, rank=rank)
         try:
-            self.step = self._checkpoints.resume(
-                self._state,
-                seed=self._order.seed,
-                rank=self._rank,
-                sleep=partial(sleep_undrained, flag=self._drain_flag, agreement=self._agreement),
-            )
-            self._checkpoints.prepare(self._state, self.step)
+            self.step = self._restorer.resume(self._state, seed=seed, rank=rank, sleep=self._context.sleep)
+            self._saver.prepare(self._state, self.step)
         except CheckpointError as error:
-            self._checkpoints.failed(error)
+            self._checkpoint_reports.failed(error)
             raise start_error(error, resumes=True) from error
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
         self._reporter.milestone("loaded")  # last: whoever reads it knows from which step on
-        return load_batches(
-            self._data, self._order, self.plan, rank=self._rank, first_step=self.step, device=self._device
-        )
+        return self._data.batches(first_step=self.step, device=self._context.device)
 
     def _new_step(self, batches: Iterator[Any]) -> Step:
         return Step(
             self.step + 1,
-            self.plan.micro_batches(self._rank, self.step),
+            self._data.micro_batches(self.step),
             batches=batches,
             engine=self._engine,
             meter=self._meter,
@@ -199,7 +174,7 @@ class Training:
         )
 
     def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
-        loaded = self._checkpoints.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
+        loaded = self._restorer.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
             done = f"Training went back to what was committed at step {loaded.step}, and on with the next samples."
@@ -224,56 +199,42 @@ class Training:
         if not step.updated:
             raise RuntimeError("step.update() was not called; call it once at the end of each step")
         self.step = step.number
-        if self._audit is not None:
-            self._write_audit(self._audit)
+        self._data.record(self.step)
         self._reporter.step(
             self.step,
             seconds=seconds,
             data_wait_seconds=self._batches.take_wait() if self._batches is not None else 0.0,
             samples=self.plan.global_batch,
-            tokens=self._tokens_per_step,
+            tokens=self._data.tokens_per_step,
         )
-        self._checkpoints.poll()
-
-    def _write_audit(self, audit: AuditWriter) -> None:
-        positions = self.plan.share(self._rank, self.step - 1)
-        record = AuditRecord(
-            at=time.time(),
-            generation=self._generation,
-            step=self.step,
-            rank=self._rank,
-            world=self.plan.world_size,
-            positions=tuple(positions),
-            samples=tuple(self._order.samples(positions).tolist()),
-        )
-        audit.write(record)
+        self._saver.poll()
 
     def _follow(self, decision: Decision) -> None:
         """Do what the ranks have agreed on at the boundary before."""
         self._observe_loss(decision)
-        self._checkpoints.agreed_seconds = decision.save_seconds
+        self._schedule.agreed_seconds = decision.save_seconds
         if decision.drain:
             self._drain()
         if decision.save_failed:
-            self._checkpoints.hear_of_failures()
-        if decision.commit or self._checkpoints.interval.due_at_step(self.step):
-            self._checkpoints.save(self._state, self.step)
-        self._checkpoints.prepare(self._state, self.step)
+            self._saver.share_failures()
+        if decision.commit or self._schedule.is_due_at_step(self.step):
+            self._saver.save_in_background(self._state, self.step)
+        self._saver.prepare(self._state, self.step)
         if decision.replicate:
-            self._checkpoints.replicate(self._state, self.step)
+            self._saver.replicate(self._state, self.step)
 
     def _ballot(self) -> Ballot:
         """What this rank says at a boundary."""
-        loss = self._meter.close_step()
-        last_safe_seconds = self._checkpoints.last_safe_seconds(self._reporter.progress.step_seconds)
+        loss, is_rank_0 = self._meter.close_step(), self._context.rank == 0
+        last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.progress.step_seconds)
         return Ballot(
-            drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),
-            commit=self._rank == 0 and self._checkpoints.is_due(),
-            replicate=self._rank == 0 and self._checkpoints.is_replica_due(self.step),
+            drain=self._context.drain.is_set(last_safe_seconds=last_safe_seconds),
+            commit=is_rank_0 and self._saver.is_due(),
+            replicate=is_rank_0 and self._saver.is_replica_due(self.step),
             loss=loss or 0.0,
             has_loss=loss is not None,
-            save_seconds=(self._checkpoints.forecast_seconds() or 0.0) if self._rank == 0 else 0.0,
-            save_failed=self._checkpoints.has_failed,
+            save_seconds=(self._saver.forecast_seconds() or 0.0) if is_rank_0 else 0.0,
+            save_failed=self._saver.has_failed,
         )
 
     def _observe_loss(self, decision: Decision) -> None:
@@ -284,13 +245,13 @@ class Training:
         """Commit this step, the same on all ranks, if there is time for it, and end the script."""
         self._reporter.update(step=self.step)
         # A notice reaches the ranks of one node first: the others may know of another deadline, or of none.
-        seconds_left = self._agreement.least(self._drain_flag.seconds_left())
+        seconds_left = self._agreement.least(self._context.drain.seconds_left())
         error = self._commit_in_time(seconds_left)
         for pause in DRAIN_PAUSES:
             if error is None:
                 break
             # Ranks may know of different errors; they try again together, or not at all.
-            after = self._drain_flag.seconds_left() - pause if may_pass(error) else 0.0
+            after = self._context.drain.seconds_left() - pause if may_pass(error) else 0.0
             seconds_left = self._agreement.least(after)
             if seconds_left <= 0.0:
                 break
@@ -303,11 +264,11 @@ class Training:
 
     def _commit_in_time(self, seconds_left: float) -> CheckpointError | None:
         try:
-            if self._checkpoints.fits(self.step, seconds_left):
-                self._checkpoints.commit(self._state, self.step, seconds_left=seconds_left)
+            if self._saver.fits(self.step, seconds_left):
+                self._saver.save(self._state, self.step, seconds_left=seconds_left)
         except Fenced:
             raise
         except CheckpointError as error:
-            self._checkpoints.failed(error)
+            self._checkpoint_reports.failed(error)
             return error
         return None

@@ -22,7 +22,7 @@ from spottrain.checkpoint import (
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.saving.writer import started_writer
 from spottrain.engines import AUTO
-from spottrain.recovery.schedule import report_failure
+from spottrain.recovery.reports import report_failure
 from spottrain.recovery.store_retries import patiently
 from spottrain.world.failures import start_error
 from spottrain.world.launch import Groups, Launch, identify_run
@@ -55,8 +55,8 @@ def open_checkpoints(
     """A collective; raises UserError. Where the job has a commit, or a step in members' memory, a store that doesn't
     answer is waited for with `sleep`: a generation that fails for it is followed at once by the next, and the third
     would end the job."""
-    memory = config.memory
-    resumes = config.resume is not None or (memory is not None and memory.resume is not None)
+    replicas = config.replicas
+    resumes = config.resume is not None or (replicas is not None and replicas.resume is not None)
 
     def waits(error: CheckpointError) -> None:
         report_failure(reporter, error)

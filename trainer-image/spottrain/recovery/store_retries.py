@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from spottrain.checkpoint.errors import CheckpointError, Fenced, StepBehind, StorageDenied, UnsupportedState
@@ -19,12 +19,11 @@ def patiently(
     *,
     may_pass: Callable[[CheckpointError], bool],
     failed: Callable[[CheckpointError], None],
-    pauses: Iterable[float] = PAUSES,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `work` returns, which is tried again after each of the pauses where its error may pass; `failed` hears of
+    """What `work` returns, which is tried again after each of PAUSES where its error may pass; `failed` hears of
     those, and `sleep` waits between. Raises CheckpointError, and what `sleep` raises."""
-    for pause in pauses:
+    for pause in PAUSES:
         try:
             return work()
         except CheckpointError as error:

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from spottrain.world.failures import Drained
-from spottrain.world.stop_agreement import Ballot, StopAgreement
 from spottrain_api.contract import FILE_DRAIN, DrainRequest
 
 
@@ -75,12 +73,3 @@ class DrainFlag:
         if self._deadline is None or self._deadline[0] != deadline:
             self._deadline = deadline, self._monotonic() + (deadline - self._now()).total_seconds()
         return self._deadline[1] - self._monotonic()
-
-
-def sleep_undrained(seconds: float, flag: DrainFlag, agreement: StopAgreement) -> None:
-    """Sleep for so many whole seconds; raises Drained, on all ranks, as soon as one of them is to stop. A collective,
-    for while no step is done that would be committed first."""
-    for _ in range(math.ceil(seconds)):
-        if agreement.settle(Ballot(drain=flag.is_set())).drain:
-            raise Drained
-        time.sleep(1.0)

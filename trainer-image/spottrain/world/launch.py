@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -99,9 +100,15 @@ def join_world(launch: Launch) -> Groups:
     if launch.world_size == 1:
         return Groups(agreement=None, checkpoint=None)
     return Groups(
-        agreement=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
-        checkpoint=dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT),
+        agreement=gloo_group(),
+        checkpoint=gloo_group(),
     )
+
+
+def gloo_group() -> dist.ProcessGroup:
+    """A new group of all ranks for what is on the CPU. All ranks make their groups in the same order."""
+    # From torch 2.15 on, its type says what a rank that is not in the group gets; here every rank is.
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT))
 
 
 def meet(groups: Groups) -> None:

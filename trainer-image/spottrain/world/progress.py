@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain_api.contract import (
     CommitRef,
     Failure,
@@ -37,7 +37,7 @@ class ProgressReporter:
         self._run_dir = run_dir
         self._local_rank = local_rank
         self._written_at = 0.0
-        self._background = Background("progress")
+        self._background = BackgroundThread("progress")
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
 
     def milestone(self, name: str, at: datetime | None = None) -> None:

@@ -1,1 +1,1 @@
-"""What a store holds: HEAD, manifests, receipts and data files, and how state becomes them."""
+"""What a store holds: HEAD, manifests, receipts and data files, and how a state becomes these."""

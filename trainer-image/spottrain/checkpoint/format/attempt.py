@@ -1,8 +1,8 @@
 """An attempt: the prefix that one save, and no other, writes to.
 
-Ranks meet through the store alone: each leaves a receipt, and rank 0 collects them. So a save in the
-background needs no collective, and a rank that dies is noticed by the receipt that doesn't come. A rank that
-can't reach the store, not even to say so there, tells rank 0's training thread (`SaveHandle.give_up`).
+Ranks meet only in the store: each leaves a receipt, and rank 0 collects them. So a save in the background needs no
+collective, and rank 0 notices a rank that dies by its missing receipt. A rank that can't reach the store at all
+reports its failure to rank 0's training thread (`SaveHandle.give_up`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(r"attempts/g(\d+)-s(\d+)-[^/]+/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Who makes the attempt, and where it writes."""
+    """One save: the generation and step that it is of, and the prefix that it writes to."""
 
     generation: int
     step: int
@@ -30,13 +30,13 @@ class Attempt:
 
     @classmethod
     def new(cls, generation: int, step: int, unique: str) -> Attempt:
-        """`unique` must never come twice for the same generation and step."""
+        """A new attempt. `unique` must never repeat for the same generation and step."""
         prefix = f"{ATTEMPTS}g{generation:06d}-s{step:09d}-{unique}/"
         return cls(generation=generation, step=step, prefix=prefix)
 
     @classmethod
     def of_key(cls, key: str) -> Attempt | None:
-        """The attempt that an object belongs to; None where the key is not of that form."""
+        """The attempt that an object belongs to, or None if the key doesn't have that form."""
         match = _NAME.match(key)
         if match is None:
             return None
@@ -52,10 +52,22 @@ def collect_receipts(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[Receipt]:
-    """Wait until every rank has left its receipt, and return them in order of rank.
+    """Wait until every rank has left its receipt.
 
-    Each receipt's data must be there with the size that the receipt names. Raises SaveFailed when a rank
-    reports a failure, or when a receipt is missing at `deadline` (of `clock`); and what `pause` raises.
+    Args:
+        storage: The store that the ranks write to.
+        attempt: The save.
+        world_size: Number of ranks.
+        deadline: When to give up, in seconds of `clock`.
+        clock: A monotonic clock.
+        pause: Waits a number of seconds. It may raise to end the wait.
+
+    Returns:
+        The receipts, in order of rank.
+
+    Raises:
+        SaveFailed: A rank reports a failure, or a receipt is missing at `deadline`.
+        CorruptCheckpoint: A receipt is damaged, or a file doesn't have the size that its receipt names.
     """
     wanted = {receipt_key(attempt.prefix, rank): rank for rank in range(world_size)}
     receipts: dict[int, Receipt] = {}
@@ -90,7 +102,7 @@ def _read_receipt(storage: CheckpointStorage, attempt: Attempt, rank: int, world
         raise CorruptCheckpoint(f"The receipt of rank {rank} at step {attempt.step} is damaged.") from error
     if receipt.error is not None:
         raise SaveFailed(
-            f"The checkpoint at step {attempt.step} was given up, as rank {rank} failed: {receipt.error}"
+            f"The checkpoint at step {attempt.step} was given up, because rank {rank} failed: {receipt.error}"
         )
     if (receipt.rank, receipt.world_size) != (rank, world_size):
         raise CorruptCheckpoint(
@@ -104,5 +116,5 @@ def _check_size(receipt: Receipt, file: DataFile, stored: int, attempt: Attempt)
     if stored != file.size:
         raise CorruptCheckpoint(
             f"Rank {receipt.rank} wrote {file.size} bytes at step {attempt.step}, but the store holds "
-            f"{stored}; the checkpoint was given up and the newest commit stands."
+            f"{stored}. The checkpoint was given up, and the newest commit stands."
         )

@@ -1,8 +1,7 @@
-"""State without pickle: a tree of tensors and plain values, parted into named tensors and JSON.
+"""State without pickle: a tree of tensors and plain values becomes named tensors and JSON.
 
-Every container and value keeps its type: tuples stay tuples, integer keys stay integers, NaN stays NaN.
-What JSON can't say is written as an object with one key that begins with '$'; so is a small tensor that is encoded
-among plain values.
+Every container and value keeps its type: tuples stay tuples, integer keys stay integers, NaN stays NaN. A value that
+JSON lacks becomes an object with one key that starts with '$'. So does a small tensor among plain values.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from spottrain.checkpoint.format.manifest import DTYPES
 Json = Any
 Tensors = dict[str, torch.Tensor]
 
-# Of the tensors among plain values, together: they are read with every manifest.
+# Limit of the tensors among plain values, in total: they are read with every manifest.
 MAX_INLINE_BYTES = 1 << 20
 
 
@@ -30,10 +29,16 @@ def is_tensor(value: object) -> bool:
 
 
 def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
-    """Part a state into its tensors by name and a JSON tree that refers to them.
+    """Separate a state into its tensors and a JSON tree that refers to them.
 
-    A tensor's name is its path, joined by dots. Raises UnsupportedState, naming the key, for a value
-    that is neither a tensor nor made of dict, list, tuple, str, int, float, bool, bytes and None.
+    Args:
+        state: Tensors and plain values (dict, list, tuple, str, int, float, bool, bytes and None).
+
+    Returns:
+        The tensors by name, and the tree. A tensor's name is its path in the state, joined by dots.
+
+    Raises:
+        UnsupportedState: A value is neither a tensor nor plain. The message names its key.
     """
     tensors: Tensors = {}
 
@@ -48,8 +53,15 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
 
 
 def encode(value: Any) -> Json:
-    """Plain values as JSON, and the small tensors among them, which come back on the CPU. Raises UnsupportedState as
-    `split` does, and for tensors that are large, or not plain ones (sharded, sparse, quantized, of a subclass)."""
+    """Encode plain values as JSON, with the small tensors among them.
+
+    Args:
+        value: Plain values and tensors. `decode` returns the tensors on the CPU.
+
+    Raises:
+        UnsupportedState: As `split`; also if a tensor is too large, or not plain (sharded, sparse, quantized, of a
+            subclass).
+    """
     room = MAX_INLINE_BYTES
 
     def inline(path: tuple[str, ...], tensor: Any) -> Json:
@@ -59,8 +71,9 @@ def encode(value: Any) -> Json:
         room -= tensor.nbytes
         if room < 0:
             raise UnsupportedState(
-                f"The tensor at {'.'.join(path) or 'its top'!r} is one too much: beside model and optimizer, tensors "
-                f"of {MAX_INLINE_BYTES >> 20} MiB in all are stored; make large ones buffers of the model."
+                f"The tensor at {'.'.join(path) or 'its top'!r} is one too many: beside model and optimizer, a "
+                f"checkpoint stores tensors of {MAX_INLINE_BYTES >> 20} MiB in total. "
+                "Make large ones buffers of the model."
             )
         values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -70,8 +83,13 @@ def encode(value: Any) -> Json:
     return _encode(value, (), inline)
 
 
+def decode(tree: Json) -> Any:
+    """The opposite of `encode`. Raises CorruptCheckpoint."""
+    return join(tree, {})
+
+
 def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
-    """The opposite of `split` and, with no tensors, of `encode`. Raises CorruptCheckpoint."""
+    """The opposite of `split`. Raises CorruptCheckpoint."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -132,7 +150,7 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether a tensor is its shape, its type and its bytes, and nothing else."""
+    """Whether shape, dtype and bytes are all that there is to a tensor."""
     return (
         isinstance(tensor, torch.Tensor)
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -143,12 +161,12 @@ def is_plain(tensor: object) -> bool:
 
 def _small_tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype!r} is no type of tensors")
+        raise ValueError(f"{dtype!r} is not a dtype that tensors can have")
     kind = DTYPES[dtype]
     flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
     tensor = flat.reshape(shape)
-    if list(tensor.shape) != shape:  # it had a -1, for torch to find out
-        raise ValueError(f"{shape!r} is no shape")
+    if list(tensor.shape) != shape:  # it held a -1, which torch has replaced
+        raise ValueError(f"{shape!r} is not a valid shape")
     return tensor
 
 
@@ -157,6 +175,6 @@ def _unsupported(path: tuple[str, ...], value: object) -> UnsupportedState:
     if isinstance(value, torch.Tensor):
         kind += f" ({value.dtype}, {value.layout}, on {value.device})"
     return UnsupportedState(
-        f"The state at {'.'.join(path) or 'its top'!r} is a {kind}, which can't be stored without pickle; "
-        "turn it into plain tensors, numbers, strings, lists or dicts first."
+        f"The state at {'.'.join(path) or 'its top'!r} is a {kind}, which can't be stored without pickle. "
+        "Turn it into plain tensors, numbers, strings, lists or dicts first."
     )

@@ -8,16 +8,18 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
-from spottrain.checkpoint.format.seal import seal, unseal
+from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
 
-# What refers to objects of other commits is of a version of its own: older readers would take it for damaged.
+# A manifest or HEAD that refers to objects of other commits has a version of its own: older readers would take it for
+# damaged.
 FORMAT_VERSION = 1
 SHARING_VERSION = 2
 FORMAT_VERSIONS = (FORMAT_VERSION, SHARING_VERSION)
 
 
-def manifest_key(attempt: str) -> str:
-    return f"{attempt}manifest.json"
+def manifest_key(prefix: str) -> str:
+    """The key of the manifest of the attempt at `prefix`."""
+    return f"{prefix}manifest.json"
 
 
 class Commit(BaseModel):
@@ -28,12 +30,12 @@ class Commit(BaseModel):
     generation: int
     step: int
     attempt: str
-    """Prefix of all the objects of this checkpoint, with its trailing slash."""
+    """Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash."""
     manifest_sha256: str
     committed_at: str
-    """UTC, ISO 8601; for people: nothing is decided by it."""
+    """UTC, ISO 8601. For people: no decision depends on it."""
     needs: tuple[str, ...] = ()
-    """Attempts of other commits whose frozen weights this one refers to (shared.py); they stay as long as it does."""
+    """Attempts of other commits whose frozen weights this one refers to (shared.py). They stay as long as it does."""
 
     @property
     def manifest(self) -> str:
@@ -50,38 +52,39 @@ class Head(BaseModel):
     fence: int
     commits: tuple[Commit, ...] = ()
     rebuilt: bool = Field(default=False, exclude=True)
-    """Whether it was made from what lies in the store, as HEAD itself was missing or damaged (rebuild.py)."""
+    """Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
+    (rebuild.py)."""
 
     @property
     def newest(self) -> Commit | None:
         return self.commits[0] if self.commits else None
 
-    def holds(self, attempt: str) -> bool:
-        """Whether a commit is, or refers to the frozen weights of, this attempt."""
-        return any(attempt == commit.attempt or attempt in commit.needs for commit in self.commits)
+    def holds(self, prefix: str) -> bool:
+        """Whether a commit is, or refers to the frozen weights of, the attempt at `prefix`."""
+        return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
 
     def serialise(self) -> bytes:
-        """As older readers know it, unless a commit refers to another's objects."""
+        """The bytes to store. Older readers know this form, unless a commit refers to objects of another one."""
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
         shares = len(plain) < len(self.commits)
         head = self.model_copy(update={"format_version": SHARING_VERSION if shares else FORMAT_VERSION})
-        return seal(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
+        return dump_checksummed(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint."""
+        """Read stored bytes. Raises CheckpointMismatch for an unknown version of the format, or CorruptCheckpoint."""
         try:
-            body = unseal(data)
-            version = json.loads(body)["format_version"]
+            text = verify_checksummed(data)
+            version = json.loads(text)["format_version"]
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{SHARING_VERSION}. Use the spottrain that wrote them, or another checkpoint.uri."
+                    f"{SHARING_VERSION}. Use the spottrain that wrote them, or a different checkpoint.uri."
                 )
-            return cls.model_validate_json(body)
+            return cls.model_validate_json(text)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(
-                f"HEAD of the checkpoint store is damaged ({error.__class__.__name__}), and no whole checkpoint lies "
-                "there to make it anew from; restore it from a version of the bucket, or start afresh with another "
-                "checkpoint.uri."
+                f"HEAD of the checkpoint store is damaged ({error.__class__.__name__}), and the store holds no whole "
+                "checkpoint to rebuild it from. Restore it from a version of the bucket, or start afresh with a "
+                "different checkpoint.uri."
             ) from error

@@ -1,8 +1,8 @@
 """The bridge to torch.distributed.checkpoint: its planners decide who writes and who reads what.
 
-DCP's planners know DTensors, shards and replicas; its file formats and its `.metadata` pickle are not
-used. Saving calls the planner's steps one by one, because `dcp.save` would put collectives behind the
-upload; loading is a `StorageReader`, so plain `dcp.load` can read our checkpoints, too.
+DCP's planners know DTensors, shards and replicas. Its file formats and its `.metadata` pickle are not used. Saving
+calls the planner's steps one by one, because `dcp.save` would put collectives behind the upload. Loading is a
+`StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What this rank writes: DCP's items, and beside each the place of its bytes."""
+    """What this rank writes: DCP's items, and for each the place of its bytes."""
 
     items: tuple[WriteItem, ...]
     entries: tuple[Entry, ...]
     size: int
-    """Bytes of this rank's data, padding included."""
+    """Bytes of this rank's data, including padding."""
 
 
 def signature(tensors: Tensors) -> tuple[Any, ...]:
-    """Whatever a plan depends on; while it stays the same on all ranks, so does the plan."""
+    """Everything that a plan depends on. While it stays the same on all ranks, so does the plan."""
     return tuple(
         (fqn, t.dtype, t.shape, t.device.type, getattr(t, "placements", None), getattr(t, "device_mesh", None))
         for fqn, t in tensors.items()
@@ -62,15 +62,23 @@ def signature(tensors: Tensors) -> tuple[Any, ...]:
 
 
 def plan_save(tensors: Tensors, *, rank: int, group: dist.ProcessGroup | None) -> RankPlan:
-    """Agree with all ranks of `group` on who writes what. A collective; `group` None is a world of one.
+    """Agree with all ranks of `group` on who writes what. A collective.
 
     Replicas are written once, spread over the ranks by size.
+
+    Args:
+        tensors: This rank's tensors by name, sharded or whole.
+        rank: This rank.
+        group: A gloo group of all ranks. None: a world of one.
+
+    Raises:
+        UnsupportedState: The ranks' tensors don't fit together, or have a dtype that can't be stored.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
     local = planner.create_local_plan()
-    # Uneven sharding leaves some ranks with nothing: an empty box may share its offset with a real one,
-    # and would take its place among the replicas.
+    # With uneven sharding, some ranks have nothing. Such an empty box may share its offset with a real one, and would
+    # take its place among the replicas.
     local = SavePlan([item for item in local.items if _volume(item) or _is_all(item)])
     plans = _exchange(local, planner, rank, group)
     return _lay_out(rank, plans)
@@ -85,9 +93,16 @@ def written_tensors(plan: RankPlan, tensors: Tensors) -> list[torch.Tensor]:
 
 
 def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> None:
-    """Fill `tensors` in place, each rank its own shards; no collective.
+    """Fill `tensors` in place, each rank its own shards. Not a collective.
 
-    Raises CheckpointMismatch before anything is read where names, shapes or types differ.
+    Args:
+        tensors: Tensors by name, sharded or whole.
+        manifest: Where their bytes are.
+        parts: Reads these bytes.
+
+    Raises:
+        CheckpointMismatch: Names, shapes or dtypes differ. Nothing was read.
+        CorruptCheckpoint: Stored bytes are damaged.
     """
     _check_fit(tensors, manifest)
     reader = ManifestReader(manifest, parts)
@@ -107,7 +122,7 @@ class ManifestReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """A reader is made for one manifest; DCP must not pick this class by a path."""
+        """Always False: a reader is made for one manifest, and DCP must not choose this class by a path."""
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -150,20 +165,20 @@ class ManifestReader(StorageReader):
 
     def _chunk(self, item: ReadItem) -> Chunk:
         if item.type == LoadItemType.BYTE_IO:
-            raise CorruptCheckpoint(f"{item.dest_index.fqn!r} is not a tensor; it can't be loaded this way.")
+            raise CorruptCheckpoint(f"{item.dest_index.fqn!r} is not a tensor, and can't be loaded this way.")
         return self._chunks[item.storage_index]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """Rows of a stored chunk, and the (part of a) tensor that they fill. Takes their bytes piece by piece."""
+    """Rows of a stored chunk, and the (part of a) tensor that they fill. It takes their bytes piece by piece."""
 
     span: Span
     target: torch.Tensor
     rows: tuple[int, ...]
-    """Shape of what lies in the span: all columns of the rows that are needed."""
+    """Shape of the span: all columns of the rows that are needed."""
     box: tuple[tuple[int, int], ...]
-    """Of each dimension but the first: where the target begins in the rows, and its length."""
+    """For each dimension after the first: where the target starts in the rows, and its length."""
     gathered: torch.Tensor | None = None
     missing: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -224,8 +239,8 @@ def _global_plans(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[An
     try:
         return list(planner.create_global_plan(plans)[0])
     except (ValueError, AssertionError) as error:
-        # Every rank has to hear of it: the others wait for their plan.
-        return [f"The ranks' tensors don't make one consistent state: {error}"] * len(plans)
+        # Every rank needs the error: the others wait for their plan.
+        return [f"The ranks' tensors don't form one consistent state: {error}"] * len(plans)
 
 
 def _lay_out(rank: int, plan: SavePlan) -> RankPlan:
@@ -236,7 +251,7 @@ def _lay_out(rank: int, plan: SavePlan) -> RankPlan:
         assert data is not None  # only tensors are planned
         dtype = data.properties.dtype
         if DTYPES.get(str(dtype).removeprefix("torch.")) is None:
-            raise UnsupportedState(f"The tensor {item.index.fqn!r} has the type {dtype}, which can't be stored.")
+            raise UnsupportedState(f"The tensor {item.index.fqn!r} has the dtype {dtype}, which can't be stored.")
         length = _volume(item) * dtype.itemsize
         chunk = Chunk(
             rank=rank,
@@ -257,7 +272,7 @@ def _volume(item: WriteItem) -> int:
 
 
 def _is_all(item: WriteItem) -> bool:
-    """Whether an item is the whole of its tensor (which may well be empty)."""
+    """Whether an item is the whole of its tensor, which may be empty."""
     return item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
 
 
@@ -279,5 +294,5 @@ def _check_fit(tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
             f"The checkpoint at step {manifest.step} does not fit this model and strategy: "
             + "; ".join(problems[:_SHOWN])
             + more
-            + ". Use the model that it was made with, or another checkpoint.uri."
+            + ". Use the model that it was made with, or a different checkpoint.uri."
         )

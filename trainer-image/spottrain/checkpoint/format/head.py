@@ -1,8 +1,8 @@
-"""HEAD: the one small object that says which checkpoints exist, and who may write the next.
+"""HEAD: the one small object that says which checkpoints exist, and who may write the next one.
 
-Every change is a compare-and-swap of the whole object. An attempt that HEAD does not name is not a
-checkpoint, however complete it looks; what HEAD names is complete, because it was verified first. Only where
-HEAD itself is missing or damaged do complete attempts count: it is made anew from them.
+Every change is a compare-and-swap of the whole object. An attempt that HEAD doesn't name is not a checkpoint, however
+complete it looks. What HEAD names is complete, because it was verified first. Only if HEAD itself is missing or
+damaged do complete attempts count: HEAD is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,20 @@ _TRIES = 50
 
 
 def read_head(storage: CheckpointStorage) -> Head | None:
-    """What HEAD says now, or None where nothing was ever fenced or committed."""
+    """What HEAD says now, or None if nothing was ever fenced or committed. Raises CorruptCheckpoint or
+    StorageError."""
     return _read(storage)[0]
 
 
 def fence(storage: CheckpointStorage, generation: int) -> Head:
-    """Shut older generations out; what HEAD says from then on. Raises Fenced if a newer one did so first."""
+    """Fence older generations, so that they can't commit any more.
+
+    Returns:
+        What HEAD says from now on.
+
+    Raises:
+        Fenced: A newer generation did so first.
+    """
 
     def raise_fence(head: Head | None) -> Head:
         if head is None:
@@ -47,10 +55,23 @@ def fence(storage: CheckpointStorage, generation: int) -> Head:
 def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | None = None) -> Head:
     """Make `new` the newest commit.
 
-    Steps only go up, but for one case: a newer generation that resumed from an older kept commit, because
-    those after it turned out to be damaged, drops these. A commit that HEAD names already is
-    left as it is, so that asking again after an unclear outcome is safe. Frozen weights that `new` refers to must be
-    held by a commit that HEAD names, as clean-up deletes others. Raises Fenced, StepBehind or SharedWeightsGone.
+    Steps only go up, with one exception: a newer generation may have resumed from an older kept commit, because those
+    after it were damaged. It drops these. A commit that HEAD names already stays as it is, so that it is safe to ask
+    again after an unclear outcome.
+
+    Args:
+        storage: The store.
+        new: The commit. A commit that HEAD names must hold the frozen weights that it refers to, because clean-up
+            deletes others.
+        resumed_from_step: The step that this generation resumed from.
+
+    Returns:
+        What HEAD says from now on.
+
+    Raises:
+        Fenced: A newer generation has taken over.
+        StepBehind: A commit of this step, or of a later one, exists.
+        SharedWeightsGone: No commit holds the frozen weights.
     """
 
     def add(head: Head | None) -> Head:
@@ -58,7 +79,7 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
             _refuse_unheld(Head(fence=new.generation), new)
             return Head(fence=new.generation, commits=(new,))
         is_known = any(kept.attempt == new.attempt for kept in head.commits)
-        if head.rebuilt or not is_known:  # a HEAD made anew may name what was fenced before it was committed
+        if head.rebuilt or not is_known:  # a rebuilt HEAD may name an attempt that was fenced before its commit
             _refuse_fenced(head, new.generation)
         if is_known:
             return head
@@ -70,7 +91,7 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
 
 
 def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Commit, ...]], set[str]]) -> Head:
-    """Take commits off HEAD but those whose attempts `keep` returns, and never the newest."""
+    """Remove from HEAD all commits except the newest and those whose attempts `keep` returns. Raises Fenced."""
 
     def drop(head: Head | None) -> Head:
         if head is None:
@@ -84,8 +105,8 @@ def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Com
 
 
 def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tuple[Commit, ...]:
-    """The commits that `new` comes on top of. One that was passed over goes at once, whatever the step of `new`:
-    it would count for retention in place of one that is whole."""
+    """The commits that stay below `new`. A damaged one that was passed over goes at once, whatever the step of `new`:
+    retention would count it in place of a whole one."""
     commits, newest = head.commits, head.newest
     if newest is None:
         return commits
@@ -110,21 +131,21 @@ def _refuse_fenced(head: Head, generation: int) -> None:
 
 
 def _refuse_unheld(head: Head, new: Commit) -> None:
-    if not all(head.holds(attempt) for attempt in new.needs):
+    if not all(head.holds(prefix) for prefix in new.needs):
         raise SharedWeightsGone(
             f"Step {new.step} was not committed: no commit holds the frozen weights that it refers to any more. The "
-            "next save writes them anew."
+            "next save writes them again."
         )
 
 
 def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -> Head:
-    """Read, change and compare-and-swap until it holds. `change` must be idempotent.
+    """Read, change and compare-and-swap until the swap succeeds. `change` must be idempotent.
 
-    A write whose outcome is unclear is resolved by reading again: where it took effect, `change` finds
-    nothing left to do.
+    If the outcome of a write is unclear, the next read settles it: if the write took effect, `change` finds nothing
+    left to do.
     """
     pause = 0.005
-    for attempt in range(_TRIES):
+    for number in range(_TRIES):
         try:
             head, etag = _read(storage)
             desired = change(head)
@@ -134,14 +155,14 @@ def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -
         except PreconditionFailed:
             pass
         except StorageUnavailable:
-            # The store has retried on its own already; a few more tries only settle an unclear write.
-            if attempt >= 3:
+            # The store has retried already. A few more tries only settle an unclear write.
+            if number >= 3:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
     raise StorageUnavailable(
-        f"{HEAD_KEY} of the checkpoint store changed {_TRIES} times while this process tried to change it; "
-        "check that no other job uses the same checkpoint.uri."
+        f"{HEAD_KEY} of the checkpoint store changed {_TRIES} times while this process tried to change it. "
+        "Check that no other job uses the same checkpoint.uri."
     )
 
 

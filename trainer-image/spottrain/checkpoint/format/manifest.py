@@ -1,7 +1,7 @@
-"""What an attempt consists of: a receipt from every rank, and the manifest that rank 0 makes of them.
+"""What an attempt consists of: a receipt of every rank, and the manifest that rank 0 builds from them.
 
-Data files hold the raw bytes of tensors, one after the other; checksums cover blocks of a file, so that
-a reader that needs a part of it (at another world size) can verify just that part.
+Data files hold the raw bytes of tensors, one after the other. Each block of a file has a checksum, so that a reader
+that needs a part of the file (at a different world size) can verify just that part.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
+from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
 from spottrain.checkpoint.format.commits import FORMAT_VERSION, FORMAT_VERSIONS, SHARING_VERSION, Commit
-from spottrain.checkpoint.format.seal import seal, unseal
 from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
@@ -41,7 +41,7 @@ class _Model(BaseModel):
 
 
 class DataFile(_Model):
-    """Size and checksums of one rank's data."""
+    """Size of one rank's data, and the checksums of its blocks."""
 
     size: NonNegativeInt
     block_bytes: PositiveInt = BLOCK_BYTES
@@ -55,7 +55,7 @@ class DataFile(_Model):
 
 
 class SharedFile(_Model):
-    """A rank's file of frozen weights. It lies in the attempt that wrote it, and commits of others refer to it."""
+    """A rank's file of frozen weights. It belongs to the attempt that wrote it; commits of others refer to it."""
 
     attempt: str
     rank: NonNegativeInt
@@ -70,7 +70,7 @@ class Chunk(_Model):
     """A box of a tensor: where it lies in the tensor (in elements) and in its file (in bytes)."""
 
     rank: NonNegativeInt
-    """Whose file; in a manifest the number of the file, as shared ones follow those of the ranks."""
+    """The rank whose file it is. In a manifest: the number of the file, as shared files follow those of the ranks."""
     begin: NonNegativeInt
     end: NonNegativeInt
     offsets: tuple[NonNegativeInt, ...]
@@ -78,7 +78,7 @@ class Chunk(_Model):
 
 
 class Entry(_Model):
-    """A chunk that a rank wrote, with the name, type and shape of the tensor that it is of."""
+    """A chunk that a rank wrote, with name, dtype and shape of its tensor."""
 
     fqn: str
     dtype: str
@@ -87,7 +87,7 @@ class Entry(_Model):
 
 
 class Receipt(_Model):
-    """A rank's word that its part is stored, or the sentence why it is not."""
+    """A rank's statement that its part is stored, or the sentence that says why it isn't."""
 
     rank: NonNegativeInt
     world_size: int
@@ -95,18 +95,18 @@ class Receipt(_Model):
     file: DataFile = DataFile(size=0, crc32=())
     entries: tuple[Entry, ...] = ()
     frozen: DataFile | None = None
-    """Of the frozen weights, where this save writes some and this rank has a part in that."""
+    """The file of frozen weights, if this save writes some and this rank has a part in that."""
     frozen_entries: tuple[Entry, ...] = ()
     rank_state: Any = None
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Raises ValueError where it isn't what was written."""
-        return cls.model_validate_json(unseal(data))
+        """Read stored bytes. Raises ValueError if they are not what was written."""
+        return cls.model_validate_json(verify_checksummed(data))
 
 
 class Tensor(_Model):
-    """Type, shape (in elements) and chunks of a tensor; the chunks cover it exactly once."""
+    """Dtype, shape (in elements) and chunks of a tensor. The chunks cover it exactly once."""
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]
@@ -118,14 +118,14 @@ class Tensor(_Model):
             raise ValueError(f"unknown dtype {self.dtype}")
         for chunk in self.chunks:
             self._check_box(chunk)
-        # Boxes come from DCP's plan, which refuses overlaps; so the sum of the volumes decides.
+        # The boxes come from DCP's plan, which refuses overlaps. So the sum of the volumes decides.
         if sum(math.prod(chunk.lengths) for chunk in self.chunks) != math.prod(self.shape):
             raise ValueError("the chunks do not cover the tensor exactly once")
         return self
 
     def _check_box(self, chunk: Chunk) -> None:
         if not len(chunk.offsets) == len(chunk.lengths) == len(self.shape):
-            raise ValueError("a chunk has another number of dimensions than its tensor")
+            raise ValueError("a chunk has a different number of dimensions than its tensor")
         if any(o + n > size for o, n, size in zip(chunk.offsets, chunk.lengths, self.shape, strict=True)):
             raise ValueError("a chunk reaches beyond its tensor")
         if chunk.end - chunk.begin != math.prod(chunk.lengths) * DTYPES[self.dtype].itemsize:
@@ -133,7 +133,7 @@ class Tensor(_Model):
 
 
 class Manifest(_Model):
-    """The whole of a checkpoint: every tensor's place, and all state that is not a tensor."""
+    """A whole checkpoint: every tensor's place, and all state that is not a tensor."""
 
     format_version: int = FORMAT_VERSION
     generation: int
@@ -148,12 +148,12 @@ class Manifest(_Model):
     rank_states: tuple[Any, ...]
     extra: Any
     saved_at: str = ""
-    """UTC, ISO 8601; for people."""
+    """UTC, ISO 8601. For people."""
 
     @model_validator(mode="after")
     def _chunks_lie_in_files(self) -> Self:
         if len(self.files) != self.world_size or len(self.rank_states) != self.world_size:
-            raise ValueError("there is not one file and one state for every rank")
+            raise ValueError("the numbers of files and states are not the number of ranks")
         for tensor in self.tensors.values():
             for chunk in tensor.chunks:
                 if chunk.rank >= self.num_files or chunk.end > self.file(chunk.rank).size:
@@ -162,69 +162,74 @@ class Manifest(_Model):
 
     @property
     def num_files(self) -> int:
-        """Those of the ranks, and after these the shared ones."""
+        """The number of files: those of the ranks, and after these the shared ones."""
         return len(self.files) + len(self.shared)
 
     def file(self, number: int) -> DataFile:
         first = len(self.files)
         return self.files[number] if number < first else self.shared[number - first].file
 
-    def key(self, attempt: str, number: int) -> str:
-        """Of a file, by its number, of the checkpoint that lies at `attempt`."""
+    def key(self, prefix: str, number: int) -> str:
+        """Key of a file, by its number, for the checkpoint at `prefix`."""
         first = len(self.files)
-        return data_key(attempt, number) if number < first else self.shared[number - first].key
+        return data_key(prefix, number) if number < first else self.shared[number - first].key
 
-    def needs(self, attempt: str) -> tuple[str, ...]:
-        """Other attempts whose files the checkpoint at `attempt` refers to."""
-        return tuple(sorted({shared.attempt for shared in self.shared} - {attempt}))
+    def needs(self, prefix: str) -> tuple[str, ...]:
+        """Other attempts whose files the checkpoint at `prefix` refers to."""
+        return tuple(sorted({shared.attempt for shared in self.shared} - {prefix}))
 
-    def size(self, attempt: str) -> tuple[int, int]:
-        """Bytes of tensors and padding that lie at `attempt`, where this checkpoint does, and at others."""
-        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != attempt)
+    def size(self, prefix: str) -> tuple[int, int]:
+        """Bytes of tensors and padding that this checkpoint has at its own `prefix`, and elsewhere."""
+        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != prefix)
         return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
     @classmethod
     def parse(cls, data: bytes, key: str) -> Self:
-        """Raises CheckpointMismatch for another version of the format, and CorruptCheckpoint; `key` is for these."""
+        """Read stored bytes. `key` is for messages.
+
+        Raises:
+            CheckpointMismatch: The format has an unknown version.
+            CorruptCheckpoint: The bytes are not what was written.
+        """
         try:
-            body = unseal(data)
-            version = json.loads(body).get("format_version")
+            text = verify_checksummed(data)
+            version = json.loads(text).get("format_version")
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
                     f"{SHARING_VERSION}."
                 )
-            return cls.model_validate_json(body)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             raise CorruptCheckpoint(f"{key} is damaged: {_first(error)}.") from error
         except (ValueError, AttributeError) as error:
             raise CorruptCheckpoint(f"{key} is damaged: {error}.") from error
 
 
-# Fields of manifests and receipts, with None or nothing in them where there are none.
+# Fields of manifests and receipts that are None or empty without frozen weights.
 _OF_FROZEN_WEIGHTS = ("shared", "frozen", "frozen_entries")
 
 
-def data_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}.data"
+def data_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}.data"
 
 
-def frozen_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}{FROZEN_SUFFIX}"
+def frozen_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}{FROZEN_SUFFIX}"
 
 
-def receipt_key(attempt: str, rank: int) -> str:
-    return f"{attempt}rank-{rank:05d}.receipt.json"
+def receipt_key(prefix: str, rank: int) -> str:
+    return f"{prefix}rank-{rank:05d}.receipt.json"
 
 
 def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:
-    """CRC-32 of each block. zlib-ng lets other threads run meanwhile, as zlib does, and is eight times as fast."""
+    """CRC-32 of each block. zlib-ng releases the interpreter lock, as zlib does, and is eight times as fast."""
     view = memoryview(data)
     return tuple(zlib_ng.crc32(view[begin : begin + block_bytes]) for begin in range(0, len(view), block_bytes))
 
 
 def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
-    """Gather the chunks of all ranks by tensor. Raises CorruptCheckpoint where they don't fit together."""
+    """Gather the chunks of all ranks by tensor. Raises CorruptCheckpoint if they don't fit together."""
     chunks: dict[str, list[Chunk]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in entries:
@@ -252,7 +257,7 @@ def build_manifest(
     shared: Sequence[SharedFile] = (),
     frozen: Mapping[str, Tensor] | None = None,
 ) -> Manifest:
-    """The manifest of an attempt whose receipts (in order of rank) are all there, with the tensors in files of frozen
+    """The manifest of an attempt whose receipts (in order of rank) are complete, with the tensors in files of frozen
     weights, if there are any."""
     return Manifest(
         format_version=SHARING_VERSION if shared else FORMAT_VERSION,
@@ -270,9 +275,8 @@ def build_manifest(
 
 
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
-    """A manifest or receipt as it is stored, and the SHA-256 of that. Without frozen weights as older readers know
-    it."""
-    data = seal(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
+    """The bytes of a manifest or receipt, and their SHA-256. Without frozen weights, older readers know this form."""
+    data = dump_checksummed(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
     return data, hashlib.sha256(data).hexdigest()
 
 
@@ -286,7 +290,7 @@ def read_manifest(storage: CheckpointStorage, commit: Commit) -> Manifest:
 
 
 def parse_manifest(data: bytes, commit: Commit) -> Manifest:
-    """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for its version."""
+    """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for an unknown version."""
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise CorruptCheckpoint(f"{commit.manifest} is not what was committed: its checksum differs.")
     return Manifest.parse(data, commit.manifest)

@@ -1,4 +1,4 @@
-"""Reading parts of an attempt's data files, verified block by block, in parallel."""
+"""Parallel reads of parts of a checkpoint's data files, with each block verified."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from spottrain.checkpoint.format.manifest import DataFile, Manifest
 from spottrain.checkpoint.stores.storage import ObjectReader
 
 Span = tuple[int, int, int]
-"""The number of a file in the manifest, and begin and end in bytes of it."""
+"""The number of a file in the manifest, and the first byte and the end of a range in it."""
 
 Deliver = Callable[[int, int, memoryview], None]
-"""Called with the index of a span, an offset in it, and its bytes from there; valid during the call only."""
+"""Called with the index of a span, an offset in it, and the bytes from there. They are valid only during the call."""
 
 READ_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
 class _Run:
-    """Whole blocks that are read at once, and the parts of spans that lie in them."""
+    """Adjacent blocks that are read at once, and the parts of spans that lie in them."""
 
     file: int
     members: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(index of the span, offset in it, begin and end in the file)"""
+    """Index of the span, offset in it, and begin and end in the file."""
 
     def bounds(self, file: DataFile) -> tuple[int, int]:
         begin = min(member[2] for member in self.members) // file.block_bytes * file.block_bytes
@@ -37,22 +37,30 @@ class _Run:
 
 
 class PartReader:
-    """Reads spans of bytes of one checkpoint; only verified bytes leave it."""
+    """Reads spans of bytes of one checkpoint. Only verified bytes leave it."""
 
     def __init__(
-        self, storage: ObjectReader, attempt: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
+        self, storage: ObjectReader, prefix: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
     ) -> None:
-        """`read_bytes` is how much is read at once, in whole blocks and one at least."""
+        """Args:
+        storage: Where to read from.
+        prefix: Prefix of the attempt.
+        manifest: The attempt's manifest.
+        read_bytes: How much to read at once, rounded down to whole blocks, and at least one block.
+        """
         self._storage = storage
-        self._attempt = attempt
+        self._prefix = prefix
         self._manifest = manifest
         self._read_bytes = read_bytes
 
     def read(self, spans: Sequence[Span], deliver: Deliver) -> None:
-        """Hand all bytes of the spans to `deliver`, each once, in pieces and from several threads.
+        """Pass all bytes of the spans to `deliver`, each once, in pieces and from several threads.
 
-        Every block is fetched once at most, into memory that is used again for the next: as much is held as
-        readers are at work. Raises CorruptCheckpoint, or what `deliver` raises.
+        Every block is fetched at most once. Each thread reuses its memory, so that memory is needed for as many reads
+        as run at once.
+
+        Raises:
+            CorruptCheckpoint: Bytes are missing or damaged.
         """
         runs = self._runs(spans)
         scratch = threading.local()
@@ -61,11 +69,11 @@ class PartReader:
                 pass  # the first error ends it
 
     def verify(self, number: int) -> None:
-        """Read all of a file, by its number in the manifest, and drop it. Raises CorruptCheckpoint."""
+        """Read a whole file, by its number in the manifest, and drop the bytes. Raises CorruptCheckpoint."""
         self.read([(number, 0, self._manifest.file(number).size)], lambda *_: None)
 
     def _runs(self, spans: Sequence[Span]) -> list[_Run]:
-        """Cut the spans at fixed places of the files, so that what lies between two of them is one read."""
+        """Cut the spans at fixed places of the files. All that lies between two of these places is one read."""
         runs: dict[tuple[int, int], _Run] = {}
         for index, (file, begin, end) in enumerate(spans):
             block = self._manifest.file(file).block_bytes
@@ -86,7 +94,7 @@ class PartReader:
             deliver(index, offset, data[begin - first : end - first])
 
     def _fetch(self, number: int, begin: int, data: memoryview) -> None:
-        key = self._manifest.key(self._attempt, number)
+        key = self._manifest.key(self._prefix, number)
         try:
             length = self._storage.read_into(key, begin, data)
         except ObjectNotFound as error:

@@ -1,7 +1,7 @@
-"""HEAD made anew, where it is missing or damaged, from the attempts that are whole.
+"""HEAD rebuilt, if it is missing or damaged, from the attempts that are whole.
 
-An attempt has a manifest only if every rank's receipt was there, so that it can be resumed from whether HEAD had come
-to name it or not. The newest is that of the highest step of the newest generation.
+An attempt has a manifest only after every rank has left its receipt. So training can resume from it, whether HEAD had
+named it or not. The newest attempt is that of the highest step of the newest generation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 def rebuild(storage: CheckpointStorage) -> Head | None:
-    """What HEAD may have said, with all whole attempts as its commits; None where there is none. Changes nothing.
+    """What HEAD may have said, with all whole attempts as its commits. It changes nothing in the store.
 
-    Raises CheckpointMismatch where they are of another version of the format.
+    Returns:
+        The rebuilt HEAD, or None if no attempt is whole.
+
+    Raises:
+        CheckpointMismatch: The attempts have an unknown version of the format.
     """
     sizes = dict(storage.list(ATTEMPTS))
     attempts = {attempt for key in sizes if (attempt := Attempt.of_key(key)) is not None}
@@ -31,8 +35,8 @@ def rebuild(storage: CheckpointStorage) -> Head | None:
     if not commits:
         return None
     logger.warning(
-        "HEAD of the checkpoint store is missing or damaged. What counts is what lies there: %d whole checkpoints, "
-        "the newest of step %d.",
+        "HEAD of the checkpoint store is missing or damaged. It is rebuilt from %d whole checkpoints, the newest of "
+        "step %d.",
         len(commits),
         commits[0].step,
     )
@@ -40,7 +44,7 @@ def rebuild(storage: CheckpointStorage) -> Head | None:
 
 
 def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) -> Commit | None:
-    """The attempt as a commit, if its manifest is what was written, and each file that it names has its size."""
+    """The attempt as a commit, if its manifest is what was written, and each file in it has its size."""
     if manifest_key(attempt.prefix) not in sizes:
         return None
     try:

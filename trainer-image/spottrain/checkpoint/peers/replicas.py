@@ -1,4 +1,4 @@
-"""Peers' memory: each rank's shard in the memory of its own member and of a peer on another node.
+"""Replicas: each rank's shard in the memory of its own member and of a peer on another node.
 
 A step that was lost with a node is then at most a few steps back, and nothing is read from the store. There is no
 commit: the operator knows from the members' reports which step is there for all ranks. Whoever resumes from it
@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format import codec
@@ -34,10 +34,10 @@ from spottrain.checkpoint.format.manifest import (
     serialise,
 )
 from spottrain.checkpoint.format.part_reader import PartReader
-from spottrain.checkpoint.peers.member_memory import MemberMemory, MemoryReader, prefix, state_key
+from spottrain.checkpoint.peers.replica_client import ReplicaClient, ReplicaReader, prefix, state_key
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.stores.storage import Buffer
-from spottrain_api.contract import MemoryCheckpoint, MemoryStep, PeerMemory
+from spottrain_api.contract import HeldShards, ReplicaSettings, ReplicatedStep
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Replicas:
 
     def __init__(
         self,
-        memory: PeerMemory,
+        settings: ReplicaSettings,
         *,
         generation: int,
         rank: int,
@@ -61,8 +61,10 @@ class Replicas:
         ranks_per_node: int,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self._memory = memory
-        self._members = [MemberMemory(address, memory.token) for address in (memory.own, memory.peer) if address]
+        self._settings = settings
+        self._members = [
+            ReplicaClient(address, settings.token) for address in (settings.own, settings.peer) if address
+        ]
         self._generation = generation
         self._rank = rank
         self._world_size = world_size
@@ -74,16 +76,16 @@ class Replicas:
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._sequence = 0
         self._newest_step: int | None = None
-        self._background = Background("replicate")
+        self._background = BackgroundThread("replicate")
         self._sending: Future[None] | None = None
         self._complained = False
         self.cost_seconds: float | None = None
         """What one replica takes of training, smoothed: the wait for staging, and a share of the processors."""
 
     @property
-    def resume(self) -> MemoryCheckpoint | None:
+    def resume(self) -> ReplicatedStep | None:
         """The step in memory that the operator names for this generation."""
-        return self._memory.resume
+        return self._settings.resume
 
     def is_due(self, step: int, step_seconds: float | None) -> bool:
         """Whether to replicate after this step; rank 0 decides for all. At the first step to learn what it costs."""
@@ -93,8 +95,8 @@ class Replicas:
 
     def interval(self, step_seconds: float | None) -> int:
         """Steps from one replica to the next."""
-        if self._memory.interval is not None:
-            return self._memory.interval
+        if self._settings.interval is not None:
+            return self._settings.interval
         if self.cost_seconds is None or not step_seconds:
             return 1
         return max(1, math.ceil(self.cost_seconds / (COST_SHARE * step_seconds)))
@@ -103,7 +105,7 @@ class Replicas:
         """The interval and why it is that, for the status."""
         steps = self.interval(step_seconds)
         every = "every step" if steps == 1 else f"every {steps} steps"
-        if self._memory.interval is not None:
+        if self._settings.interval is not None:
             return f"in peers' memory {every}, as the job says"
         if self.cost_seconds is None:
             return f"in peers' memory {every} at first, to measure what that costs"
@@ -138,7 +140,7 @@ class Replicas:
         )
         other = json.dumps({"tree": tree, "extra": codec.encode(extra)}).encode() if self._rank == 0 else None
         self._sequence += 1
-        place = MemoryStep(
+        place = HeldShards(
             generation=self._generation,
             sequence=self._sequence,
             step=step,
@@ -149,10 +151,10 @@ class Replicas:
         self._sending = self._background.submit(lambda: self._send(data, receipt, other, place, stall_seconds))
         return True
 
-    def read(self, checkpoint: MemoryCheckpoint) -> tuple[Manifest, PartReader]:
+    def read(self, checkpoint: ReplicatedStep) -> tuple[Manifest, PartReader]:
         """The manifest of a step in memory, made of its receipts, and a reader of its data. Raises CheckpointError,
         on all ranks."""
-        source = MemoryReader(checkpoint, self._memory.token)
+        source = ReplicaReader(checkpoint, self._settings.token)
         manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint))
         return manifest, PartReader(source, source.prefix, manifest)
 
@@ -165,7 +167,7 @@ class Replicas:
         return self._sending is not None and not self._sending.done()
 
     def _send(
-        self, data: memoryview, receipt: Receipt, other: bytes | None, place: MemoryStep, stall_seconds: float
+        self, data: memoryview, receipt: Receipt, other: bytes | None, place: HeldShards, stall_seconds: float
     ) -> None:
         started = time.thread_time()
         file = DataFile(size=len(data), crc32=block_checksums(data))
@@ -175,7 +177,7 @@ class Replicas:
             objects[state_key(attempt)] = other
         objects[receipt_key(attempt, self._rank)] = serialise(receipt.model_copy(update={"file": file}))[0]
 
-        def put(member: MemberMemory) -> float:
+        def put(member: ReplicaClient) -> float:
             """Processor time here and there."""
             begun, there = time.thread_time(), 0.0
             try:
@@ -198,7 +200,7 @@ class Replicas:
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
 
-def _manifest(source: MemoryReader, checkpoint: MemoryCheckpoint) -> Manifest:
+def _manifest(source: ReplicaReader, checkpoint: ReplicatedStep) -> Manifest:
     """Raises CorruptCheckpoint where something is missing or doesn't fit together."""
     where = f"The replica of step {checkpoint.step} in members' memory"
     try:

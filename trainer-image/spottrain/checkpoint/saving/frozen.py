@@ -16,7 +16,7 @@ from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.format.manifest import Entry, Manifest
 from spottrain.checkpoint.saving.fingerprint import fingerprints, is_comparable
-from spottrain.checkpoint.saving.persist import SaveHandle
+from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.shared import Shared
 from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 

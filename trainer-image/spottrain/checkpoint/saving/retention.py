@@ -10,7 +10,7 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from spottrain.checkpoint.background import Background
+from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.errors import CheckpointError
 from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
@@ -60,17 +60,17 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
     return len(over) + storage.abandon_uploads(ATTEMPTS, is_settled)
 
 
-class CleanUp:
+class BackgroundCleanUp:
     """Cleans up beside the training and the saves, which may need their thread for the next one."""
 
     def __init__(self, storage: CheckpointStorage, generation: int, retention: Retention) -> None:
         self._storage = storage
         self._generation = generation
         self._retention = retention
-        self._background = Background("clean-up")
+        self._background = BackgroundThread("clean-up")
         self._waiting = threading.Event()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Returns at once. One that is under way is followed by one more, however often this is called meanwhile."""
         if not self._waiting.is_set():
             self._waiting.set()

@@ -26,8 +26,8 @@ from typing import NoReturn, Self
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums
-from spottrain.checkpoint.stores.open import open_storage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def write(storage: CheckpointStorage, data: memoryview, key: str) -> DataFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Store:
+class _StoreSettings:
     """Which store to open, and what its client goes by in the rank, where the script may have changed it."""
 
     uri: str
@@ -61,7 +61,7 @@ class _Store:
 class _Request:
     """What to write where; the descriptor of the memory follows it. Without a key, only to get ready for that."""
 
-    store: _Store
+    store: _StoreSettings
     key: str | None
     size: int
 
@@ -72,7 +72,7 @@ class WriterProcess:
     def __init__(self, pid: int, connection: Connection) -> None:
         self.pid = pid
         self._connection = connection
-        self._store: _Store | None = None
+        self._store: _StoreSettings | None = None
         self._ending: str | None = None
         self._lock = threading.Lock()
 
@@ -92,7 +92,7 @@ class WriterProcess:
         folder = None
         with contextlib.suppress(OSError):
             folder = os.getcwd()
-        self._store = _Store(
+        self._store = _StoreSettings(
             uri=uri, endpoint_url=endpoint_url, environment=tuple(sorted(os.environ.items())), folder=folder
         )
 
@@ -227,7 +227,7 @@ class _Server:
         return self._memory
 
 
-def _open(store: _Store) -> CheckpointStorage:
+def _open(store: _StoreSettings) -> CheckpointStorage:
     os.environ.clear()
     os.environ.update(store.environment)
     if store.folder is not None:

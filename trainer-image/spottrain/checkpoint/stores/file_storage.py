@@ -66,7 +66,7 @@ class FileStorage:
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
         with self._sentences(f"read {key}"), self._existing(key), self._path(key).open("rb", buffering=0) as file:
             file.seek(offset)
-            return _fill(memory, file)
+            return _read_fully(memory, file)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         folder = prefix.rpartition("/")[0]
@@ -186,7 +186,7 @@ class FileStorage:
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
 
 
-def _fill(memory: memoryview, file: io.FileIO) -> int:
+def _read_fully(memory: memoryview, file: io.FileIO) -> int:
     """One read gives 2 GiB at most."""
     filled = 0
     while filled < len(memory) and (length := file.readinto(memory[filled:])):

@@ -35,7 +35,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
-from spottrain.checkpoint.stores.upload_body import Body
+from spottrain.checkpoint.stores.upload_body import UploadBody
 
 _PARTS = 4
 _CONNECT_SECONDS = 5.0
@@ -154,7 +154,7 @@ class GcsStorage:
             return
         # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
         with self._sentences(key):
-            self._blob(key).upload_from_file(Body(part), size=len(part), checksum="md5", **self._patience)
+            self._blob(key).upload_from_file(UploadBody(part), size=len(part), checksum="md5", **self._patience)
 
     def _bucket_exists(self) -> bool:
         exists: bool = self._bucket.exists(**self._patience)

@@ -36,7 +36,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
-from spottrain.checkpoint.stores.upload_body import Body
+from spottrain.checkpoint.stores.upload_body import UploadBody
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class S3Storage:
     def upload(self, key: str, data: Buffer) -> None:
         view = memoryview(data)
         if len(view) <= PART_BYTES:
-            self._call("put_object", key, Body=Body(view), ChecksumCRC32=_crc32(view))
+            self._call("put_object", key, Body=UploadBody(view), ChecksumCRC32=_crc32(view))
         else:
             self._upload_parts(key, view)
 
@@ -181,7 +181,7 @@ class S3Storage:
             part = view[(number - 1) * size : number * size]
             checksum = _crc32(part)
             sent = self._call(
-                "upload_part", key, UploadId=upload, PartNumber=number, Body=Body(part), ChecksumCRC32=checksum
+                "upload_part", key, UploadId=upload, PartNumber=number, Body=UploadBody(part), ChecksumCRC32=checksum
             )
             known = {"ChecksumCRC32": checksum} if "ChecksumCRC32" in sent else {}
             return {"PartNumber": number, "ETag": sent["ETag"], **known}

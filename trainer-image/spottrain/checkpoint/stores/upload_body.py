@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-class Body:
+class UploadBody:
     """What clients use of a binary file that is open for reading; its `read` gives views, not bytes.
 
     A copy of a part would be made while the interpreter is locked, so that the training would wait for it.

@@ -1,0 +1,47 @@
+"""Doing what was decided: one exhaustive match over the core's actions."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, RefusedError
+from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
+
+
+class NoPoolError(RefusedError):
+    """The job's pools offer no place for a pod. The message is a sentence for the user."""
+
+
+async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
+    """Every action is idempotent: done twice, or done already, it changes nothing.
+
+    ClusterError if it may work later, RefusedError if only after something else has changed.
+    """
+    match action:
+        case CreatePod():
+            await _create_pod(cluster, job, action, control_url)
+        case DeletePod():
+            await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+        case DeleteJob():
+            await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
+        case _:
+            assert_never(action)
+
+
+async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str) -> None:
+    try:
+        pod = build_pod(
+            JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
+            job.spec,
+            name=action.name,
+            sequence=action.sequence,
+            capacity_type=action.capacity_type,
+            pool=action.pool,
+            control_url=control_url,
+        )
+        await cluster.create_pod(pod)
+    except AlreadyExistsError:
+        return
+    except ValueError as error:
+        raise NoPoolError(f"spec.{error}") from error

@@ -1,0 +1,111 @@
+"""Who comes first at a checkpoint folder: an index of the unfinished jobs by folder."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import insort
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest
+from spottrain_operator.cluster.observe import NotUnderstoodError, job_view
+from spottrain_operator.core.folders import Folder, folder_of
+from spottrain_operator.core.model import JobView, Rival
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class Claim:
+    """An unfinished job's claim to its folder. The smaller one comes first: a job that has begun, then the older."""
+
+    is_new: bool  # it never had a generation
+    created_at: datetime
+    uid: str
+    key: JobKey = field(compare=False)
+    folder: Folder
+
+
+class Claims:
+    """The claims of all jobs, as far as it was told."""
+
+    def __init__(self) -> None:
+        self._claims: dict[JobKey, Claim] = {}
+        self._by_folder: dict[Folder, list[Claim]] = {}  # sorted
+
+    def note(self, job: JobView) -> None:
+        """The job as it was read last."""
+        key = JobKey(namespace=job.namespace, name=job.name)
+        claim = _claim(key, job)
+        if self._claims.get(key) == claim:
+            return
+        self.forget(key)
+        if claim is not None:
+            self._claims[key] = claim
+            insort(self._by_folder.setdefault(claim.folder, []), claim)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone, or claims nothing any more."""
+        claim = self._claims.pop(key, None)
+        if claim is None:
+            return
+        self._by_folder[claim.folder].remove(claim)
+        if not self._by_folder[claim.folder]:
+            del self._by_folder[claim.folder]
+
+    def first(self, folder: Folder) -> JobKey | None:
+        """The job that comes first at this folder."""
+        return self._by_folder[folder][0].key if folder in self._by_folder else None
+
+
+def _claim(key: JobKey, job: JobView) -> Claim | None:
+    if job.status.phase in FINISHED_PHASES:
+        return None
+    return Claim(
+        is_new=job.status.generation is None,
+        created_at=job.created_at,
+        uid=job.uid,
+        key=key,
+        folder=folder_of(job),
+    )
+
+
+class RivalFinder:
+    """Finds the job that another has to wait for. It is told of jobs by the passes over them."""
+
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+        self._claims = Claims()
+        self._knows_all = False
+
+    async def rival_of(self, job: JobView) -> Rival | None:
+        """The unfinished job that comes first at this job's checkpoint folder, if that isn't the job itself."""
+        if not self._knows_all:  # a new operator: the passes over the others may be yet to come
+            for manifest in await self._cluster.list_jobs():
+                self._note(manifest)
+            self._knows_all = True
+        self._claims.note(job)
+        if job.status.phase in FINISHED_PHASES:
+            return None
+        own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job)
+        while (first := self._claims.first(folder)) not in (None, own):
+            # It may be over: a watch that breaks off misses deletions.
+            await self._read(first)
+            if self._claims.first(folder) == first:
+                return Rival(namespace=first.namespace, name=first.name)
+        return None
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._claims.forget(key)
+
+    async def _read(self, key: JobKey) -> None:
+        manifest = await self._cluster.get_job(key)
+        if manifest is None:
+            self._claims.forget(key)
+        else:
+            self._note(manifest)
+
+    def _note(self, manifest: Manifest) -> None:
+        """A job that can't be read keeps the claim that it had: it may well run."""
+        with contextlib.suppress(NotUnderstoodError):
+            self._claims.note(job_view(manifest))

@@ -1,0 +1,67 @@
+"""Events of a job, as `kubectl describe` shows them, without repeating the same one over and over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from spottrain_api.contract import API_VERSION, KIND
+from spottrain_operator.cluster.client import ClusterClient, Manifest
+from spottrain_operator.core.model import Event
+
+COMPONENT = "spottrain-operator"
+REPEAT_SECONDS = 300.0
+MAX_REMEMBERED = 5000
+# The API server's limit is 1024 bytes.
+MAX_MESSAGE_LENGTH = 1000
+
+
+class EventRecorder:
+    """Writes events; one that was written for the same job within five minutes is left out."""
+
+    def __init__(self, cluster: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._written: OrderedDict[tuple[str, Event], float] = OrderedDict()
+
+    async def record(self, job: Manifest, event: Event) -> None:
+        key = (job["metadata"]["uid"], event)
+        if self._clock() - self._written.get(key, float("-inf")) < REPEAT_SECONDS:
+            return
+        await self._cluster.create_event(_manifest(job, event))
+        self._written[key] = self._clock()
+        if len(self._written) > MAX_REMEMBERED:
+            self._written.popitem(last=False)
+
+
+def _manifest(job: Manifest, event: Event) -> Manifest:
+    meta = job["metadata"]
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    instance = os.environ.get("POD_NAME", COMPONENT)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid4().hex[:16]}"},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": meta["namespace"],
+            "name": meta["name"],
+            "uid": meta["uid"],
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "action": event.reason,
+        "message": event.message[:MAX_MESSAGE_LENGTH],
+        "eventTime": now,
+        "firstTimestamp": now[:19] + "Z",
+        "lastTimestamp": now[:19] + "Z",
+        "count": 1,
+        "source": {"component": COMPONENT},
+        "reportingComponent": f"spottrain.dev/{COMPONENT}",
+        "reportingInstance": instance,
+    }

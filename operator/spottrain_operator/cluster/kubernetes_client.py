@@ -1,0 +1,245 @@
+"""The real cluster: the official Kubernetes client, in a bounded pool of threads and with time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client as k8s
+import kubernetes.config
+import urllib3
+from kubernetes.config.incluster_config import InClusterConfigLoader
+
+from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    JobKey,
+    Manifest,
+    PodIdentity,
+)
+
+DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+CONNECT_TIMEOUT_SECONDS = 3.0
+READ_TIMEOUT_SECONDS = 15.0
+# Enough to read the nodes of a job side by side; bounded, so that a burst of jobs can't flood the API server.
+NUM_THREADS = 12
+
+EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
+EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
+SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
+
+
+def serviceaccount_dir() -> Path | None:
+    """Where this process' service account is mounted, or None outside of a cluster."""
+    directory = Path(os.environ.get(ENV_SERVICEACCOUNT_DIR, DEFAULT_SERVICEACCOUNT_DIR))
+    inside = "KUBERNETES_SERVICE_HOST" in os.environ and (directory / "token").is_file()
+    return directory if inside else None
+
+
+def client_configuration() -> k8s.Configuration:
+    """How to reach the API server: the pod's service account, whose token is read again as it rotates, or else
+    the kubeconfig in KUBECONFIG (default ~/.kube/config). ClusterError with a sentence if there is neither."""
+    configuration = k8s.Configuration()
+    try:
+        if (directory := serviceaccount_dir()) is not None:
+            loader = InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt"))
+            loader.load_and_set(configuration)
+        else:
+            kubeconfig = os.environ.get("KUBECONFIG")
+            kubernetes.config.load_kube_config(kubeconfig, client_configuration=configuration)
+    except kubernetes.config.ConfigException as error:
+        raise ClusterError(
+            f"no way to reach a cluster: {error}; run in a pod with a service account, or point KUBECONFIG "
+            "at a kubeconfig file"
+        ) from error
+    configuration.connection_pool_maxsize = NUM_THREADS
+    configuration.retries = False
+    return configuration
+
+
+# How a refusal begins, as in 'pods "gpt-7" is forbidden: exceeded quota …'; the rest is the same for the next pod.
+_NAMED = re.compile(r'^\S+ "[^"]*" is (forbidden|invalid): ')
+# How webhooks and policies refuse, with whichever status they choose.
+_DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied (the )?request")
+
+
+class KubernetesCluster:
+    """ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
+
+    def __init__(self, configuration: k8s.Configuration) -> None:
+        client = k8s.ApiClient(configuration)
+        self._core = k8s.CoreV1Api(client)
+        self._custom = k8s.CustomObjectsApi(client)
+        self._leases = k8s.CoordinationV1Api(client)
+        self._reviews = k8s.AuthenticationV1Api(client)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+        def request() -> Manifest:
+            timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
+            response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
+            answer: Manifest = json.loads(response.data)
+            return answer
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, request)
+        except k8s.ApiException as error:
+            raise translated(error) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ClusterError(f"the API server can't be reached: {error}") from error
+
+    async def get_job(self, key: JobKey) -> Manifest | None:
+        return await _found(
+            self._call(self._custom.get_namespaced_custom_object, GROUP, VERSION, key.namespace, PLURAL, key.name)
+        )
+
+    async def list_jobs(self) -> list[Manifest]:
+        answer = await self._call(self._custom.list_cluster_custom_object, GROUP, VERSION, PLURAL)
+        return list(answer["items"])
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        meta = job["metadata"]
+        replace = self._custom.replace_namespaced_custom_object_status
+        try:
+            return await self._call(replace, GROUP, VERSION, meta["namespace"], PLURAL, meta["name"], job)
+        except NotFoundError as error:
+            raise ConflictError(str(error)) from error
+
+    async def delete_job(self, key: JobKey, *, uid: str) -> None:
+        delete = self._custom.delete_namespaced_custom_object
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await _gone(self._call(delete, GROUP, VERSION, key.namespace, PLURAL, key.name, body=body))
+
+    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
+        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        answer = await self._call(self._core.list_namespaced_pod, namespace, label_selector=selector)
+        return list(answer["items"])
+
+    async def create_pod(self, pod: Manifest) -> None:
+        await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+        body: Manifest = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
+
+    async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
+        reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]
+        return [node for node in await asyncio.gather(*reads) if node is not None]
+
+    async def create_event(self, event: Manifest) -> None:
+        await self._call(self._core.create_namespaced_event, event["metadata"]["namespace"], event)
+
+    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+        selector = f"involvedObject.uid={uid}"
+        answer = await self._call(self._core.list_namespaced_event, namespace, field_selector=selector)
+        return max(answer["items"], key=_happened_at, default=None)
+
+    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        answer = await self._call(self._reviews.create_token_review, body)
+        return _pod_identity(answer.get("status", {}), audience)
+
+    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+        return await _found(self._call(self._leases.read_namespaced_lease, name, namespace))
+
+    async def write_lease(self, lease: Manifest) -> Manifest:
+        create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
+        return await self._write(lease, create, replace)
+
+    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
+        return await _found(self._call(self._core.read_namespaced_config_map, name, namespace))
+
+    async def write_config_map(self, config_map: Manifest) -> Manifest:
+        create, replace = self._core.create_namespaced_config_map, self._core.replace_namespaced_config_map
+        return await self._write(config_map, create, replace)
+
+    async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
+        """Create what has no resourceVersion yet, replace what has; ConflictError if someone was faster."""
+        meta = body["metadata"]
+        try:
+            if "resourceVersion" not in meta:
+                return await self._call(create, meta["namespace"], body)
+            return await self._call(replace, meta["name"], meta["namespace"], body)
+        except (AlreadyExistsError, NotFoundError) as error:
+            raise ConflictError(str(error)) from error
+
+
+class NotFoundError(ClusterError):
+    """There is no such object."""
+
+
+def translated(error: k8s.ApiException) -> ClusterError:
+    """The API server's refusal as one of ours, with the server's own sentence."""
+    try:
+        answer = json.loads(error.body or "{}")
+    except ValueError:
+        answer = {}
+    sentence = answer.get("message") or f"{error.status} {error.reason}"
+    said = _NAMED.sub("", sentence)
+    if error.status == 403 or "failed calling webhook" in sentence:
+        return ForbiddenError(said)
+    if error.status in (400, 422) or _DENIED.match(said):
+        return InvalidObjectError(said)
+    if error.status == 404:
+        return NotFoundError(sentence)
+    if error.status == 409:
+        exists = answer.get("reason") == "AlreadyExists"
+        return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
+    return ClusterError(f"the API server answered {error.status}: {sentence}")
+
+
+def _happened_at(event: Manifest) -> str:
+    """When an event was seen last, as text that sorts; repeated events are one object."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("eventTime"), event.get("lastTimestamp"))
+    text = next((time for time in times if time), event["metadata"]["creationTimestamp"])
+    return str(text).removesuffix("Z")
+
+
+async def _found(call: Any) -> Manifest | None:
+    try:
+        found: Manifest = await call
+    except NotFoundError:
+        return None
+    return found
+
+
+async def _gone(call: Any) -> None:
+    """Deleting what is gone, or has been replaced by another object of that name, is done already."""
+    try:
+        await call
+    except (NotFoundError, ConflictError):
+        return
+
+
+def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
+    """The pod that a TokenReview's status vouches for; tokens that aren't bound to a pod speak for none."""
+    if not status.get("authenticated") or audience not in status.get("audiences", ()):
+        return None
+    user = status.get("user", {})
+    extra: dict[str, list[str]] = user.get("extra") or {}
+    names, uids = extra.get(EXTRA_POD_NAME, []), extra.get(EXTRA_POD_UID, [])
+    username = user.get("username", "")
+    if len(names) != 1 or len(uids) != 1 or not username.startswith(SERVICE_ACCOUNT_PREFIX):
+        return None
+    namespace = str(username).removeprefix(SERVICE_ACCOUNT_PREFIX).partition(":")[0]
+    return PodIdentity(namespace=namespace, pod=names[0], uid=uids[0])

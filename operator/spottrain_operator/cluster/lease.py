@@ -1,0 +1,133 @@
+"""Leader election by a coordination.k8s.io Lease: only the leader reconciles and serves assignments.
+
+As in client-go, a lease of someone else has run out when it hasn't *changed* for its duration by this process'
+own clock; the times written in it are never compared with it. The holder's name is the pod's name: a container
+that is started again in the same pod takes its lease at once, for the one before it is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from spottrain_operator.cluster.client import ClusterError, LeaseClient, Manifest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """Whose lease it is, and how long a silent leader stays one.
+
+    A leader gives up `renew_deadline_seconds` after its last success: well before others may take over.
+    """
+
+    namespace: str
+    name: str = "spottrain-operator"
+    identity: str
+    duration_seconds: int = 15
+    renew_deadline_seconds: float = 10.0
+    retry_seconds: float = 2.0
+
+
+class LeaderElection:
+    """Acquires the lease, keeps it, and tells when it is lost."""
+
+    def __init__(
+        self, leases: LeaseClient, settings: LeaseSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._leases = leases
+        self._settings = settings
+        self._clock = clock
+        self._observed: tuple[str, float] | None = None  # (resourceVersion, when it was first seen)
+        self._holder = settings.identity  # as last read
+        self._renewed_at = 0.0
+        self.is_leader = False
+
+    async def acquire(self) -> None:
+        """Return once this process is the leader."""
+        while True:
+            if await self._attempt():
+                break
+            await asyncio.sleep(self._settings.retry_seconds)
+        logger.info("%s leads", self._settings.identity)
+
+    async def hold(self) -> None:
+        """Renew until the lease is lost, then return: whoever calls this must stop acting at once."""
+        while self.is_leader:
+            await asyncio.sleep(self._settings.retry_seconds)
+            try:
+                async with asyncio.timeout(self._seconds_left()):
+                    held = await self._attempt()
+            except TimeoutError:
+                held = False
+            if not held and (self._taken_by_another() or self._seconds_left() <= 0):
+                self.is_leader = False
+        logger.error("%s no longer leads", self._settings.identity)
+
+    async def release(self) -> None:
+        """Let the next one take over at once, as far as the API server can be reached."""
+        self.is_leader = False
+        settings = self._settings
+        try:
+            lease = await self._leases.read_lease(settings.namespace, settings.name)
+            if lease is not None and lease["spec"].get("holderIdentity") == settings.identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._leases.write_lease(lease)
+        except ClusterError as error:
+            logger.warning("could not release the lease: %s", error)
+
+    async def _attempt(self) -> bool:
+        """Try once to take or renew the lease."""
+        settings = self._settings
+        self._holder = settings.identity
+        begun_at = self._clock()
+        try:
+            lease = await self._leases.read_lease(settings.namespace, settings.name)
+            if lease is not None and not self._may_take(lease):
+                self._holder = lease["spec"]["holderIdentity"]
+                return False
+            await self._leases.write_lease(self._mine(lease))
+        except ClusterError as error:
+            logger.warning("could not renew the lease %s: %s", settings.name, error)
+            return False
+        self._renewed_at = begun_at
+        self.is_leader = True
+        return True
+
+    def _seconds_left(self) -> float:
+        """Until a leader that can't renew has to give up."""
+        return max(0.0, self._renewed_at + self._settings.renew_deadline_seconds - self._clock())
+
+    def _taken_by_another(self) -> bool:
+        return self._holder != self._settings.identity
+
+    def _may_take(self, lease: Manifest) -> bool:
+        holder = lease["spec"].get("holderIdentity")
+        if not holder or holder == self._settings.identity:
+            return True
+        version = lease["metadata"]["resourceVersion"]
+        if self._observed is None or self._observed[0] != version:
+            self._observed = (version, self._clock())
+        duration = lease["spec"].get("leaseDurationSeconds") or self._settings.duration_seconds
+        return self._clock() - self._observed[1] >= duration
+
+    def _mine(self, lease: Manifest | None) -> Manifest:
+        settings = self._settings
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec: Manifest = dict(lease["spec"]) if lease else {}
+        if spec.get("holderIdentity") != settings.identity:
+            transitions = int(spec.get("leaseTransitions") or 0) + (1 if lease else 0)
+            spec |= {"holderIdentity": settings.identity, "acquireTime": now, "leaseTransitions": transitions}
+        spec |= {"renewTime": now, "leaseDurationSeconds": settings.duration_seconds}
+        metadata = lease["metadata"] if lease else {"namespace": settings.namespace, "name": settings.name}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": spec,
+        }

@@ -1,0 +1,227 @@
+"""From the API server's JSON to the core's values: parsed once, here."""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
+from pydantic import ValidationError
+
+from spottrain_api.contract import (
+    ANNOTATION_NOTICE,
+    LABEL_CAPACITY_TYPE,
+    LABEL_SEQUENCE,
+    LABEL_TEMPLATE_HASH,
+    CapacityType,
+    Notice,
+)
+from spottrain_api.tolerant import dotted, read_known
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_operator.cluster.apply import NoPoolError
+from spottrain_operator.cluster.client import Manifest, RefusedError
+from spottrain_operator.cluster.pods import ANNOTATION_POOL
+from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
+
+logger = logging.getLogger(__name__)
+
+
+# Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
+_FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+_QUOTA = "exceeded quota"
+_OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
+
+
+class NotUnderstoodError(Exception):
+    """A newer version wrote the job, and it can't be looked after without what it wrote in `fields`."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        super().__init__(f"can't read {', '.join(fields)}")
+        self.fields = fields
+
+
+def job_view(job: Manifest) -> JobView:
+    """NotUnderstoodError if a required field of the spec, or what decisions hang on in the status, can't be read.
+
+    What a newer version added otherwise is left out: the job goes on without it.
+    """
+    meta = job["metadata"]
+    try:
+        spec, unknown = read_known(TrainingJobSpec, job.get("spec", {}))
+    except ValidationError as error:
+        raise NotUnderstoodError(_fields("spec", error)) from error
+    return JobView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        spec=spec,
+        metadata_generation=meta.get("generation", 0),
+        created_at=_time(meta["creationTimestamp"]),
+        deleting="deletionTimestamp" in meta,
+        status=_job_status(job),
+        not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
+    )
+
+
+def _job_status(job: Manifest) -> TrainingJobStatus:
+    """Fences and pods' names hang on it: it is never taken for empty because it can't be read."""
+    try:
+        status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
+    except ValidationError as error:
+        raise NotUnderstoodError(_fields("status", error)) from error
+    decisive = tuple(f"status.{dotted(path)}" for path in unknown if path[0] not in _FOR_PEOPLE)
+    if decisive:
+        raise NotUnderstoodError(decisive)
+    return status
+
+
+def _fields(part: str, error: ValidationError) -> tuple[str, ...]:
+    return tuple(f"{part}.{dotted(each['loc'])}".removesuffix(".") for each in error.errors(include_url=False))
+
+
+def pod_view(pod: Manifest) -> PodView:
+    meta, status = pod["metadata"], pod.get("status", {})
+    labels = meta.get("labels", {})
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    state = _container_state(status)
+    terminated = state.get("terminated", {})
+    failed_start = terminated if terminated.get("reason") in ("StartError", "ContainerCannotRun") else {}
+    ready = _is_true(conditions.get("Ready"))
+    scheduled = conditions.get("PodScheduled", {})
+    waiting = scheduled if scheduled.get("reason") == "Unschedulable" else state.get("waiting", {})
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        sequence=int(labels[LABEL_SEQUENCE]),
+        capacity_type=CapacityType(labels[LABEL_CAPACITY_TYPE]),
+        template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
+        created_at=_time(meta["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        ready=ready,
+        ready_since=_transition(conditions["Ready"]) if ready else None,
+        node=pod["spec"].get("nodeName"),
+        scheduled_at=_transition(scheduled) if _is_true(scheduled) else None,
+        ip=status.get("podIP"),
+        deleting="deletionTimestamp" in meta,
+        deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+        waiting_reason=waiting.get("reason") or failed_start.get("reason"),
+        waiting_message=waiting.get("message") or failed_start.get("message"),
+        exit_code=terminated.get("exitCode"),
+        exit_reason=terminated.get("reason"),
+        unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
+        disruption=_disruption(status, conditions),
+        container_started="running" in state or bool(terminated and not failed_start),
+        pool=meta.get("annotations", {}).get(ANNOTATION_POOL),
+    )
+
+
+def may_wait_for_volumes(pod: PodView) -> bool:
+    """Its containers aren't made yet: the kubelet says why in events alone."""
+    waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
+    return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
+
+
+def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
+    """What the kubelet said last of a pod, where that is why it doesn't start."""
+    if event is None or event.get("reason") != "FailedMount":
+        return pod
+    return replace(pod, waiting_reason="FailedMount", waiting_message=event.get("message"))
+
+
+def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
+    """What `error` says of the template, of which `known` was said before.
+
+    A quota comes free again, rights that the operator lacks and a webhook that is down are its administrator's; the
+    rest is the job's.
+    """
+    said = str(error)
+    passing = (_QUOTA, "cannot create resource", "being terminated", "failed calling webhook")
+    again = known is not None and known.template_hash == template_hash
+    return Refusal(
+        template_hash=template_hash,
+        message=said if isinstance(error, NoPoolError) else f"Kubernetes refuses the job's pods: {said}",
+        since=known.since if known is not None and again else now,
+        lasting=not any(text in said for text in passing),
+        by_quota=_QUOTA in said and not _is_above_quota(said),
+        tried_at=now,
+        num_tries=known.num_tries + 1 if known is not None and again else 1,
+    )
+
+
+def _is_above_quota(said: str) -> bool:
+    """Whether one pod asks for more than the quota has in all, so that no other pod can make room for it."""
+    found = _OF_QUOTA.search(said)
+    if found is None:
+        return False
+    limited = _amounts(found["limited"])
+    return any(name in limited and amount > limited[name] for name, amount in _amounts(found["requested"]).items())
+
+
+def _amounts(text: str) -> dict[str, Any]:
+    """Numbers by name, of "cpu=1,memory=2Gi"; without what can't be read."""
+    found = {}
+    for name, _, amount in (each.partition("=") for each in text.split(",")):
+        with suppress(ValueError):
+            found[name] = parse_quantity(amount)
+    return found
+
+
+def node_view(node: Manifest) -> NodeView:
+    meta = node["metadata"]
+    conditions = {each["type"]: each for each in node.get("status", {}).get("conditions", ())}
+    return NodeView(
+        name=meta["name"],
+        ready=_is_true(conditions.get("Ready")),
+        deleting="deletionTimestamp" in meta,
+        taints=tuple(taint["key"] for taint in node.get("spec", {}).get("taints") or ()),
+        notice=_notice(meta),
+        labels=meta.get("labels", {}),
+    )
+
+
+def owned_by(pod: Manifest, job_uid: str) -> bool:
+    """Whether the job controls the pod. Labels alone could be anyone's."""
+    owners = pod["metadata"].get("ownerReferences", ())
+    return any(owner["uid"] == job_uid and owner.get("controller") for owner in owners)
+
+
+def _container_state(status: Manifest) -> dict[str, Any]:
+    for container in status.get("containerStatuses", ()):
+        state: dict[str, Any] = container.get("state", {})
+        return state
+    return {}
+
+
+def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
+    target = conditions.get("DisruptionTarget")
+    if _is_true(target):
+        return str(target.get("reason") or "DisruptionTarget") if target else None
+    return "Evicted" if status.get("reason") == "Evicted" else None
+
+
+def _notice(meta: Manifest) -> Notice | None:
+    text = meta.get("annotations", {}).get(ANNOTATION_NOTICE)
+    if not text:
+        return None
+    try:
+        return Notice.from_json(text)
+    except ValidationError as error:
+        logger.warning("node %s: its notice can't be read and is ignored: %s", meta["name"], error)
+        return None
+
+
+def _is_true(condition: dict[str, Any] | None) -> bool:
+    return condition is not None and condition.get("status") == "True"
+
+
+def _transition(condition: dict[str, Any]) -> datetime | None:
+    text = condition.get("lastTransitionTime")
+    return _time(text) if text else None
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

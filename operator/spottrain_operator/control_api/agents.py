@@ -1,0 +1,130 @@
+"""What the operator and the agents know of each other: the newest assignment and report of every pod.
+
+Kept in memory alone. After the operator's restart the assignments follow from the jobs' status, and the agents
+report again within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from spottrain_api.contract import AgentReport, Assignment
+from spottrain_operator.cluster.client import JobKey, PodIdentity
+from spottrain_operator.core.model import ReportView
+
+# Progress alone wakes a job this often; everything else at once.
+PROGRESS_WAKE_SECONDS = 2.0
+# More than any operator has agents; keeps forgotten pods from piling up.
+MAX_REPORTS = 20_000
+
+
+class AssignmentBoard:
+    """The assignments that the operator has published, by pod uid, for agents to wait on."""
+
+    def __init__(self) -> None:
+        self._assignments: dict[str, Assignment] = {}
+        self._pods: dict[JobKey, frozenset[str]] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._num_waiting = 0
+
+    def publish(self, job: JobKey, assignments: Mapping[str, Assignment]) -> None:
+        """Replace all assignments of the job; pods that it no longer names are forgotten."""
+        for uid in self._pods.get(job, frozenset()) - assignments.keys():
+            self._assignments.pop(uid, None)
+            self._changed.pop(uid, None)
+        for uid, assignment in assignments.items():
+            if self._assignments.get(uid) != assignment:
+                self._assignments[uid] = assignment
+                if uid in self._changed:
+                    self._changed.pop(uid).set()
+        self._pods[job] = frozenset(assignments)
+        if not assignments:
+            del self._pods[job]
+
+    @property
+    def num_waiting(self) -> int:
+        """Agents that hold a long poll right now."""
+        return self._num_waiting
+
+    async def next(self, pod_uid: str, *, after: str | None, timeout_seconds: float) -> Assignment | None:
+        """The pod's assignment as soon as its revision isn't `after`; None when it stays so for that long.
+
+        A pod that nobody has published for waits too: right after a restart the operator must not tell a
+        training pod anything before it has looked.
+        """
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while (assignment := self._assignments.get(pod_uid)) is None or assignment.revision == after:
+                    await self._changed.setdefault(pod_uid, asyncio.Event()).wait()
+                return assignment
+        except TimeoutError:
+            return None
+        finally:
+            self._num_waiting -= 1
+
+
+class ReportBox:
+    """The newest report of every pod; wakes the pod's job when a report says something that matters."""
+
+    def __init__(
+        self,
+        wake: Callable[[JobKey], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._wake = wake
+        self._clock = clock
+        self._now = now
+        self._reports: OrderedDict[str, ReportView] = OrderedDict()
+        self._woken_at: dict[JobKey, float] = {}
+
+    def put(self, sender: PodIdentity, report: AgentReport) -> None:
+        previous = self._reports.pop(sender.uid, None)
+        self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
+        if len(self._reports) > MAX_REPORTS:
+            self._reports.popitem(last=False)
+        job = job_of_pod(sender)
+        progress_due = self._clock() - self._woken_at.get(job, float("-inf")) >= PROGRESS_WAKE_SECONDS
+        if previous is None or matters(previous.report, report) or (report.progress and progress_due):
+            self._woken_at[job] = self._clock()
+            self._wake(job)
+
+    def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
+        return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
+
+    def forget(self, pod_uids: frozenset[str], job: JobKey | None = None) -> None:
+        """Drop what pods that are gone have said; with `job`, that the job was ever there."""
+        for uid in pod_uids:
+            self._reports.pop(uid, None)
+        if job is not None:
+            self._woken_at.pop(job, None)
+
+
+def job_of_pod(pod: PodIdentity) -> JobKey:
+    """The job a pod is named after ({job}-{sequence}). Only used to wake it: no harm if there is none."""
+    return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
+
+
+def matters(before: AgentReport, after: AgentReport) -> bool:
+    """Whether the operator may have to decide something because of the new report."""
+
+    def decisive(report: AgentReport) -> tuple[object, ...]:
+        progress = report.progress
+        return (
+            report.generation,
+            report.phase,
+            report.warm,
+            report.rendezvous_port,
+            report.notices,
+            report.failure,
+            report.commit,
+            progress is not None and progress.first_step_at is not None,
+        )
+
+    return decisive(before) != decisive(after)

@@ -1,0 +1,84 @@
+"""Replicas in peers' memory: who holds whose shards, and which replicated step survives a loss.
+
+A step is complete if the remaining members hold the shards of all its ranks between them. HEAD stays the truth
+for everyone else: a generation that resumes from replicas commits that step first.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+from spottrain_api.contract import CommitRef, HeldShards, Member, ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_operator.core.model import JobView
+from spottrain_operator.core.situation import BUSY, Situation
+
+
+def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> ReplicatedStep | None:
+    """The newest replicated step that the pods that are up hold completely, if `commit` is older than it."""
+    if not situation.spec.checkpoint.peer_replicas:
+        return None
+    held: dict[tuple[int, int, int, int], list[tuple[str, HeldShards]]] = {}
+    for facts in situation.pods.values():
+        report = facts.report
+        if not (facts.usable and facts.heard) or report is None or report.replica_port is None:
+            continue
+        # One that still reports training has not heard of the end, or is the one that was lost.
+        if report.phase in BUSY:
+            continue
+        for step in report.held:
+            place = (step.generation, step.sequence, step.step, step.world_size)
+            held.setdefault(place, []).append((_address(facts.pod.ip or "", report.replica_port), step))
+    for place in sorted(held, reverse=True):
+        generation, sequence, step_number, world_size = place
+        if commit is not None and (generation < commit.generation or step_number <= commit.step):
+            continue
+        holders = _holders(held[place], world_size)
+        if holders is not None:
+            return ReplicatedStep(
+                generation=generation, sequence=sequence, step=step_number, world_size=world_size, holders=holders
+            )
+    return None
+
+
+def _holders(held: Iterable[tuple[str, HeldShards]], world_size: int) -> tuple[ReplicaHolder, ...] | None:
+    """One holder for each rank; None where a rank has none."""
+    missing = set(range(world_size))
+    holders = []
+    for address, step in sorted(held, key=lambda each: each[0]):
+        if ranks := sorted(missing & set(step.ranks)):
+            holders.append(ReplicaHolder(address=address, ranks=tuple(ranks)))
+            missing -= set(ranks)
+    return None if missing else tuple(holders)
+
+
+def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSettings | None:
+    """What the ranks of a member are told; None where the job doesn't ask for replicas.
+
+    The peer is the next member on another node. `key` is the operator's own: a new operator gives other tokens, but
+    an agent keeps what its generation began with.
+    """
+    generation, checkpoint = job.status.generation, job.spec.checkpoint
+    if generation is None or not checkpoint.peer_replicas:
+        return None
+    members = sorted(generation.members, key=lambda member: member.node_rank)
+    me = members[node_rank]
+    if me.replica_port is None:
+        return None
+    return ReplicaSettings(
+        token=hmac.digest(key, f"{job.uid}/{generation.number}".encode(), "sha256").hex(),
+        own=_address(me.address, me.replica_port),
+        peer=_peer(members, me),
+        interval=checkpoint.peer_interval,
+        resume=generation.replicated_step,
+    )
+
+
+def _peer(members: list[Member], me: Member) -> str | None:
+    after = [m for m in members[me.node_rank + 1 :] + members[: me.node_rank] if m.replica_port is not None]
+    peer = next((m for m in after if m.node != me.node), None)
+    return None if peer is None or peer.replica_port is None else _address(peer.address, peer.replica_port)
+
+
+def _address(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

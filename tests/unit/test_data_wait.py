@@ -1,0 +1,44 @@
+"""A rank reports how long its steps waited for data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import spottrain
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, Progress, TrainerConfig, progress_file
+
+
+@pytest.fixture(autouse=True)
+def _world_of_its_own() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_wait_for_data_is_in_the_progress_and_a_part_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_RUN_DIR, str(tmp_path))
+    TrainerConfig(job="job", generation=1, attempt_id="g1", strategy="ddp").write(tmp_path / FILE_RUN)
+    with spottrain.session() as session:
+        training = session.prepare(
+            nn.Linear(1, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            dataset=[torch.ones(1)],
+            num_workers=0,
+        )
+        for step in training.steps(total=2):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).sum())
+            step.update()
+    progress = Progress.read(tmp_path / progress_file(0))
+    assert progress is not None
+    assert progress.data_wait_seconds is not None
+    assert progress.step_seconds is not None
+    assert 0.0 < progress.data_wait_seconds < progress.step_seconds

@@ -1,0 +1,35 @@
+"""What a rank reads of the generation that its agent started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spottrain.world.failures import UserError
+from spottrain.world.launch import Launch
+from spottrain_api.contract import FILE_RUN
+
+
+def read_config(run_dir: Path | None) -> None:
+    launch = Launch(
+        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), run_dir=run_dir
+    )
+    assert launch.read_config() is None
+
+
+def test_without_an_agent_there_is_nothing_to_read() -> None:
+    read_config(None)
+
+
+def test_a_run_directory_without_its_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"SPOTTRAIN_RUN_DIR is set, but there is no .*; unset it to run without"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", '{"generation": "first"}'], ids=["no JSON", "another type"])
+def test_a_file_that_can_not_be_read_is_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE_RUN).write_text(content)
+    with pytest.raises(UserError, match=r"can't be read"):
+        read_config(tmp_path)

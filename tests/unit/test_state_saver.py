@@ -1,0 +1,114 @@
+"""What is reported of a save while it is under way."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from memory_storage import MemoryStorage
+from spottrain.checkpoint import Checkpointer, Retention
+from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.recovery.interval import CommitInterval
+from spottrain.recovery.reports import CheckpointReports
+from spottrain.recovery.saver import StateSaver
+from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.world.progress import ProgressReporter
+from spottrain_api.contract import FailureReason, Interruptions
+
+STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))
+
+
+class HangingStorage(MemoryStorage):
+    """What is written of a step arrives when `goes_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def upload(self, key: str, data: Buffer) -> None:
+        assert self.goes_on.wait(60)
+        super().upload(key, data)
+
+
+@pytest.fixture
+def storage() -> Iterator[HangingStorage]:
+    hanging = HangingStorage()
+    yield hanging
+    hanging.goes_on.set()
+
+
+def saver_to(storage: HangingStorage, *, slow_seconds: float) -> StateSaver:
+    schedule = CheckpointSchedule(interval=CommitInterval.parse("1s", Interruptions()))
+    reporter = ProgressReporter(None, local_rank=0, generation=1)
+    return StateSaver(
+        checkpointer=Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1),
+        schedule=schedule,
+        reports=CheckpointReports(reporter=reporter, schedule=schedule),
+        retention=Retention(),
+        slow_seconds=slow_seconds,
+    )
+
+
+def save(saver: StateSaver, step: int) -> None:
+    saver.save_in_background(STATE, step)
+    ended(saver, step)
+
+
+def ended(saver: StateSaver, step: int) -> None:
+    """Wait until the save of `step` has become the newest commit."""
+    deadline = time.monotonic() + 60
+    while (commit := saver.reports.newest_commit) is None or commit.step < step:
+        assert time.monotonic() < deadline
+        saver.poll()
+
+
+def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> None:
+    saver = saver_to(storage, slow_seconds=0.0)
+    save(saver, 10)
+    storage.goes_on.clear()
+    saver.save_in_background(STATE, 20)
+    deadline = time.monotonic() + 60
+    while (failure := saver.reports.reporter.progress.checkpoint_failure) is None:
+        assert time.monotonic() < deadline
+        saver.poll()
+    assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
+    said = r"The checkpoint at step 20 has been under way for \d+ s, where \d+\.\d s were forecast"
+    assert re.search(said, failure.message)
+    storage.goes_on.set()
+    ended(saver, 20)
+    assert saver.reports.reporter.progress.checkpoint_failure is None
+
+
+@pytest.mark.parametrize("saved_before", [False, True], ids=["without a forecast", "with a forecast"])
+def test_a_save_that_takes_a_moment_is_no_failure(storage: HangingStorage, saved_before: bool) -> None:
+    saver = saver_to(storage, slow_seconds=3600.0 if saved_before else 0.0)
+    if saved_before:
+        save(saver, 10)
+    storage.goes_on.clear()
+    saver.save_in_background(STATE, 20)
+    saver.poll()
+    assert saver.reports.reporter.progress.checkpoint_failure is None
+    storage.goes_on.set()
+    ended(saver, 20)
+
+
+def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: HangingStorage) -> None:
+    """Otherwise a drain would give up a commit of adapters for want of time, as that of the large model took long."""
+    tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
+    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict))
+    saver = saver_to(storage, slow_seconds=3600.0)
+    forecasts = []
+    for step in (10, 20):
+        saver.save_in_background(lora, step)
+        ended(saver, step)
+        forecasts.append(saver.forecast_seconds())
+    assert forecasts[0] is None
+    assert forecasts[1] is not None

@@ -1,0 +1,1 @@
+"""From a commit to a state in memory, and to the file formats of other libraries."""

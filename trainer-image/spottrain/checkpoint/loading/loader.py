@@ -1,0 +1,123 @@
+"""How the ranks of a job read its commits: verification, the state, and the values beside the state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spottrain.checkpoint.collectives import Collectives
+from spottrain.checkpoint.errors import CorruptCheckpoint
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.format.manifest import Manifest, read_manifest
+from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.loading.fill_state import fill_state
+from spottrain.checkpoint.saving.frozen import FrozenWeights
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a checkpoint holds besides the state that was filled in."""
+
+    step: int
+    extra: dict[str, Any]
+    rank_state: dict[str, Any] | None
+    """What this rank saved. None at a different world size, because no rank is the same there."""
+    replaced: tuple[str, ...] = ()
+    """Frozen weights for which the script brought other values than the checkpoint holds."""
+
+
+class Loader:
+    """One rank's reads. Its methods are collectives, except `open`."""
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        collectives: Collectives,
+        frozen: FrozenWeights,
+        *,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._storage = storage
+        self._collectives = collectives
+        self._frozen = frozen
+        self._rank = rank
+        self._world_size = world_size
+
+    def newest_whole(self, commits: tuple[Commit, ...]) -> Commit | None:
+        """The first of `commits` (newest first) that is whole, after reading all its bytes. None if there is none.
+
+        Raises:
+            CorruptCheckpoint: None of them is whole.
+            CheckpointError: The store doesn't let the ranks read the bytes.
+        """
+        for candidate in commits:
+            damage = self._collectives.first_error(partial(self._verify, candidate))
+            if damage is None:
+                return candidate
+            if not isinstance(damage, CorruptCheckpoint):
+                raise damage  # a store that doesn't answer says nothing about the commit
+            logger.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
+        if commits:
+            raise CorruptCheckpoint(
+                f"None of the {len(commits)} kept checkpoints is whole; see the warnings above. Restore "
+                "the bucket's objects, or start afresh with a different checkpoint.uri."
+            )
+        return None
+
+    def newest_extra(self) -> dict[str, Any]:
+        """The `extra` of the newest commit whose manifest is whole, the same on all ranks. Empty if there is none."""
+        return self._collectives.from_rank_0(self._newest_extra)
+
+    def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
+        """The manifest of a commit, and a reader of its data. Raises CorruptCheckpoint or CheckpointMismatch."""
+        manifest = read_manifest(self._storage, commit)
+        return manifest, PartReader(self._storage, commit.attempt, manifest)
+
+    def load(
+        self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
+    ) -> Loaded:
+        """Fill `state` from the checkpoint that `read` opens. If any rank fails, all raise."""
+        tensors: codec.Tensors = {}
+
+        def work() -> Manifest:
+            manifest, parts = read()
+            tensors.update(codec.split(state)[0])
+            self._frozen.before_load(tensors, frozen, manifest)
+            fill_state(state, tensors, manifest, parts)
+            return manifest
+
+        manifest = self._collectives.together(work)
+        replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
+        same_world = manifest.world_size == self._world_size
+        return Loaded(
+            step=manifest.step,
+            extra=codec.decode(manifest.extra),
+            rank_state=codec.decode(manifest.rank_states[self._rank]) if same_world else None,
+            replaced=tuple(sorted(replaced)),
+        )
+
+    def _newest_extra(self) -> dict[str, Any]:
+        head = read_head(self._storage)
+        for commit in head.commits if head is not None else ():
+            try:
+                extra: dict[str, Any] = codec.decode(read_manifest(self._storage, commit).extra)
+            except CorruptCheckpoint as error:
+                logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
+            else:
+                return extra
+        return {}
+
+    def _verify(self, commit: Commit) -> None:
+        """Read this rank's share of the files of a commit."""
+        manifest, parts = self.open(commit)
+        for number in range(self._rank, manifest.num_files, self._world_size):
+            parts.verify(number)

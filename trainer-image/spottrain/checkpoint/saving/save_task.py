@@ -1,0 +1,150 @@
+"""One rank's part of a save after staging: upload, receipt and, on rank 0, manifest and commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull
+from spottrain.checkpoint.format.attempt import Attempt, collect_receipts
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.head import commit
+from spottrain.checkpoint.format.manifest import (
+    DataFile,
+    Receipt,
+    build_manifest,
+    data_key,
+    frozen_key,
+    receipt_key,
+    serialise,
+)
+from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.shared import Shared
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTask:
+    """One rank's part of a save after staging: upload, receipt and, on rank 0, the commit."""
+
+    storage: CheckpointStorage
+    attempt: Attempt
+    handle: SaveHandle
+    write: Callable[[str], DataFile]
+    """Stores what was staged under a key."""
+    write_frozen: Callable[[str], DataFile] | None = None
+    """The same for frozen weights, where this rank writes any."""
+    shared: Shared = field(default_factory=Shared)
+    """On rank 0: frozen weights in older attempts, which this one refers to."""
+    receipt: Receipt
+    tree: Any
+    extra: Any
+    resumed_from_step: int | None
+    receipts_timeout_seconds: float
+    clean_up: Callable[[], None] | None
+    """Begins a clean-up, after a commit."""
+    make_room: Callable[[], None] | None = None
+    """Begins one after a save that was given up, maybe for want of room: what older generations left unfinished, and
+    what isn't kept any more, would else stay for as long as no save succeeds."""
+
+    def run(self) -> None:
+        error: CheckpointError | None = SaveFailed(f"The checkpoint at step {self.attempt.step} was interrupted.")
+        try:
+            error = self._outcome()
+        finally:
+            self.handle.finish(error)  # whatever happens: each later save would find this one under way
+        if error is None and self.clean_up is not None:
+            self.clean_up()
+
+    def _outcome(self) -> CheckpointError | None:
+        try:
+            self._save()
+        except CheckpointError as error:
+            failure = error
+        except Exception as error:
+            # In the background nobody else would hear of it.
+            logger.exception("The checkpoint at step %d failed", self.attempt.step)
+            failure = SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}.")
+        else:
+            return None
+        logger.warning("%s", failure)
+        self._give_up(failure)
+        return failure
+
+    def _save(self) -> None:
+        started = time.monotonic()
+        self._upload()
+        uploaded = time.monotonic()
+        self.handle.upload_seconds = uploaded - started
+        if self.receipt.rank == 0:
+            self.handle.commit = self._commit(uploaded + self.receipts_timeout_seconds)
+            self.handle.commit_seconds = time.monotonic() - uploaded
+
+    def _upload(self) -> None:
+        rank, prefix = self.receipt.rank, self.attempt.prefix
+        frozen = self.write_frozen(frozen_key(prefix, rank)) if self.write_frozen is not None else None
+        file = self.write(data_key(prefix, rank))
+        receipt, _ = serialise(self.receipt.model_copy(update={"file": file, "frozen": frozen}))
+        self.storage.put(receipt_key(prefix, rank), receipt)
+
+    def _commit(self, deadline: float) -> Commit:
+        receipts = collect_receipts(
+            self.storage, self.attempt, self.receipt.world_size, deadline=deadline, pause=self.handle.pause
+        )
+        self.shared.check(self.storage)
+        shared = self.shared.joined(Shared.written(self.attempt.prefix, receipts))
+        manifest = build_manifest(
+            receipts,
+            shared=shared.files,
+            frozen=shared.beyond(len(receipts)),
+            generation=self.attempt.generation,
+            step=self.attempt.step,
+            tree=self.tree,
+            extra=self.extra,
+            saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        data, sha256 = serialise(manifest)
+        new = Commit(
+            generation=self.attempt.generation,
+            step=self.attempt.step,
+            attempt=self.attempt.prefix,
+            manifest_sha256=sha256,
+            committed_at=manifest.saved_at,
+            needs=manifest.needs(self.attempt.prefix),
+        )
+        self.storage.upload(new.manifest, data)
+        self.handle.proposed, self.handle.shared = new, shared
+        commit(self.storage, new, resumed_from_step=self.resumed_from_step)
+        return new
+
+    def _give_up(self, error: CheckpointError) -> None:
+        """Tell rank 0 through the store, so that it need not wait for the deadline; or, as rank 0, make room."""
+        try:
+            if self.receipt.rank != 0:
+                self._report(error)
+            # A store that doesn't answer would not answer this either.
+            elif isinstance(error, StorageFull) or not isinstance(error, StorageError):
+                self._discard()
+                if self.make_room is not None:
+                    self.make_room()
+        except CheckpointError as second:
+            logger.warning(
+                "The failure of the checkpoint at step %d could not be followed up: %s", self.attempt.step, second
+            )
+        except Exception:
+            logger.exception("The failure of the checkpoint at step %d could not be followed up", self.attempt.step)
+
+    def _report(self, error: CheckpointError) -> None:
+        failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
+        self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
+
+    def _discard(self) -> None:
+        """Delete what the ranks have written. A store that is full would be filled by saves that fail for that."""
+        if self.handle.proposed is None:
+            self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])

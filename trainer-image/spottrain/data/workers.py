@@ -1,0 +1,78 @@
+"""Processes that fetch data ahead: how one starts, and what comes from it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+class FromWorkers(Iterator[Any]):
+    """What workers fetch.
+
+    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
+    """
+
+    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
+        self._fetched = fetched
+        self._is_patient = is_patient
+        self._has_begun = False
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                batch = next(self._fetched)
+            except (ConnectionError, EOFError, FileNotFoundError) as error:
+                if str(error).startswith("Caught "):  # by a worker, from the data set
+                    raise
+                # A worker has died while it handed over a batch. When torch is asked again it says so.
+            except RuntimeError as error:
+                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
+                    raise
+            else:
+                self._has_begun = True
+                return batch
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """What a worker does first.
+
+    It ends with its rank: it holds the rank's sockets, so that peers would not see the rank's end before its own. It
+    leaves the rank's process group, because torchrun sends SIGTERM to all of it, and that asks the rank to drain. A
+    worker that gets SIGTERM ends: so torch stops one that takes too long.
+    """
+
+    init: Callable[[int], Any] | None
+
+    def __call__(self, number: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _read_files_alone()
+        if self.init is not None:
+            self.init(number)
+
+
+def _read_files_alone() -> None:
+    """Open the files that are read once more, at the place where they are. A fork shares that place with the rank,
+    whose script may read the same files, as for an evaluation: each would read what the other looks for."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if not is_read or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            place = os.lseek(number, 0, os.SEEK_CUR)
+            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+        except OSError:  # the listing's own, and what can't be opened any more
+            continue
+        os.lseek(own, place, os.SEEK_SET)
+        os.dup2(own, number, inheritable=os.get_inheritable(number))
+        os.close(own)

@@ -1,0 +1,103 @@
+"""How a script enters its session, and how its end is reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spottrain.loop.session import Session
+from spottrain.world.failures import Drained, UserError, failure_of
+from spottrain.world.launch import Launch
+from spottrain.world.progress import ProgressReporter
+from spottrain_api.contract import CheckpointConfig, OutcomeKind, StabilityConfig, TrainerConfig
+
+
+@contextmanager
+def session(
+    *,
+    global_batch: int = 32,
+    micro_batch: int = 8,
+    seed: int = 0,
+    strategy: str = "auto",
+    precision: str = "fp32",
+    activation_checkpointing: bool = False,
+    compile: bool = False,
+    checkpoint_uri: str | None = None,
+    checkpoint_interval: str = "auto",
+    stability: StabilityConfig | None = None,
+) -> Iterator[Session]:
+    """Join the world, open the checkpoints, and report how the script ends.
+
+    A context manager that every rank enters once, around the whole training. It sets the seed, the same on all
+    ranks, so that every rank builds the same model.
+
+    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`). In a TrainingJob, its
+    spec decides instead.
+
+    Args:
+        global_batch: Samples of one optimizer step, whatever the number of ranks.
+        micro_batch: Samples of one forward pass on one rank, at most.
+        seed: Seed of the random numbers and of the order of the samples.
+        strategy: "auto", "ddp", "fsdp" or "deepspeed".
+        precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
+        activation_checkpointing: Compute the activations of the model's blocks again in backward, to save memory.
+        compile: Run the model's blocks through torch.compile.
+        checkpoint_uri: Folder of the commits: file://, s3:// or gs://. None: nothing is saved.
+        checkpoint_interval: "auto", or a number with its unit: "50steps", "30s", "5m".
+        stability: What to do about steps that would spoil the model. None: steps are not judged.
+
+    Yields:
+        The session of this rank.
+
+    Raises:
+        UserError: The configuration is invalid, or the checkpoint store cannot be used. It is shown as a sentence,
+            and the script ends with exit code 1.
+
+    Example:
+        >>> import spottrain
+        >>> with spottrain.session(global_batch=4, micro_batch=2) as session:
+        ...     print(f"rank {session.rank} of {session.world_size}")
+        rank 0 of 1
+    """
+    launch = Launch.from_environment()
+    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
+    with _reported(reporter, launch.rank):
+        config = launch.read_config() or TrainerConfig(
+            job="local",
+            generation=0,
+            attempt_id="",
+            seed=seed,
+            strategy=strategy,
+            precision=precision,
+            activation_checkpointing=activation_checkpointing,
+            compile=compile,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
+            stability=stability,
+        )
+        reporter.update(generation=config.generation)
+        current = Session(launch, config, reporter)
+        try:
+            yield current
+        except Drained:
+            current.end(OutcomeKind.DRAINED)
+            raise
+        current.end(OutcomeKind.SUCCEEDED)
+
+
+@contextmanager
+def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
+    """Leave the outcome of what runs inside, and show a user's mistake as a sentence."""
+    try:
+        yield
+    except Drained:
+        raise
+    except BaseException as error:
+        failure = failure_of(error, rank)
+        reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
+        if isinstance(error, UserError):
+            print(f"spottrain: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+        raise

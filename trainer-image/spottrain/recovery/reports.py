@@ -1,0 +1,91 @@
+"""What the job's status says about its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from spottrain.checkpoint import CheckpointError, Commit, Fenced, Replicas, SaveHandle, StorageUnavailable
+from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.world.failures import save_failure
+from spottrain.world.progress import ProgressReporter
+from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReports:
+    """Reports of one rank on what was saved and restored, and on what failed."""
+
+    reporter: ProgressReporter
+    schedule: CheckpointSchedule
+    replicas: Replicas | None = None
+    """In peers' memory."""
+
+    @property
+    def newest_commit(self) -> CommitRef | None:
+        """The newest commit that was reported; only rank 0 hears of those in the background."""
+        return self.reporter.progress.commit
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long a step takes, as it was reported."""
+        return self.reporter.progress.step_seconds
+
+    def warn(self, message: str) -> None:
+        """Log a sentence, and show it as the job's message."""
+        logger.warning("%s", message)
+        self.reporter.update(message=message)
+
+    def failed(self, error: CheckpointError) -> None:
+        """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
+        report_failure(self.reporter, error)
+
+    def slow(self, step: int, seconds: float, forecast_seconds: float | None) -> None:
+        """Report that a save takes far longer than usual. A store that hangs fails late or never."""
+        usual = f", where {forecast_seconds:.1f} s were forecast" if forecast_seconds is not None else ""
+        self.failed(
+            StorageUnavailable(
+                f"The checkpoint at step {step} has been under way for {seconds:.0f} s{usual}: the store, or "
+                "a rank's way to it, is slow or hangs. No other save begins before it has ended."
+            )
+        )
+
+    def saving(self) -> None:
+        """Report that training waits for a save."""
+        self.reporter.update(phase=TrainerPhase.SAVING)
+
+    def saved(self, handle: SaveHandle, timings: CheckpointTimings) -> None:
+        """Report a save that has ended well."""
+        interval = self._explain()
+        self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
+        if handle.commit is not None:
+            self.committed(handle.commit)
+
+    def committed(self, commit: Commit) -> None:
+        """Report the newest commit."""
+        self.reporter.committed(
+            CommitRef(
+                generation=commit.generation,
+                step=commit.step,
+                manifest=commit.manifest,
+                committed_at=datetime.fromisoformat(commit.committed_at),
+            )
+        )
+
+    def intervals(self) -> None:
+        """Report how often is saved where, and why so."""
+        if (explained := self._explain()) != self.reporter.progress.checkpoint_interval:
+            self.reporter.update(checkpoint_interval=explained)
+
+    def _explain(self) -> str:
+        commits = self.schedule.explain()
+        return commits if self.replicas is None else f"{commits}; {self.replicas.explain(self.step_seconds)}"
+
+
+def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
+    """Report what keeps commits from being made or read. That a newer generation has taken over does not."""
+    if not isinstance(error, Fenced):
+        reporter.update(checkpoint_failure=save_failure(error))

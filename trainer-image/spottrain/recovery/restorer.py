@@ -1,0 +1,160 @@
+"""Restoring the state of a run: at the start of a generation, and where training rolls back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Commit,
+    CorruptCheckpoint,
+    Loaded,
+    Replicas,
+    StorageUnavailable,
+)
+from spottrain.recovery.interval import CheckpointCost
+from spottrain.recovery.reports import CheckpointReports
+from spottrain.recovery.saver import StateSaver
+from spottrain.recovery.store_retries import patiently
+from spottrain.recovery.training_state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class StateRestorer:
+    """Restores the state of a run from the newest commit or from peers' memory. Its methods are collectives. Without
+    a checkpointer there is nothing to restore."""
+
+    checkpointer: Checkpointer | None
+    newest: Commit | None
+    """What HEAD named when the generation started, or the commit that was loaded last."""
+    saver: StateSaver
+    reports: CheckpointReports
+    replicas: Replicas | None = None
+
+    def resume(
+        self, state: TrainingState, *, seed: int, rank: int, sleep: Callable[[float], None] = time.sleep
+    ) -> int:
+        """Load the newest commit into `state`; the step to go on from, 0 if there is no commit.
+
+        A commit that turns out to be damaged is passed over for the kept one before it; a store that doesn't answer
+        is waited for with `sleep`. Raises CheckpointError if a commit exists and none can be loaded: to start again
+        from 0 would be worse.
+        """
+        if self.checkpointer is None:
+            return 0
+        self.reports.intervals()
+        self._report_rebuilt_head(self.checkpointer)
+        if (step := self._resume_from_replicas(self.checkpointer, state, seed=seed, rank=rank)) is not None:
+            return step
+        if self.newest is None:
+            return 0
+        tensors, loaded = self._load(self.checkpointer, self.newest, state, sleep)
+        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self.saver.committed_step = loaded.step
+        self.reports.committed(self.newest)
+        return loaded.step
+
+    def roll_back(self, state: TrainingState) -> Loaded | None:
+        """Undo what model and optimizer have learnt since the newest commit; None, with nothing done, if there is
+        none. Learning rates and random numbers go on. Raises CheckpointError."""
+        if self.checkpointer is None:
+            return None
+        self.checkpointer.settle()  # the save under way may become the newest commit
+        self.newest = self.checkpointer.latest()
+        if self.newest is None:
+            return None
+        rates = state.learning_rates()
+        tensors, loaded = self._load(self.checkpointer, self.newest, state)
+        state.engine.load_state(tensors)
+        state.set_learning_rates(rates)
+        return loaded
+
+    def _report_rebuilt_head(self, checkpointer: Checkpointer) -> None:
+        if checkpointer.has_rebuilt_head and self.newest is not None:
+            damage = (
+                "HEAD of the checkpoint store was missing or damaged. It was made anew from the checkpoints that lie "
+                f"there, the newest of step {self.newest.step}."
+            )
+            self.reports.warn(damage)
+            self.reports.failed(CorruptCheckpoint(damage))
+
+    def _resume_from_replicas(
+        self, checkpointer: Checkpointer, state: TrainingState, *, seed: int, rank: int
+    ) -> int | None:
+        """Load the step that the operator found in members' memory, and start to commit it; None if there is none,
+        or nothing newer than HEAD, or it is not whole, so that the store is to be read."""
+        found = self.replicas.resume if self.replicas is not None else None
+        if self.replicas is None or found is None:
+            return None
+        newest = self.newest
+        if newest is not None and (found.step <= newest.step or found.generation < newest.generation):
+            return None
+        tensors = state.tensors()
+        try:
+            loaded = checkpointer.load_replica(tensors, self.replicas, found, frozen=state.frozen())
+        except CheckpointError as error:
+            if newest is None:  # some tensors may be filled already, and nothing else is there to fill them
+                raise StorageUnavailable(
+                    f"Step {found.step} could not be read from members' memory, and none is committed. {error}"
+                ) from error
+            self.reports.warn(
+                f"Step {found.step} could not be read from members' memory; training goes on from {newest.step}, "
+                f"which is committed. {error}"
+            )
+            return None
+        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self.saver.save_in_background(state, loaded.step)
+        return loaded.step
+
+    def _restore(
+        self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
+    ) -> None:
+        state.check(loaded.extra, loaded.step)
+        for change in state.changes(loaded):
+            self.reports.warn(change)
+        state.restore(tensors, loaded, seed=seed, rank=rank)
+        if (cost := loaded.extra.get("checkpoint_cost")) is not None:
+            self.saver.schedule.cost = CheckpointCost(**cost)
+        self.reports.intervals()
+
+    def _load(
+        self,
+        checkpointer: Checkpointer,
+        newest: Commit,
+        state: TrainingState,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> tuple[dict[str, Any], Loaded]:
+        """The tensors of the newest commit that is whole; `newest` is set to it. A store that doesn't answer is
+        waited for."""
+        return patiently(
+            lambda: self._load_whole(checkpointer, newest, state),
+            may_pass=lambda error: isinstance(error, StorageUnavailable),
+            failed=self.reports.failed,
+            sleep=sleep,
+        )
+
+    def _load_whole(
+        self, checkpointer: Checkpointer, newest: Commit, state: TrainingState
+    ) -> tuple[dict[str, Any], Loaded]:
+        tensors = state.tensors()
+        try:
+            return tensors, checkpointer.load(tensors, newest, frozen=state.frozen())
+        except CorruptCheckpoint as error:
+            logger.warning("%s Looking for an older commit that is whole.", error)
+            self.newest = checkpointer.latest(verify=True)
+            if self.newest is None:
+                raise
+            loaded = checkpointer.load(tensors, self.newest, frozen=state.frozen())
+            self.reports.warn(
+                f"The checkpoint at step {newest.step} is damaged, and training went on from the one before it, "
+                f"step {loaded.step}. {error}"
+            )
+            self.reports.failed(error)
+            return tensors, loaded

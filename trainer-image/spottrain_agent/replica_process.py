@@ -1,0 +1,90 @@
+"""The agent's side of replicas: keeps the process that holds them running once a generation asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import subprocess
+import sys
+
+from spottrain_agent.ports import ReservedPort
+from spottrain_agent.processes import Reaper
+from spottrain_api.contract import HeldShards
+
+logger = logging.getLogger(__name__)
+
+RESTART_DELAY_SECONDS = 0.5
+ANSWER_SECONDS = 5.0
+
+
+class ReplicaProcess:
+    """Starts `replica_store` when the first token comes, and again if it dies, which loses what it held."""
+
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
+        self._port = ReservedPort()
+        self._token = ""
+        self._wanted = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self.pid: int | None = None
+        self.held: tuple[HeldShards, ...] = ()
+
+    @property
+    def port(self) -> int:
+        return self._port.number
+
+    async def open(self, token: str) -> None:
+        """Let the ranks of the generation with this token in, and no others. Where that fails they train on,
+        without replicas here."""
+        self._token = token
+        self._answered.clear()
+        self._wanted.set()
+        if self._writer is not None:
+            self._writer.write(f"{token}\n".encode())
+        try:
+            await asyncio.wait_for(self._answered.wait(), ANSWER_SECONDS)
+        except TimeoutError:
+            logger.warning(
+                "the process that holds replicas did not start in %.0f s; training continues without it",
+                ANSWER_SECONDS,
+            )
+
+    async def run(self) -> None:
+        """Keep it alive, from the first `open` on, until cancelled."""
+        await self._wanted.wait()
+        while True:
+            await self._live_once()
+            await asyncio.sleep(RESTART_DELAY_SECONDS)
+
+    async def _live_once(self) -> None:
+        process, ours = self._spawn()
+        self.pid = process.pid
+        ended = self._reaper.ended(process.pid)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        try:
+            self._writer.write(f"{self._token}\n".encode())
+            while line := await reader.readline():
+                self.held = tuple(HeldShards.model_validate(step) for step in json.loads(line))
+                self._answered.set()
+            process.returncode = await ended
+            logger.warning(
+                "the process that holds replicas ended with exit code %s; starting it again, empty",
+                process.returncode,
+            )
+        finally:
+            self._writer.close()
+            self._writer, self.pid, self.held = None, None, ()
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        descriptors = (theirs.fileno(), self._port.descriptor)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spottrain_agent.replica_store", *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        return process, ours

@@ -1,0 +1,220 @@
+"""The process beside the agent that holds replicated shards of its own ranks and of a peer's.
+
+`python -m spottrain_agent.replica_store CONTROL LISTEN`, two socket descriptors. The agent writes the generation's
+token to CONTROL, a line each time it changes, and is answered, then and whenever something changes, with a line that
+says what is held. Ranks speak HTTP to LISTEN, with the token as bearer:
+
+    PUT  /<generation>/<sequence>/<name>    an object of a replicated step; the answer says what taking it cost
+    POST /held                              HeldShards: all objects of these ranks are there
+    GET  /<generation>/<sequence>/<name>    the object, or a `Range` of it
+
+It outlives generations, imports no torch, and is the first to go when the pod's memory is short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from spottrain_agent.processes import die_with_parent
+from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
+
+# While a step is replicated the one before must be whole.
+NUM_KEPT = 2
+_TIMEOUT_SECONDS = 30.0
+_PIECE_BYTES = 1 << 20  # other threads get their turn between two
+_PATH = re.compile(r"/(\d+)/(\d+)/([\w.-]+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+Place = tuple[int, int]
+"""Generation and sequence of a replicated step."""
+
+
+class ReplicaStore:
+    """Objects of the newest replicated steps. A step counts, for a rank, once all of the rank's objects are there."""
+
+    def __init__(self, on_change: Callable[[tuple[HeldShards, ...]], None]) -> None:
+        self._on_change = on_change
+        self._objects: dict[Place, dict[str, bytearray]] = {}
+        self._steps: dict[Place, HeldShards] = {}
+        self._spare: list[bytearray] = []
+        self._lock = threading.Lock()
+
+    def room(self, size: int) -> bytearray:
+        """Memory for an object: what an older step has left, as fresh pages cost more than the bytes. May raise
+        MemoryError."""
+        with self._lock:
+            fitting = next((spare for spare in self._spare if len(spare) == size), None)
+            if fitting is not None:
+                self._spare = [spare for spare in self._spare if spare is not fitting]
+        return bytearray(size) if fitting is None else fitting
+
+    def put(self, place: Place, name: str, data: bytearray) -> None:
+        with self._lock:
+            self._objects.setdefault(place, {})[name] = data
+
+    def get(self, place: Place, name: str) -> bytearray | None:
+        with self._lock:
+            return self._objects.get(place, {}).get(name)
+
+    def hold(self, step: HeldShards) -> None:
+        """The objects of these ranks are complete; what is older than the newest steps is dropped."""
+        with self._lock:
+            place = (step.generation, step.sequence)
+            known = self._steps.get(place)
+            ranks = {*step.ranks, *(known.ranks if known is not None else ())}
+            self._steps[place] = step.model_copy(update={"ranks": tuple(sorted(ranks))})
+            oldest = sorted(self._steps)[-NUM_KEPT:][0]
+            self._steps = {kept: self._steps[kept] for kept in sorted(self._steps) if kept >= oldest}
+            if over := [place for place in self._objects if place < oldest]:
+                # Whoever still reads one of these notices by its checksums.
+                self._spare = [data for place in over for data in self._objects.pop(place).values()]
+            self.report()
+
+    def report(self) -> None:
+        """Report what is held."""
+        self._on_change(tuple(self._steps.values()))
+
+
+class ReplicaServer(ThreadingHTTPServer):
+    """Serves a store of replicas to whoever has the token."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, listen: socket.socket, store: ReplicaStore) -> None:
+        super().__init__(listen.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listen
+        self.store = store
+        self.token = ""
+        self.server_activate()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A peer that went away in the middle is what this is for."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _TIMEOUT_SECONDS
+    server: ReplicaServer
+
+    def do_PUT(self) -> None:
+        started = time.thread_time()
+        data = self._body()
+        match = _PATH.fullmatch(self.path)
+        if data is None:
+            return
+        if match is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        self.server.store.put((int(match[1]), int(match[2])), match[3], data)
+        self._answer(HTTPStatus.NO_CONTENT, headers={PROCESSOR_SECONDS: f"{time.thread_time() - started:.6f}"})
+
+    def do_POST(self) -> None:
+        data = self._body()
+        if data is None:
+            return
+        try:
+            self.server.store.hold(HeldShards.from_json(bytes(data)))
+        except ValidationError:
+            self._answer(HTTPStatus.BAD_REQUEST)
+        else:
+            self._answer(HTTPStatus.NO_CONTENT)
+
+    def do_GET(self) -> None:
+        if not self._is_allowed():
+            return
+        match = _PATH.fullmatch(self.path)
+        found = self.server.store.get((int(match[1]), int(match[2])), match[3]) if match is not None else None
+        if found is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        part = _RANGE.fullmatch(self.headers.get("Range", ""))
+        view = memoryview(found)
+        self._answer(HTTPStatus.OK, view[int(part[1]) : int(part[2]) + 1] if part is not None else view)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the pod's log is the user's."""
+
+    def _body(self) -> bytearray | None:
+        """What was sent; None where it isn't wanted or didn't come whole."""
+        if not self._is_allowed():
+            return None
+        try:
+            data = self.server.store.room(int(self.headers.get("Content-Length", "0")))
+        except (ValueError, MemoryError):
+            self._refuse(HTTPStatus.INSUFFICIENT_STORAGE)
+            return None
+        view, filled = memoryview(data), 0
+        while filled < len(data):
+            length = self.rfile.readinto(view[filled : filled + _PIECE_BYTES])
+            if not length:
+                self.close_connection = True
+                return None
+            filled += length
+        return data
+
+    def _is_allowed(self) -> bool:
+        given = self.headers.get("Authorization", "")
+        if self.server.token and hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+            return True
+        self._refuse(HTTPStatus.FORBIDDEN)
+        return False
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Without reading the body, so that the connection is of no more use."""
+        self.close_connection = True
+        self._answer(status)
+
+    def _answer(
+        self, status: HTTPStatus, body: memoryview | bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if body:
+            self.wfile.write(body)
+
+
+def serve(control: socket.socket, listen: socket.socket) -> None:
+    """Until the agent closes CONTROL."""
+    speaking = threading.Lock()
+
+    def report(held: tuple[HeldShards, ...]) -> None:
+        with speaking:
+            control.sendall(json.dumps([step.model_dump(by_alias=True) for step in held]).encode() + b"\n")
+
+    store = ReplicaStore(report)
+    server = ReplicaServer(listen, store)
+    threading.Thread(target=server.serve_forever, name="replicas", daemon=True).start()
+    with contextlib.suppress(ConnectionError):
+        for line in control.makefile("r"):
+            server.token = line.strip()
+            store.report()
+
+
+def main() -> None:
+    die_with_parent()
+    # Replicas are the first that may go: training doesn't need them to go on.
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()
