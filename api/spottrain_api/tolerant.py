@@ -1,4 +1,4 @@
-"""Reading what a newer version of the API may have written."""
+"""Reads what a newer version of the API may have written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[int | str, ...]
 
 
 def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path, ...]]:
-    """Parse `content` without the fields and values that `model` doesn't know; their defaults stand for them.
+    """Parse `content` without the fields and values that `model` doesn't know. Their defaults apply.
 
     Returns:
         The model, and the paths of what is left out. An object that lacks a required field then is left out, too.
@@ -25,7 +25,7 @@ def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path
         try:
             return model.model_validate(content), tuple(sorted(left_out, key=str))
         except ValidationError as error:
-            # The last one first: the items before it in the same list keep their numbers.
+            # The last one first, so that earlier items of the same list keep their numbers.
             last = error.errors(include_url=False)[-1]
             path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
             content = copy.deepcopy(content)
@@ -36,7 +36,7 @@ def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path
 
 
 def _remove(content: Any, path: Path) -> bool:
-    """Remove what lies at `path`; False if nothing does."""
+    """Remove what lies at `path`. Returns whether there was anything."""
     try:
         for part in path[:-1]:
             content = content[part]

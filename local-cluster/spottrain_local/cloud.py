@@ -47,7 +47,7 @@ class Instance(BaseModel):
 
 
 class Machines(Protocol):
-    """What the cloud does to machines and to their Node objects."""
+    """What the cloud does to machines and to their objects in the cluster."""
 
     def start(self, instance: Instance) -> None:
         """Start the node process of an instance, and return at once."""

@@ -67,7 +67,7 @@ class ClusterLayout:
 
     @property
     def instances(self) -> Path:
-        """The cloud's record: which instances run, are being taken back, or are gone."""
+        """State of the cloud: which instances run, are being taken back, or are gone."""
         return self.root / "instances.json"
 
     @property

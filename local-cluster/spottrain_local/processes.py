@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -15,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-logger = logging.getLogger(__name__)
+from spottrain_api.processes import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+logger = logging.getLogger(__name__)
 
 FIRST_RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 20.0
@@ -123,7 +121,7 @@ async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
     parent = os.getpid()
 
     def begin() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         if os.getppid() != parent:  # The parent died before the line above.
             os._exit(1)
         if spec.main:

@@ -3,7 +3,7 @@
 import gc
 
 if __name__ == "__main__":
-    # To look for garbage among what is imported takes a fifth of the start, and finds next to nothing.
+    # Looking for garbage among the imports takes a fifth of the start, and finds next to nothing.
     gc.disable()
     from spottrain_operator.command import main
 

@@ -1,4 +1,4 @@
-"""The operator's idea of now: the wall clock, but never in leaps."""
+"""The operator's clock: the time of day without leaps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAX_SLEW = 0.1
 
 
 class SteadyClock:
-    """The time of day, as NTP would slew it: where the wall clock is set forward or back, this follows by at most a
-    tenth of the time that passes.
+    """The time of day, as NTP would slew it.
 
-    Decisions compare moments: at a clock that is set an hour forward, every agent would seem silent for an hour,
-    and every job to hang. What crosses machines (a cloud's deadline) needs the time of day in the end, so that
-    monotonic time alone won't do.
+    If the wall clock is set forward or back, this clock follows by at most a tenth of the time that passes.
+
+    Decisions compare moments. If the clock leapt an hour forward, every agent would seem silent for an hour, and
+    every job would seem to hang. Monotonic time is not enough, because a cloud's deadline is a time of day.
     """
 
     def __init__(

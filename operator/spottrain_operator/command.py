@@ -36,7 +36,7 @@ def main(host: str, port: int, control_url: str, namespace: str, identity: str, 
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    # kopf tells of every event that it passes on; the decisions are what matters.
+    # kopf logs every event that it passes on; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(
         control_url=control_url.rstrip("/"),
@@ -49,8 +49,8 @@ def main(host: str, port: int, control_url: str, namespace: str, identity: str, 
     except ClusterError as error:
         raise click.ClickException(str(error)) from error
     except LeadershipLostError:
-        # What still runs in threads or sockets must not outlive the lease.
-        logger.error("the lease is lost: another operator may lead now, so this one ends")
+        # Nothing that still runs in threads or sockets may outlive the lease.
+        logger.error("the lease is lost; another operator may lead now, so this one ends")
         os._exit(1)
 
 

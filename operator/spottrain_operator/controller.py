@@ -1,7 +1,7 @@
-"""Wakes and passes: one reconcile pass at a time per job, many jobs side by side, up to a bound.
+"""Wakes and passes: one reconcile pass at a time for each job, and many jobs side by side, up to a limit.
 
-A wake says that something may have changed, not what. Wakes that come while a pass runs or waits become one more
-pass. A pass that fails is tried again after a growing, jittered pause, which wakes don't shorten.
+A wake reports that something may have changed, but not what. All wakes during a pass, or while one waits, lead to one
+more pass. A failed pass is retried after a growing pause with jitter. Wakes don't shorten that pause.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ CONFLICT_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """What a pass leaves to do: come again after so many seconds even without a wake, or never (job gone)."""
+    """What a pass leaves to do.
+
+    - requeue_after: seconds until the next pass, even without a wake. None: wait for a wake.
+    - gone: the job is deleted, and needs no further pass.
+    """
 
     requeue_after: float | None = None
     gone: bool = False
@@ -34,13 +38,18 @@ Reconcile = Callable[[JobKey], Awaitable[PassResult]]
 
 
 def backoff_seconds(num_failures: int, jitter: float) -> float:
-    """Pause after the n-th failure in a row; `jitter` in [0, 1) spreads jobs that failed together."""
+    """Pause after a number of failures in a row.
+
+    Args:
+        num_failures: At least 1.
+        jitter: In [0, 1). It spreads jobs that failed together.
+    """
     pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2.0 ** (num_failures - 1))
     return float(pause * (0.5 + 0.5 * jitter))
 
 
 class Controller:
-    """Runs `reconcile` for every job that was woken."""
+    """Runs `reconcile` for every job that is woken."""
 
     def __init__(self, reconcile: Reconcile, *, max_concurrent: int = 8) -> None:
         self._reconcile = reconcile
@@ -50,7 +59,7 @@ class Controller:
         self._stopped = False
 
     def wake(self, key: JobKey) -> None:
-        """Have a pass made for the job soon. Cheap and safe to call from anywhere in the event loop."""
+        """Request a pass for the job. Cheap, and safe to call from anywhere in the event loop."""
         if self._stopped:
             return
         if key not in self._tasks:
@@ -63,7 +72,7 @@ class Controller:
         return len(self._tasks)
 
     async def stop(self) -> None:
-        """Let no pass begin, and cancel those that run: the next leader finishes what they began."""
+        """Start no more passes, and cancel those that run. The next leader finishes what they started."""
         self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -87,12 +96,12 @@ class Controller:
                 except ClusterError as error:
                     num_failures += 1
                     pause = backoff_seconds(num_failures, random.random())
-                    logger.warning("%s: %s; next try in %.1f s", key, error, pause)
+                    logger.warning("%s: %s; retrying in %.1f s", key, error, pause)
                 except Exception:
-                    # A bug in one job's pass must not stop the other jobs' passes, nor end this one's.
+                    # A bug in one job's pass must not stop the passes of other jobs, nor later passes of this one.
                     num_failures += 1
                     pause = backoff_seconds(num_failures, random.random())
-                    logger.exception("%s: the pass broke off; next try in %.1f s", key, pause)
+                    logger.exception("%s: the pass failed; retrying in %.1f s", key, pause)
             if pause:
                 await asyncio.sleep(pause)
                 wake.set()
@@ -100,7 +109,7 @@ class Controller:
 
 
 async def _wait(wake: asyncio.Event, seconds: float | None) -> None:
-    """Until it is set, or so many seconds have passed."""
+    """Wait until `wake` is set, or for `seconds` (None: without a limit)."""
     try:
         async with asyncio.timeout(seconds):
             await wake.wait()

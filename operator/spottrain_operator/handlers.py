@@ -1,7 +1,7 @@
-"""kopf's part: watch jobs, pods and nodes, and wake the jobs that an event is about.
+"""kopf's part: watch jobs, pods and nodes, and wake the jobs that an event concerns.
 
-Nothing is decided here and nothing is kept: an event that is lost, repeated or late costs time at most, since
-every pass reads afresh and asks to be called again.
+The handlers decide nothing and keep nothing. An event that is lost, repeated or late costs time at most, because
+every pass reads afresh and requests the next one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.cluster.kubernetes_client import serviceaccount_dir
 from spottrain_operator.controller import Controller
 
-# A watch that is silently dead is noticed after the inactivity timeout (the server sends a bookmark a minute).
+# The inactivity timeout finds a watch that died silently: the server sends a bookmark every minute.
 WATCH_SERVER_SECONDS = 300
 WATCH_CLIENT_SECONDS = 330
 WATCH_INACTIVITY_SECONDS = 70
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 30
-# The kubelet renews a pod's token long before it expires; logging in again reads the new one.
+# The kubelet renews a pod's token long before it expires. Each login reads the new one.
 LOGIN_MINUTES = 10
 
 
 def build_registry(controller: Controller, watched_by_node: NodeIndex) -> kopf.OperatorRegistry:
-    """The event handlers; they only wake."""
+    """The event handlers, which only wake jobs."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
@@ -56,7 +56,7 @@ def build_registry(controller: Controller, watched_by_node: NodeIndex) -> kopf.O
 
 
 class NodeIndex:
-    """Which jobs have a pod on a node, as far as events have told: nodes change often, jobs care about few."""
+    """Which jobs have a pod on a node, as far as events have shown. Nodes change often, and jobs care about few."""
 
     def __init__(self) -> None:
         self._pods: dict[str, tuple[str, JobKey]] = {}  # by pod uid
@@ -78,7 +78,7 @@ class NodeIndex:
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """No finalizers, no annotations, no events of kopf's own; bounded waits everywhere."""
+    """Settings of kopf: no finalizers, annotations or events of its own, and a limit on every wait."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True

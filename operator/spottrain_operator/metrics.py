@@ -1,5 +1,8 @@
-"""Prometheus metrics. Gauges and counters of a job are read off its status when scraped, so that they survive
-the operator's restart and vanish with the job; histograms collect what happens while this operator watches."""
+"""Prometheus metrics.
+
+A scrape reads the gauges and counters of a job from its status, so that they survive a restart of the operator and
+vanish with the job. Histograms collect what happens while this operator runs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, Trai
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 
-# Not "job" and "namespace": those are Prometheus' own names for the target, which would win over ours.
+# Not "job" and "namespace": Prometheus uses these names for the target, and its values would win.
 JOB = ("job_namespace", "job_name")
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -31,13 +34,13 @@ LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 
 
 def world_size(status: TrainingJobStatus) -> int:
-    """How many ranks train together now."""
+    """Number of ranks that train together now."""
     generation = status.generation
     return 0 if generation is None or generation.state is GenerationState.ENDED else generation.world_size
 
 
 Read = Callable[[TrainingJobStatus], float | None]
-# name, what it says, how to read it off the status (None: no sample)
+# Name, description, how to read it from the status (None: no sample).
 GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_step", "Completed optimizer steps.", lambda s: s.progress.step),
     ("spottrain_job_target_steps", "Steps of the whole run.", lambda s: s.progress.total_steps),
@@ -57,7 +60,7 @@ GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("spottrain_job_committed_step", "Step of the newest commit.", lambda s: s.commit.step if s.commit else None),
     ("spottrain_job_goodput_ratio", "Share of the time in which steps were made, 0 to 1.", lambda s: s.goodput),
     ("spottrain_job_waiting_pods", "Pods that wait, warm, for the next generation.", lambda s: s.members.waiting),
-    # A gauge: steps that have to be made again are taken off.
+    # A gauge, because steps that have to be redone are subtracted.
     (
         "spottrain_job_productive_seconds",
         "Seconds in which steps were made that were not redone.",
@@ -74,7 +77,7 @@ COUNTERS: tuple[tuple[str, str, Read], ...] = (
 
 @dataclass(slots=True, eq=False)
 class _Jobs(Collector):
-    """Reads the statuses when scraped."""
+    """Reads the statuses at each scrape."""
 
     statuses: dict[JobKey, TrainingJobStatus]
 
@@ -125,10 +128,10 @@ class _Jobs(Collector):
 
 
 class Metrics:
-    """All metrics of the operator, in a registry of their own."""
+    """All metrics of the operator, in their own registry."""
 
     def __init__(self, *, num_agents: Callable[[], int]) -> None:
-        # The times at which counters were created double the number of series and nobody asks for them.
+        # Creation times of counters would double the number of series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -176,7 +179,7 @@ class Metrics:
     def passed(
         self, key: JobKey, before: JobView, after: TrainingJobStatus, reports: Mapping[str, ReportView]
     ) -> None:
-        """A pass has turned the status of `before` into `after`."""
+        """Record a pass that turned the status of `before` into `after`."""
         self._jobs.statuses[key] = after
         labels = (key.namespace, key.name)
         for seconds in gaps_closed(before.status, after):
@@ -195,7 +198,7 @@ class Metrics:
             if progress is None or progress.commit is None or progress.checkpoint is None:
                 continue
             if progress.checkpoint.commit_seconds == 0:
-                continue  # only rank 0 makes the commit, and so knows the whole
+                continue  # only rank 0 commits, so only it knows the whole
             commit = (progress.commit.generation, progress.commit.step)
             if commit > newest:
                 newest = commit
@@ -224,7 +227,7 @@ class Metrics:
 
 
 def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[float]:
-    """The seconds without a step of transitions that were completed between the two."""
+    """Seconds without a step of the transitions that were completed between the two statuses."""
 
     def known(status: TrainingJobStatus) -> dict[tuple[int, datetime], float]:
         return {
@@ -240,7 +243,7 @@ def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[flo
 def drain_latency(
     before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
 ) -> float | None:
-    """Seconds from the oldest notice that an agent has to the drain that has just been decided; else None."""
+    """Seconds from the oldest notice of an agent to the drain that this pass decided; None without one."""
     generation = after.generation
     if generation is None or generation.requested_at is None:
         return None

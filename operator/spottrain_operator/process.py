@@ -1,4 +1,4 @@
-"""The operator as a process: control API, lease, watches and passes, started and stopped in that order."""
+"""The operator as a process. It starts and stops control API, lease, watches and passes in that order."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STOP_SECONDS = 5.0
 
 
 class LeadershipLostError(Exception):
-    """Another operator may lead now; this process has to end."""
+    """Another operator may lead now, so this process has to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """How the operator is started. `control_url` is where the agents reach the control API."""
+    """Settings of the process. `control_url` is the address at which agents reach the control API."""
 
     control_url: str
     lease: LeaseSettings
@@ -46,7 +46,7 @@ class OperatorSettings:
 
 
 class Operator:
-    """Wires the parts together and runs them until `stop` is set or the lease is lost."""
+    """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
     def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster) -> None:
         self._settings = settings
@@ -67,7 +67,11 @@ class Operator:
         return self._election.is_leader and self._watching.is_set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Returns once `stop` is set or SIGTERM came, and all has ended. LeadershipLostError if the lease is lost."""
+        """Run until `stop` is set or SIGTERM comes, and everything has ended.
+
+        Raises:
+            LeadershipLostError: The lease is lost.
+        """
         async with AsyncExitStack() as stack:
             await self._serve(stack)
             await _first_of(stop.wait(), self._election.acquire())
@@ -79,7 +83,7 @@ class Operator:
             stack.push_async_callback(self._controller.stop)
             watches = await self._watch(stack, self._controller)
             await _first_of(stop.wait(), self._election.hold(), watches)
-            # kopf takes the signals over from here on: its watches end, without an error, at SIGTERM.
+            # From here on kopf handles the signals: at SIGTERM its watches end without an error.
             if not self._election.is_leader:
                 raise LeadershipLostError
         logger.info("stopped")
@@ -153,7 +157,12 @@ class Operator:
 
 
 async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
-    """Run until `stop` is set. ClusterError if no cluster is configured, LeadershipLostError when it must end."""
+    """Run until `stop` is set.
+
+    Raises:
+        ClusterError: No cluster is configured.
+        LeadershipLostError: The lease is lost, so this process has to end.
+    """
     cluster = KubernetesCluster(client_configuration())
     try:
         await Operator(settings, cluster).run(stop)
@@ -162,7 +171,7 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
 
 
 async def _first_of(*doing: Awaitable[object]) -> None:
-    """Wait until one is done, give up the others, and raise what that one raised."""
+    """Wait until one of them ends, cancel the others, and raise what that one raised."""
     tasks = [asyncio.ensure_future(each) for each in doing]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:

@@ -1,8 +1,8 @@
-"""One pass over one job: observe, plan, write the status, tell the agents, act, say so.
+"""One pass over one job: observe, plan, write the status, publish assignments, act, record events.
 
-The order matters. What agents are told follows from the status that the API server has accepted, so that a new
-operator finds every decision that anyone may have acted on. Whatever breaks off a pass, the next one observes
-afresh and comes to the same end.
+The order matters. Assignments follow from the status that the API server has accepted, so that a new operator finds
+every decision on which an agent may have acted. If a pass fails halfway, the next one observes afresh and reaches the
+same result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Planner = Callable[[Observed, datetime], Plan]
 
 
 class Reconciler:
-    """Makes the passes. `plan` decides; everything else here only carries in and out."""
+    """Makes the passes. `plan` decides; the rest reads what it needs and does what it decided."""
 
     def __init__(
         self,
@@ -89,7 +89,11 @@ class Reconciler:
         self._refusals: dict[JobKey, Refusal] = {}
 
     async def reconcile(self, key: JobKey) -> PassResult:
-        """ClusterError: the pass broke off, make it again."""
+        """Make one pass over the job.
+
+        Raises:
+            ClusterError: The pass failed halfway and has to be repeated.
+        """
         job = await self._cluster.get_job(key)
         if job is None:
             await self._clean_up(key)
@@ -142,7 +146,7 @@ class Reconciler:
         )
 
     async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
-        """Asks about one pod a pass: what keeps one from starting keeps its siblings from it too."""
+        """Read the events of one pod in each pass: what keeps it from starting usually blocks its siblings, too."""
         first = next((pod for pod in pods if may_wait_for_volumes(pod)), None)
         if first is None:
             return tuple(pods)
@@ -156,9 +160,9 @@ class Reconciler:
         return await self._cluster.replace_job_status(job | {"status": as_written(status, before, found)})
 
     async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
-        """All of them, side by side; one that fails doesn't keep the others from being done.
+        """Do all actions concurrently. One that fails doesn't stop the others.
 
-        A pod that is refused doesn't break the pass off: whoever trains is looked after as before.
+        A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
         doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
@@ -167,21 +171,21 @@ class Reconciler:
         if any(isinstance(action, CreatePod) for action in actions):
             self._note_refusal(key, template_hash(view.spec), refused[0] if refused else None)
         for error in refused:
-            message = f"A pod can't be created and is tried again: {error}"
+            message = f"A pod can't be created; the operator retries: {error}"
             await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
         for _, failure in failed:
             if failure not in refused:
                 raise failure
 
     def _note_refusal(self, key: JobKey, template: str, error: RefusedError | None) -> None:
-        """Kept in memory alone: a new operator tries again before it gives up."""
+        """Keep why the template's pods are refused (None: they aren't), in memory only: a new operator retries."""
         if error is None:
             self._refusals.pop(key, None)
         else:
             self._refusals[key] = refusal(error, template, self._refusals.get(key), self._now())
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
-        """A newer version wrote the job, and it can't be looked after: its pods and agents go on, and it says so."""
+        """Report that a newer version wrote the job and that this one can't manage it. Its pods and agents go on."""
         found = job.get("status") or {}
         if found.get("phase") in FINISHED_PHASES:
             return PassResult()
@@ -201,9 +205,9 @@ class Reconciler:
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:
-        """The job is gone. Kubernetes deletes its pods too, but for a new CRD it may take half a minute to start.
+        """Delete the pods of a deleted job. Kubernetes does so too, but may start half a minute late for a new CRD.
 
-        Their agents are told to leave: on SIGTERM alone they would drain, for a job that nobody wants any more.
+        The agents are assigned to exit. On SIGTERM alone they would drain, for a job that no longer exists.
         """
         pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]

@@ -1,1 +1,1 @@
-"""Runs on each spot node: turns a cloud's preemption signals into notices for the agents and the operator."""
+"""The watcher on each spot node: turns a cloud's preemption signals into notices for agents and the operator."""

@@ -72,7 +72,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s spottrain-watcher %(levelname)s %(message)s")
     for name in (ENV_NODE_NAME, ENV_HOST_IP):
         if not os.environ.get(name):
-            print(f"spottrain-watcher: the environment variable {name} is not set.", file=sys.stderr)
+            print(f"spottrain-watcher: {name} is not set. Set it in the DaemonSet's pod template.", file=sys.stderr)
             return 2
     try:
         asyncio.run(_serve(os.environ))

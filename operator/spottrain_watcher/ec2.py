@@ -1,7 +1,9 @@
 """Signals of EC2's instance metadata service, version 2.
 
-Spot interruption notices come best effort about two minutes ahead, rebalance recommendations earlier or together
-with them. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+EC2 announces a spot interruption about two minutes ahead, by best effort. A rebalance recommendation comes earlier or
+together with it.
+
+Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ HEADER_TOKEN = "X-aws-ec2-metadata-token"
 TOKEN_TTL_SECONDS = 21600
 POLL_SECONDS = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-# A recommendation has no deadline; a notice has to name one. Nobody drains for it.
+# A recommendation has no deadline, but a notice has to name one. Nobody drains for it.
 REBALANCE_LEAD = timedelta(minutes=10)
 
 
@@ -55,7 +57,7 @@ class RebalanceRecommendation(BaseModel):
 
 
 class MetadataUnavailable(Exception):
-    """The service gave no usable answer; what was known before stands."""
+    """The service gave no usable answer. What was known before stays valid."""
 
 
 class Ec2Source:
@@ -71,7 +73,7 @@ class Ec2Source:
         self._offset = timedelta()  # of this node's clock against the cloud's
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
-        # One bad answer says nothing about the other path, nor about what was known before.
+        # A bad answer from one path changes neither the other path nor what was known before.
         known: dict[str, Notice | None] = {}
         told: tuple[Notice, ...] | None = None
         while True:
@@ -92,7 +94,7 @@ class Ec2Source:
     def _interruption(self, body: bytes) -> Notice:
         action, now = _parse(InstanceAction, body), datetime.now(UTC)
         time = action.time + self._offset
-        # Hibernation begins at once, whatever the time says.
+        # Hibernation starts at once, whatever the time says.
         deadline = min(time, now) if action.action is Action.HIBERNATE else time
         return Notice(
             id=f"ec2-{action.action}-{action.time.isoformat()}",
@@ -117,7 +119,14 @@ class Ec2Source:
         )
 
     async def _get(self, path: str) -> bytes | None:
-        """The body, or None for 404. Raises MetadataUnavailable."""
+        """Read a path.
+
+        Returns:
+            The body, or None if the service answers 404.
+
+        Raises:
+            MetadataUnavailable: There was no usable answer.
+        """
         try:
             async with self._session.get(
                 self._endpoint + path, headers={HEADER_TOKEN: await self._fresh_token()}, timeout=TIMEOUT
@@ -135,7 +144,7 @@ class Ec2Source:
             raise MetadataUnavailable(f"{path}: {error!r}") from error
 
     async def _fresh_token(self) -> str:
-        """The session token, asked for when there is none or the service no longer accepts it."""
+        """The session token. A new one is requested if there is none, or if the service no longer accepts it."""
         if self._token is None:
             async with self._session.put(
                 self._endpoint + PATH_TOKEN, headers={HEADER_TTL: str(TOKEN_TTL_SECONDS)}, timeout=TIMEOUT

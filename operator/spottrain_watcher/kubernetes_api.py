@@ -30,7 +30,7 @@ class KubernetesError(Exception):
 
 
 class KubernetesApi:
-    """Requests with the pod's service account. The token is read each time, since the kubelet renews it."""
+    """Sends requests with the pod's service account. Reads the token each time, since the kubelet renews it."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path, ca_file: Path | None) -> None:
         self._session = session
@@ -40,7 +40,11 @@ class KubernetesApi:
 
     @classmethod
     def in_cluster(cls, session: aiohttp.ClientSession, environ: Mapping[str, str]) -> Self:
-        """As every pod finds it. Raises KubernetesError outside of a cluster."""
+        """Configure the client as every pod can.
+
+        Raises:
+            KubernetesError: This process doesn't run in a cluster.
+        """
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise KubernetesError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT aren't set: not in a pod?")
@@ -52,16 +56,29 @@ class KubernetesApi:
             raise KubernetesError(f"no service account in {folder}: {error}") from error
 
     async def get(self, path: str, **params: str) -> dict[str, Any]:
-        """Raises KubernetesError."""
+        """Read an object or a list.
+
+        Raises:
+            KubernetesError: There was no usable answer.
+        """
         return await self._request("GET", path, params=params)
 
     async def merge_patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises KubernetesError, with status 409 where the resourceVersion in the body is not the newest."""
+        """Send a merge patch.
+
+        Raises:
+            KubernetesError: There was no usable answer. Its status is 409 if the resourceVersion in the body is
+                outdated.
+        """
         headers = {"Content-Type": "application/merge-patch+json"}
         return await self._request("PATCH", path, data=json.dumps(body), headers=headers)
 
     async def watch(self, path: str, resource_version: str, **params: str) -> AsyncIterator[dict[str, Any]]:
-        """The events after `resource_version`, until the server ends the watch. Raises KubernetesError."""
+        """Yield the events after `resource_version`, until the server ends the watch.
+
+        Raises:
+            KubernetesError: There was no usable answer.
+        """
         query = params | {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(WATCH_SECONDS)}
         try:
             async with self._session.get(

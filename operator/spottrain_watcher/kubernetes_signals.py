@@ -1,7 +1,7 @@
-"""Signals that Kubernetes itself carries: taints and the deletion of the node, disruption of our pods on it.
+"""Signals of Kubernetes: taints and the deletion of the node, and disruptions of trainer pods on it.
 
-Taints `node.kubernetes.io/not-ready` and `…/unreachable` are not among them: they say that something has happened
-already, come and go with a restart of the kubelet, and the operator sees them itself.
+The taints `node.kubernetes.io/not-ready` and `…/unreachable` are left out. They report what has happened already,
+they come and go with a restart of the kubelet, and the operator sees them itself.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class KubernetesSource:
                 yield notices
 
     async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:
-        """List, then watch, for ever; hands over all objects by name after each change."""
+        """List, then watch, for ever. Yields all objects by name after each change."""
         while True:
             try:
                 listed = await self._api.get(path, **selectors)
@@ -93,7 +93,7 @@ class KubernetesSource:
 
 
 class _Observed:
-    """The newest node and pods by name; None until they were listed."""
+    """The newest node and pods by name; None until they are listed."""
 
     def __init__(self) -> None:
         self.node: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class _Observed:
 
 def _apply(objects: dict[str, Any], event: dict[str, Any]) -> None:
     if event["type"] == "ERROR":
-        # Mostly 410 Gone: the version is too old to watch from, so list again.
+        # Usually 410 Gone: the version is too old to watch from, so list again.
         raise KubernetesError(f"watch ended: {event['object'].get('message')}", event["object"].get("code"))
     name = event["object"]["metadata"]["name"]
     if event["type"] == "DELETED":
@@ -121,7 +121,7 @@ def _apply(objects: dict[str, Any], event: dict[str, Any]) -> None:
 
 
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
-    """What the Node object says: its taints, and whether it is deleted."""
+    """Notices from the Node object: its taints, and its deletion."""
     node = nodes.get(name)
     if node is None or node["metadata"].get("deletionTimestamp"):
         deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
@@ -137,7 +137,7 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
 
 
 def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now: datetime) -> list[Notice]:
-    """DisruptionTarget conditions of the trainer pods: each concerns that pod alone."""
+    """Notices from the DisruptionTarget conditions of trainer pods. Each concerns its pod alone."""
     notices = []
     for pod in pods.values():
         for condition in pod.get("status", {}).get("conditions") or ():
@@ -151,7 +151,7 @@ def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now:
 
 
 def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[str, str], since: datetime) -> float:
-    """Seconds from `since` until the pod is killed: the shortest of all that is known."""
+    """Seconds from `since` until the pod is killed: the shortest of those that are known."""
     leads = [float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))]
     if (deleted_by := pod["metadata"].get("deletionTimestamp")) is not None:
         leads.append((_time(deleted_by, since + timedelta(seconds=leads[0])) - since).total_seconds())

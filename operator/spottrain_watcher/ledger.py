@@ -1,6 +1,6 @@
 """What all sources together announce at present. Pure.
 
-Sources tell their whole state, so a repeated or late signal changes nothing, and a missing one is a cancellation.
+A source reports its whole state. So a repeated or late signal changes nothing, and a missing one is a cancellation.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from datetime import datetime, timedelta
 
 from spottrain_api.contract import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
 
-# A cancelled notice is repeated as such for this long, for whoever has not heard of it yet.
+# A cancelled notice is repeated as cancelled for this long, for agents that have not heard of it yet.
 CANCELLED_KEPT = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """`by_source`: the newest word of each source that has spoken. `cancelled`: id -> (notice, since when)."""
+    """Notices by source, and those that were cancelled lately.
+
+    `by_source` has the newest notices of each source that has reported. `cancelled` maps an id to the notice and the
+    time of its cancellation.
+    """
 
     by_source: Mapping[str, tuple[Notice, ...]] = field(default_factory=dict)
     cancelled: Mapping[str, tuple[Notice, datetime]] = field(default_factory=dict)
@@ -50,14 +54,14 @@ class Ledger:
         return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
 
     def notice_list(self) -> NoticeList:
-        """For the agents: what stands, then what was cancelled lately."""
+        """For the agents: the notices in force, then those that were cancelled lately."""
         gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
         notices = (*self.standing(), *gone)
         digest = hashlib.sha256("\n".join(notice.to_json() for notice in notices).encode())
         return NoticeList(revision=digest.hexdigest()[:16], notices=notices)
 
     def for_node(self) -> Notice | None:
-        """The notice that concerns the whole node most: one that it goes before one that it may go."""
+        """The most important notice for the whole node: a loss comes before a risk of one."""
         notices = [notice for notice in self.standing() if not notice.id.startswith(POD_NOTICE_PREFIX)]
         return min(notices, key=lambda notice: (notice.kind is NoticeKind.REBALANCE, notice.deadline), default=None)
 
@@ -70,7 +74,7 @@ def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _same(earlier: Notice | None, notice: Notice) -> Notice:
-    """One notice of two signals of the same event: seen when first seen, and never with a later deadline."""
+    """Merge two signals of one event: the time at which it was first seen, and the earlier deadline."""
     if earlier is None:
         return notice
     return notice.model_copy(

@@ -1,4 +1,4 @@
-"""Tells the operator and the scheduler: the notice as an annotation of the Node, and a taint against new pods."""
+"""Marks the Node for the operator and the scheduler: the notice as an annotation, and a taint against new pods."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_RETRY_SECONDS = 2.0
 
 
 def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any] | None:
-    """The merge patch that makes the Node say what `notice` says, or None if it does already.
+    """The merge patch that makes the Node show `notice`, or None if it shows it already.
 
-    A recommendation is annotated only: the node may well stay. Taints are one atomic list, so the patch carries
-    the resourceVersion it was made from.
+    A recommendation is only annotated, as the node may well stay. Taints are one atomic list, so the patch carries
+    the resourceVersion that it was made from.
     """
     metadata = node["metadata"]
     annotation = notice.to_json() if notice else None
@@ -39,7 +39,7 @@ def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any
 
 
 class NodeMarker:
-    """Keeps the Node in step with the newest notice, however often that takes."""
+    """Keeps the Node in step with the newest notice, and retries until that succeeds."""
 
     def __init__(self, api: KubernetesApi, node: str) -> None:
         self._api = api
@@ -52,7 +52,7 @@ class NodeMarker:
         self._changed.set()
 
     async def run(self) -> None:
-        """Write until it is written, then wait for the next change; until cancelled."""
+        """Write until a write succeeds, then wait for the next change. Runs until it is cancelled."""
         retry_seconds = MIN_RETRY_SECONDS
         while True:
             await self._changed.wait()
@@ -64,7 +64,7 @@ class NodeMarker:
                 if error.status == 404:
                     # The Node object is gone: there is nothing left to mark.
                     continue
-                logger.warning("the node could not be marked, trying again: %s", error)
+                logger.warning("the node could not be marked; retrying: %s", error)
                 self._changed.set()
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Which cloud a node belongs to, by what its Node object says."""
+"""Which cloud a node belongs to, from its Node object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Provider(StrEnum):
-    """A cloud whose metadata service is read; OTHER has Kubernetes' own signals alone."""
+    """A cloud whose metadata service is read. OTHER has only the signals of Kubernetes."""
 
     EC2 = "ec2"
     OTHER = "other"
@@ -20,13 +20,13 @@ _EC2_LABEL_DOMAINS = ("eks.amazonaws.com/", "karpenter.k8s.aws/", "alpha.eksctl.
 
 
 def provider_from_environment(environ: Mapping[str, str]) -> Provider | None:
-    """The one that SPOTTRAIN_PROVIDER names, or None if it doesn't."""
+    """The provider that SPOTTRAIN_PROVIDER names, or None if the variable is not set."""
     name = environ.get(ENV_PROVIDER, "").lower()
     return _NAMES.get(name, Provider.OTHER) if name else None
 
 
 def detect_provider(node: dict[str, Any]) -> Provider:
-    """By the cloud controller's providerID, else by the labels of EKS and of Karpenter on AWS."""
+    """Detect it from the cloud controller's providerID, or from the labels of EKS and of Karpenter on AWS."""
     if node.get("spec", {}).get("providerID", "").startswith("aws://"):
         return Provider.EC2
     labels = node["metadata"].get("labels") or {}

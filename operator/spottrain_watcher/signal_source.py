@@ -1,4 +1,4 @@
-"""The seam behind which the clouds differ."""
+"""The protocol that hides how clouds announce a preemption."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from spottrain_api.contract import Notice
 class SignalSource(Protocol):
     """One origin of signals about this node.
 
-    `watch` yields *all* that the source announces at present: once when it first knows (with nothing, if there
-    is nothing), and again whenever that changes. What is missing from a later set has been taken back. A source
-    that can't tell, because its endpoint is absent, slow or talks nonsense, yields nothing and tries again.
-    `watch` never ends and never raises on account of its endpoint.
+    `watch` yields *all* notices that the source announces at present: as soon as it knows them (an empty tuple if
+    there are none), and again whenever they change. A notice that is missing from a later tuple has been taken back.
+    If the endpoint is absent, slow or sends nonsense, `watch` yields nothing and retries. It never ends, and an
+    endpoint never makes it raise.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Brings the parts together: sources -> ledger -> agents (notice API) and operator (Node)."""
+"""Connects the parts: sources → ledger → agents (notice API) and operator (Node)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class Marker(Protocol):
-    """Where the notice for the whole node is shown."""
+    """Shows the notice for the whole node."""
 
     def show(self, notice: Notice | None) -> None: ...
 
 
 class Watcher:
-    """One per spot node. Agents ask it; it calls nobody but the API server."""
+    """The watcher of one spot node. Agents ask it for notices; it calls only the API server and the sources."""
 
     def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
         self._sources = sources
@@ -51,7 +51,7 @@ class Watcher:
                 self._ledger = self._ledger.observe(source.name, notices, datetime.now(UTC))
                 self._changed.notify_all()
             logger.info("%s announces: %s", source.name, [notice.to_json() for notice in notices])
-            # Until all have spoken, a mark that is there may be right, left by a watcher before this one.
+            # Until all sources have reported, a mark that an earlier watcher left may be right.
             if len(self._ledger.by_source) == len(self._sources) or self._ledger.for_node() is not None:
                 self._marker.show(self._ledger.for_node())
 

@@ -304,16 +304,16 @@ def test_a_process_that_is_forked_within_a_write_keeps_nobody_from_the_next(
     [
         ("ftp://host/x", "unknown scheme; use one of file://, s3://, gs://"),
         ("/just/a/path", "unknown scheme"),
-        ("file://relative/folder", "not an absolute folder"),
+        ("file://relative/folder", "not an absolute path of a folder"),
         ("s3:///prefix", "names no bucket"),
         ("s3://No_Bucket!/x", "'No_Bucket!' can't be the name of a bucket, .* Correct checkpoint.uri."),
         ("gs://bucket-/x", "'bucket-' can't be the name of a bucket"),
         ("gs://arn:aws:s3:region:1:accesspoint:x/y", "can't be the name of a bucket"),
         (
             "s3://arn:aws:s3:eu-west-1:12:accesspoint/x/y",
-            "is no ARN of an access point, which reads arn:aws:s3:REGION",
+            "is not the ARN of an access point, which reads arn:aws:s3:REGION",
         ),
-        ("s3://arn:aws:s3:::bucket/y", "is no ARN of an access point"),
+        ("s3://arn:aws:s3:::bucket/y", "is not the ARN of an access point"),
     ],
 )
 def test_a_wrong_uri_gets_a_sentence(uri: str, sentence: str) -> None:

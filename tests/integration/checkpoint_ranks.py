@@ -196,7 +196,7 @@ def one_rank_is_cut_off(me: Rank) -> None:
     in_background = me.save_in_background(20)
     in_background.join(0.0 if me.rank == 0 else None)
     assert me.checkpointer.has_failed == (me.rank == 1)
-    me.checkpointer.hear_of_failures(None)
+    me.checkpointer.share_failures(None)
     assert not me.checkpointer.has_failed
     with pytest.raises((SaveFailed, StorageUnavailable), match="the disk of rank 1 is full"):
         in_background.wait()

@@ -108,7 +108,7 @@ def assert_head_is_made_anew(run: Run, newest: Commit) -> None:
         assert said.checkpoint_failure is not None
         assert said.checkpoint_failure.reason is FailureReason.CHECKPOINT_DAMAGED
         assert said.checkpoint_failure.message == said.message
-        assert f"made anew from the checkpoints that lie there, the newest of step {newest.step}" in said.message
+        assert f"rebuilt from the checkpoints in the store, the newest of step {newest.step}" in said.message
         assert committed(run)[0] == newest
 
 
@@ -157,7 +157,7 @@ def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_
             storage.upload(key, damaged)
         assert resumed_from(run) == before.step, (key, how.__name__)
         said = run.progress()
-        assert f"The checkpoint at step {newest.step} is damaged, and training went on from" in (said.message or "")
+        assert f"The checkpoint at step {newest.step} is damaged, and training continues from" in (said.message or "")
         assert said.checkpoint_failure is not None
         assert said.checkpoint_failure.reason is FailureReason.CHECKPOINT_DAMAGED
         assert key in said.checkpoint_failure.message

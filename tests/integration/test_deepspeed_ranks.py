@@ -264,7 +264,9 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -
     assert_succeeded(job)
     progress = Progress.read(job.run_dir(0) / "progress-0.json")
     said = (progress and progress.message) or ""
-    assert "The checkpoint at step 3 was made with the strategy deepspeed, and training went on from it with" in said
+    assert (
+        "The checkpoint at step 3 was made with the strategy deepspeed, and training continues from it with" in said
+    )
     ddp = Job(tmp_path / "ddp", fork, strategy="ddp")
     ddp.train(2)
     assert_same(job, ddp, exactly=False)

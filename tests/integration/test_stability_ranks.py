@@ -53,7 +53,7 @@ def test_a_rollback_leaves_out_all_since_the_newest_commit(tmp_path: Path, fork:
 
     assert same(run, skipped)
     assert (run.progress().rollbacks, run.progress().skipped_steps) == (1, 2)
-    assert "Training went back to what was committed at step 6" in (run.progress().message or "")
+    assert "Training rolled back to the commit at step 6" in (run.progress().message or "")
     assert read_audit(tmp_path / "rolled-back" / "audit").problems(STEPS) == []
 
 
@@ -84,4 +84,4 @@ def test_a_run_that_only_goes_wrong_fails_with_a_sentence(tmp_path: Path, fork: 
     (outcome,) = run.generate(1, {0: dict.fromkeys(range(4, STEPS + 1), "nan")})
     assert outcome is not None
     assert outcome.failure is not None
-    assert outcome.failure.message.startswith("The loss of step 7 is nan. Training went back to the model of step")
+    assert outcome.failure.message.startswith("The loss of step 7 is nan. Training rolled back to the model of step")

@@ -194,7 +194,7 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
     run.generate(1, {0: {before.step + 1: "drain"}})
     assert assert_drained(run) < newest.step
     assert run.progress().start_step == before.step
-    assert f"step {newest.step} is damaged, and training went on from" in (run.progress().message or "")
+    assert f"step {newest.step} is damaged, and training continues from" in (run.progress().message or "")
 
     run.generate(1)
 

@@ -95,7 +95,7 @@ def training(run: Run, *, redone: int = 0) -> Iterator[None]:
 SENTENCES = {
     "denies": (FailureReason.CHECKPOINT_ACCESS_DENIED, "is denied"),
     "vanishes": (FailureReason.CHECKPOINT_STORAGE_MISSING, "does not exist: create it, or correct checkpoint.uri"),
-    "full": (FailureReason.CHECKPOINT_STORAGE_FULL, "the store is full. Free space or lower checkpoint.keep"),
+    "full": (FailureReason.CHECKPOINT_STORAGE_FULL, "the store is full. Free space, or lower checkpoint.keep"),
     "throttles": (FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, "failed, after retries"),
 }
 PLAYED = {"s3": ("vanishes", "full", "throttles"), "gs": ("denies",)}
@@ -131,7 +131,7 @@ def test_training_survives_what_befalls_a_folder(run: Run) -> None:
             gone.rename(folder)
 
     faults = {
-        vanish: (FailureReason.CHECKPOINT_STORAGE_MISSING, "it is gone. Mount or make it again"),
+        vanish: (FailureReason.CHECKPOINT_STORAGE_MISSING, "it is gone. Mount or create it again"),
         refuse(errno.ENOSPC): (FailureReason.CHECKPOINT_STORAGE_FULL, "the disk is full. Free space"),
         refuse(errno.EACCES): (FailureReason.CHECKPOINT_ACCESS_DENIED, "Permission denied. Let the job's user"),
     }
@@ -273,7 +273,7 @@ def test_a_folder_with_commits_that_is_gone_is_not_made_anew(run: Run) -> None:
     assert outcome is not None
     assert outcome.failure is not None
     assert outcome.failure.reason is FailureReason.CHECKPOINT_STORAGE_MISSING
-    assert "it is gone. Mount or make it again" in outcome.failure.message
+    assert "it is gone. Mount or create it again" in outcome.failure.message
     assert run.progress().checkpoint_failure is not None
     assert not folder.exists()
 

@@ -85,9 +85,12 @@ def is_unsigned(request: AWSPreparedRequest) -> bool:
         ("credential_process = false", "Error when retrieving credentials"),
         (
             "credential_process = cat {folder}/expired",
-            "could not be had: check the job's service account and its role",
+            "No valid credentials for .*: check the job's service account and its role",
         ),
-        ("role_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = {folder}/nothing", "could not be had.*nothing"),
+        (
+            "role_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = {folder}/nothing",
+            "No valid credentials for .*nothing",
+        ),
     ],
     ids=["fails", "expired", "no token"],
 )
@@ -124,7 +127,7 @@ def test_credentials_of_google_that_cannot_be_had_get_a_sentence(
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     storage = GcsStorage(bucket="b")
     for use in USES:
-        with pytest.raises(StorageUnavailable, match=r"credentials for gs://b/.* could not be had.*nothing"):
+        with pytest.raises(StorageUnavailable, match=r"No valid credentials for gs://b/.*nothing"):
             use(storage)
 
 

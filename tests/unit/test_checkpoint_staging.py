@@ -81,7 +81,7 @@ def test_a_node_that_cannot_pin_is_told_and_goes_on(cuda: CudaRuntime, caplog: p
         staged = stage(StagingBuffer(), 64)
     assert bytes(staged.data[:64]) == bytes(range(64))
     assert torch.frombuffer(staged.data, dtype=torch.float32, offset=64, count=6).tolist() == [0, 3, 1, 4, 2, 5]
-    assert "The 128 bytes that checkpoints are staged in can't be pinned" in caplog.text
+    assert "The 128 bytes of memory that stage checkpoints can't be pinned" in caplog.text
 
 
 def test_a_process_without_anything_on_the_gpu_pins_nothing(

@@ -263,11 +263,11 @@ def test_a_worker_and_a_script_that_evaluates_read_the_same_file(tmp_path: Path)
 
 
 def test_a_worker_that_has_answered_once_is_waited_for() -> None:
-    assert list(FromWorkers(Late([1, None, None, 2]), is_patient=True)) == [1, 2]
+    assert list(FromWorkers(Late([1, None, None, 2]), waits_after_first=True)) == [1, 2]
     with pytest.raises(RuntimeError, match="timed out"):
-        next(FromWorkers(Late([None, 1]), is_patient=True))
+        next(FromWorkers(Late([None, 1]), waits_after_first=True))
     with pytest.raises(RuntimeError, match="timed out"):
-        list(FromWorkers(Late([1, None]), is_patient=False))
+        list(FromWorkers(Late([1, None]), waits_after_first=False))
 
 
 class Broken(Draws):

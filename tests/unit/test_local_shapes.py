@@ -1,5 +1,6 @@
 """Nodes look like those of their cloud; specs are checked with sentences."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -57,8 +58,21 @@ def test_region(provider: Provider, zone: str, region: str) -> None:
     assert region_of(provider, zone) == region
 
 
-def test_instance_ids_differ() -> None:
-    assert new_instance_id("eks") != new_instance_id("eks")
+@pytest.mark.parametrize("provider", get_args(Provider))
+def test_a_node_without_gpus_says_nothing_of_them(provider: Provider) -> None:
+    made = shape(provider, spot=False, gpus=0)
+    assert made.taints == []
+    assert not [name for name in made.labels if "accelerator" in name]
+
+
+@pytest.mark.parametrize(
+    ("provider", "form"),
+    [("eks", r"i-0[0-9a-f]{16}"), ("gke", r"[0-9]{1,19}"), ("aks", r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")],
+)
+def test_instance_ids_have_the_clouds_form_and_differ(provider: Provider, form: str) -> None:
+    ids = {new_instance_id(provider) for _ in range(10)}
+    assert len(ids) == 10
+    assert all(re.fullmatch(form, each) for each in ids)
 
 
 def test_default_cluster() -> None:

@@ -28,10 +28,13 @@ class Clock:
 
 class Unreachable(MemoryCluster):
     down = False
+    hangs = False
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         if self.down:
             raise ClusterError("connection refused")
+        if self.hangs:
+            await asyncio.Event().wait()
         return await super().read_lease(namespace, name)
 
 
@@ -120,6 +123,20 @@ async def test_a_leader_that_cannot_renew_gives_up_before_others_may_take_over()
     holding = asyncio.create_task(first.hold())
     cluster.down = True
     clock.seconds = 9.9
+    assert await pending(holding)
+    assert first.is_leader
+    clock.seconds = 10.1
+    await asyncio.wait_for(holding, 5)
+    assert not first.is_leader
+
+
+async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.hangs = True
+    clock.seconds = 9.99
+    holding = asyncio.create_task(first.hold())
     assert await pending(holding)
     assert first.is_leader
     clock.seconds = 10.1

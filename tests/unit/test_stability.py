@@ -65,7 +65,7 @@ def test_a_model_that_is_no_good_any_more_is_given_up() -> None:
     assert set(verdicts(judge, *[math.nan] * MAX_SKIPPED_IN_A_ROW)) == {"skip"}
     assert judge.judge(11, 1.0) is Verdict.UPDATE
     verdicts(judge, *[math.nan] * MAX_SKIPPED_IN_A_ROW)
-    with pytest.raises(UserError, match="So were the 10 steps before it; nothing was learnt"):
+    with pytest.raises(UserError, match="The 10 steps before it were skipped, too"):
         judge.judge(22, math.nan)
 
 

@@ -80,7 +80,7 @@ def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> Non
         assert time.monotonic() < deadline
         saver.poll()
     assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
-    said = r"The checkpoint at step 20 has been under way for \d+ s, where \d+\.\d s were forecast"
+    said = r"The checkpoint at step 20 has been under way for \d+ s, and \d+\.\d s were forecast"
     assert re.search(said, failure.message)
     storage.goes_on.set()
     ended(saver, 20)

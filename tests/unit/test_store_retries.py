@@ -17,7 +17,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     UnsupportedState,
 )
-from spottrain.recovery.store_retries import PAUSES, may_pass, patiently
+from spottrain.recovery.store_retries import PAUSES, may_succeed_later, retry
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Store:
         return "done"
 
     def run(self) -> str:
-        return patiently(self.work, may_pass=may_pass, failed=self.reported.append, sleep=self.slept.append)
+        return retry(self.work, when=may_succeed_later, on_error=self.reported.append, sleep=self.slept.append)
 
 
 def test_each_failure_is_reported_and_followed_by_a_longer_pause() -> None:
@@ -73,4 +73,4 @@ def test_what_would_fail_again_is_not_tried_again() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_which_saves_may_succeed_later(error: CheckpointError, passes: bool) -> None:
-    assert may_pass(error) is passes
+    assert may_succeed_later(error) is passes

@@ -125,12 +125,12 @@ def test_the_interval_is_explained() -> None:
     assert CommitInterval(seconds=90).explain(None) == "every 90 s, as the job says"
     assert "the first after 10 s" in CommitInterval().explain(None)
     assert CommitInterval.parse("auto", seen).explain(cost) == (
-        "auto: every 60 s, as a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
+        "auto: every 60 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice"
     )
     covered = seen.model_copy(update={"num_covered": 1})
     assert CommitInterval.parse("auto", covered).explain(cost) == (
-        "auto: every 73 s, as a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
+        "auto: every 73 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice, 1 of them covered by peers' memory"
     )
 

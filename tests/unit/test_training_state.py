@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 import spottrain
+from spottrain.schedules import warmup_cosine
 
 STEPS = 6
 
@@ -24,7 +26,7 @@ def _world_of_its_own() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def train(uri: str, schedule: Callable[[Optimizer], LRScheduler], last: int) -> torch.Tensor:
+def train(uri: str, schedule: Callable[[Optimizer], LRScheduler] | None, last: int) -> torch.Tensor:
     """The weights after step `last` of a run whose learning rate is a tensor."""
     with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
         training = session.prepare(
@@ -56,3 +58,22 @@ def test_schedules_of_learning_rates_that_are_tensors_go_on_bit_for_bit(
     steady = train(f"file://{tmp_path}/steady", schedule, STEPS)
     train(f"file://{tmp_path}/resumed", schedule, STEPS // 2)
     assert torch.equal(train(f"file://{tmp_path}/resumed", schedule, STEPS), steady)
+
+
+@pytest.mark.parametrize(
+    ("has_schedule", "length", "said"),
+    [
+        pytest.param(True, STEPS + 2, [f"is of a run of {STEPS} steps, and this run has {STEPS + 2}"], id="longer"),
+        pytest.param(True, STEPS, [], id="as-long"),
+        pytest.param(False, STEPS + 2, [], id="no-schedule"),
+    ],
+)
+def test_a_run_that_resumes_with_another_length_says_what_becomes_of_its_learning_rates(
+    has_schedule: bool, length: int, said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for last in (STEPS, length):
+        train(f"file://{tmp_path}", warmup_cosine(total=last) if has_schedule else None, last)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    found = [message for message in warnings if "Learning rates" in message]
+    assert len(found) == len(said)
+    assert all(sentence in message for sentence, message in zip(said, found, strict=True))

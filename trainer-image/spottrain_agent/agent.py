@@ -35,7 +35,7 @@ from spottrain_agent.agent_state import (
 from spottrain_agent.control_client import BackOff, ControlClient, follow_notices
 from spottrain_agent.generation_run import GenerationRun, missing_entrypoint
 from spottrain_agent.ports import ReservedPort
-from spottrain_agent.processes import Reaper, become_subreaper, kill_descendants
+from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
@@ -53,6 +53,7 @@ from spottrain_api.contract import (
     NoticeKind,
     NoticeList,
 )
+from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
 

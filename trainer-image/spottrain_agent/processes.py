@@ -1,4 +1,4 @@
-"""Processes as PID 1 sees them: adopting orphans, reaping, and killing everything that is left.
+"""Processes as PID 1 sees them: reaping orphans, and killing everything that is left.
 
 Workers and their children may sit in sessions of their own, so process groups are no help: descendants are
 found by parent in /proc. Linux only.
@@ -7,7 +7,6 @@ found by parent in /proc. Linux only.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import math
 import os
 import signal
@@ -16,26 +15,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _MAX_UNCLAIMED = 64
 _CLAIM_SECONDS = 30.0
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl failed")
-
-
-def become_subreaper() -> None:
-    """Adopt orphaned descendants, also where this process isn't PID 1."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent() -> None:
-    """Have the kernel send SIGKILL to this process when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stat(pid: int | str) -> tuple[str, int] | None:

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from spottrain_agent.processes import die_with_parent
 from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
+from spottrain_api.processes import die_with_parent
 
 # While a step is replicated the one before must be whole.
 NUM_KEPT = 2

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from spottrain_agent.processes import die_with_parent
 from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
 from spottrain_agent.script import opens_session
 from spottrain_api.contract import Entrypoint
+from spottrain_api.processes import die_with_parent
 
 _MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 _MAX_MESSAGE_LENGTH = 1000

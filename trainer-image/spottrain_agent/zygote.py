@@ -24,7 +24,7 @@ import time
 from typing import NoReturn
 
 from spottrain_agent.launcher import LaunchRequest, run_launcher
-from spottrain_agent.processes import die_with_parent
+from spottrain_api.processes import die_with_parent
 
 REQUIRED_MODULES = ("torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing")
 # What nearly every training script imports sooner or later; torch._dynamo is imported by the first optimizer.

@@ -1,1 +1,1 @@
-"""What the operator reads from Kubernetes and writes to it: objects as JSON outside, values of the core inside."""
+"""What the operator reads from Kubernetes and writes to it: JSON on one side, values of the core on the other."""

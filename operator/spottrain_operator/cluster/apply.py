@@ -1,22 +1,20 @@
-"""Doing what was decided: one exhaustive match over the core's actions."""
+"""Does what the core decided: one exhaustive match over its actions."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, RefusedError
+from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
 
 
-class NoPoolError(RefusedError):
-    """The job's pools offer no place for a pod. The message is a sentence for the user."""
-
-
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
-    """Every action is idempotent: done twice, or done already, it changes nothing.
+    """Do one action. Every action is idempotent: a second time, it changes nothing.
 
-    ClusterError if it may work later, RefusedError if only after something else has changed.
+    Raises:
+        ClusterError: It failed, but may succeed later.
+        RefusedError: It can succeed only after something else has changed.
     """
     match action:
         case CreatePod():

@@ -1,4 +1,4 @@
-"""Who comes first at a checkpoint folder: an index of the unfinished jobs by folder."""
+"""Which job comes first at a checkpoint folder: an index of the unfinished jobs by folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spottrain_operator.core.model import JobView, Rival
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Claim:
-    """An unfinished job's claim to its folder. The smaller one comes first: a job that has begun, then the older."""
+    """An unfinished job's claim to its folder. The smaller one wins: a job that has started, then the older one."""
 
-    is_new: bool  # it never had a generation
+    is_new: bool  # whether it never had a generation
     created_at: datetime
     uid: str
     key: JobKey = field(compare=False)
@@ -26,14 +26,14 @@ class Claim:
 
 
 class Claims:
-    """The claims of all jobs, as far as it was told."""
+    """The claims of all jobs that it was shown."""
 
     def __init__(self) -> None:
         self._claims: dict[JobKey, Claim] = {}
         self._by_folder: dict[Folder, list[Claim]] = {}  # sorted
 
     def note(self, job: JobView) -> None:
-        """The job as it was read last."""
+        """Update the claim of a job, as it was read last."""
         key = JobKey(namespace=job.namespace, name=job.name)
         claim = _claim(key, job)
         if self._claims.get(key) == claim:
@@ -44,7 +44,7 @@ class Claims:
             insort(self._by_folder.setdefault(claim.folder, []), claim)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone, or claims nothing any more."""
+        """Drop the claim of a job that is gone, or that claims nothing any more."""
         claim = self._claims.pop(key, None)
         if claim is None:
             return
@@ -70,7 +70,7 @@ def _claim(key: JobKey, job: JobView) -> Claim | None:
 
 
 class RivalFinder:
-    """Finds the job that another has to wait for. It is told of jobs by the passes over them."""
+    """Finds the job for which another one has to wait. Each pass over a job updates its claim."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -78,8 +78,8 @@ class RivalFinder:
         self._knows_all = False
 
     async def rival_of(self, job: JobView) -> Rival | None:
-        """The unfinished job that comes first at this job's checkpoint folder, if that isn't the job itself."""
-        if not self._knows_all:  # a new operator: the passes over the others may be yet to come
+        """The unfinished job that comes first at this job's checkpoint folder, unless it is the job itself."""
+        if not self._knows_all:  # a new operator, which may not have passed over the others yet
             for manifest in await self._cluster.list_jobs():
                 self._note(manifest)
             self._knows_all = True
@@ -88,14 +88,14 @@ class RivalFinder:
             return None
         own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job)
         while (first := self._claims.first(folder)) not in (None, own):
-            # It may be over: a watch that breaks off misses deletions.
+            # It may be gone: a broken watch misses deletions.
             await self._read(first)
             if self._claims.first(folder) == first:
                 return Rival(namespace=first.namespace, name=first.name)
         return None
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drop everything about a job that is gone."""
         self._claims.forget(key)
 
     async def _read(self, key: JobKey) -> None:
@@ -106,6 +106,6 @@ class RivalFinder:
             self._note(manifest)
 
     def _note(self, manifest: Manifest) -> None:
-        """A job that can't be read keeps the claim that it had: it may well run."""
+        """Read the job's claim. If it can't be read, the job keeps its old claim, as it may well run."""
         with contextlib.suppress(NotUnderstoodError):
             self._claims.note(job_view(manifest))

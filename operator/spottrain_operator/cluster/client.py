@@ -1,7 +1,7 @@
 """What the operator needs of Kubernetes, as narrow protocols.
 
-Objects pass as the JSON of the Kubernetes API (`Manifest`); `observe.py` turns them into values. Two
-implementations pass the same contract tests: `kubernetes_client.py`, and the one in memory that tests use.
+Objects are the JSON of the Kubernetes API (`Manifest`), which `observe.py` turns into values. Two implementations
+pass the same contract tests: `kubernetes_client.py`, and the one in memory that tests use.
 """
 
 from __future__ import annotations
@@ -14,28 +14,35 @@ Manifest = dict[str, Any]
 
 
 class ClusterError(Exception):
-    """The API server refused or could not be reached; trying again later may help."""
+    """The API server failed or could not be reached. A later attempt may succeed."""
 
 
 class ConflictError(ClusterError):
-    """The object was changed since it was read (optimistic lock), or has another uid than expected."""
+    """The object has changed since it was read (optimistic lock), or has a different uid."""
 
 
 class AlreadyExistsError(ClusterError):
-    """An object of that name is there already."""
+    """An object of that name exists already."""
 
 
 class RefusedError(ClusterError):
-    """The API server has looked at the object, and refuses it."""
+    """The API server has read the object, and refuses it."""
 
 
 class InvalidObjectError(RefusedError):
-    """For what the object says: a rule of Kubernetes or an admission webhook is against it."""
+    """Refused for the object's content, by a rule of Kubernetes or by an admission webhook."""
 
 
 class ForbiddenError(RefusedError):
-    """For what the cluster is: something that the object names is missing, a quota is used up, the namespace's policy
-    is against it, or who has to be asked doesn't answer."""
+    """Refused for the state of the cluster.
+
+    Something that the object names is missing, a quota is used up, the namespace's policy forbids it, or a webhook
+    doesn't answer.
+    """
+
+
+class NoPoolError(RefusedError):
+    """The job's pools have no place for a pod. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -51,7 +58,7 @@ class JobKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIdentity:
-    """Who presented a token: one pod, by name and uid."""
+    """The pod that presented a token."""
 
     namespace: str
     pod: str
@@ -61,18 +68,25 @@ class PodIdentity:
 class ClusterClient(Protocol):
     """Jobs, pods, nodes and events. Reads are fresh, never from a cache.
 
-    Every method raises ClusterError when the API server fails or can't be reached. What is not there is None
-    or left out when read, and already done when deleted.
+    Every method raises ClusterError if the API server fails or can't be reached. To read an object that doesn't exist
+    gives None, or a list without it. To delete one succeeds.
     """
 
     async def get_job(self, key: JobKey) -> Manifest | None: ...
 
     async def list_jobs(self) -> list[Manifest]:
-        """Those of all namespaces."""
+        """The jobs of all namespaces."""
         ...
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
-        """Write `job["status"]` alone and return the new object; ConflictError if the job has changed since."""
+        """Write `job["status"]`, and nothing else.
+
+        Returns:
+            The new object.
+
+        Raises:
+            ConflictError: The job has changed since it was read.
+        """
         ...
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None: ...
@@ -80,12 +94,17 @@ class ClusterClient(Protocol):
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]: ...
 
     async def create_pod(self, pod: Manifest) -> None:
-        """AlreadyExistsError if the name is taken, InvalidObjectError if it is refused for what it is,
-        ForbiddenError if it is for what the cluster is."""
+        """Create a pod.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            InvalidObjectError: Refused for the pod's content.
+            ForbiddenError: Refused for the state of the cluster.
+        """
         ...
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Delete that very pod; a pod of the same name with another uid is left alone."""
+        """Delete this pod, but no other one of the same name: its uid has to match."""
         ...
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]: ...
@@ -93,15 +112,15 @@ class ClusterClient(Protocol):
     async def create_event(self, event: Manifest) -> None: ...
 
     async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
-        """The newest event about the object with that uid."""
+        """The newest event about the object with this uid."""
         ...
 
 
 class TokenReviewer(Protocol):
-    """Tells whose token it is."""
+    """Finds out which pod a token belongs to."""
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
-        """The pod to which the token is bound; None if it isn't valid for that audience."""
+        """The pod to which the token is bound; None if the token isn't valid for this audience."""
         ...
 
 
@@ -111,7 +130,11 @@ class LeaseClient(Protocol):
     async def read_lease(self, namespace: str, name: str) -> Manifest | None: ...
 
     async def write_lease(self, lease: Manifest) -> Manifest:
-        """Create it, or replace it where it has a resourceVersion; ConflictError if someone was faster."""
+        """Create it, or replace it if it has a resourceVersion.
+
+        Raises:
+            ConflictError: Another writer was faster.
+        """
         ...
 
 
@@ -121,5 +144,9 @@ class ConfigMapClient(Protocol):
     async def read_config_map(self, namespace: str, name: str) -> Manifest | None: ...
 
     async def write_config_map(self, config_map: Manifest) -> Manifest:
-        """Create it, or replace it where it has a resourceVersion; ConflictError if someone was faster."""
+        """Create it, or replace it if it has a resourceVersion.
+
+        Raises:
+            ConflictError: Another writer was faster.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Events of a job, as `kubectl describe` shows them, without repeating the same one over and over."""
+"""Events of a job, as `kubectl describe` shows them, without repetitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_MESSAGE_LENGTH = 1000
 
 
 class EventRecorder:
-    """Writes events; one that was written for the same job within five minutes is left out."""
+    """Writes events, except one that it wrote for the same job within the last five minutes."""
 
     def __init__(self, cluster: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster

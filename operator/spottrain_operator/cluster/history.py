@@ -1,6 +1,6 @@
-"""The course of a job in a ConfigMap beside it, from which reports are drawn after the fact.
+"""The course of a job in a ConfigMap beside it, from which reports are drawn later.
 
-Nothing is decided by it: where it can't be written, the job goes on without.
+No decision depends on it. If it can't be written, the job continues without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITE_SECONDS = 10.0
 
 
 class HistoryKeeper:
-    """Adds a point whenever a job's status says something new, and writes the points now and then."""
+    """Adds a point if a job's status has changed, and writes the points from time to time."""
 
     def __init__(self, config_maps: ConfigMapClient) -> None:
         self._config_maps = config_maps
@@ -45,7 +45,7 @@ class HistoryKeeper:
                 await self._write(key, job)
                 self._written_at[key] = point.at
         except ClusterError as error:
-            logger.warning("the history of %s was not written: %s", key, error)
+            logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
         stored = await self._config_maps.read_config_map(*_name(key))
@@ -96,7 +96,7 @@ def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:
 
 
 def parse(config_map: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...]:
-    """The points kept so far; none if the ConfigMap is that of an earlier job of the same name, or damaged."""
+    """The points so far; none if the ConfigMap is damaged, or belongs to an earlier job of the same name."""
     if config_map is None:
         return ()
     owners = config_map["metadata"].get("ownerReferences", ())
@@ -106,7 +106,7 @@ def parse(config_map: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...
         rows = csv.reader(io.StringIO(config_map.get("data", {}).get(HISTORY_KEY, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
     except ValueError as error:
-        logger.warning("the history of %s can't be read and begins anew: %s", job["metadata"]["name"], error)
+        logger.warning("the history of %s can't be read, and starts again: %s", job["metadata"]["name"], error)
         return ()
 
 

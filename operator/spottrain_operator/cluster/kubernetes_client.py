@@ -1,4 +1,4 @@
-"""The real cluster: the official Kubernetes client, in a bounded pool of threads and with time limits."""
+"""A real cluster: the official Kubernetes client, in a limited pool of threads and with timeouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from spottrain_operator.cluster.client import (
 DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 CONNECT_TIMEOUT_SECONDS = 3.0
 READ_TIMEOUT_SECONDS = 15.0
-# Enough to read the nodes of a job side by side; bounded, so that a burst of jobs can't flood the API server.
+# Enough to read a job's nodes concurrently; limited, so that a burst of jobs can't flood the API server.
 NUM_THREADS = 12
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -40,15 +40,21 @@ SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 
 def serviceaccount_dir() -> Path | None:
-    """Where this process' service account is mounted, or None outside of a cluster."""
+    """Folder of this process' service account, or None outside of a cluster."""
     directory = Path(os.environ.get(ENV_SERVICEACCOUNT_DIR, DEFAULT_SERVICEACCOUNT_DIR))
     inside = "KUBERNETES_SERVICE_HOST" in os.environ and (directory / "token").is_file()
     return directory if inside else None
 
 
 def client_configuration() -> k8s.Configuration:
-    """How to reach the API server: the pod's service account, whose token is read again as it rotates, or else
-    the kubeconfig in KUBECONFIG (default ~/.kube/config). ClusterError with a sentence if there is neither."""
+    """How to reach the API server.
+
+    In a pod, with its service account, whose token is read again as it rotates. Otherwise with the kubeconfig in
+    KUBECONFIG (default ~/.kube/config).
+
+    Raises:
+        ClusterError: There is neither. The message is a sentence.
+    """
     configuration = k8s.Configuration()
     try:
         if (directory := serviceaccount_dir()) is not None:
@@ -59,7 +65,7 @@ def client_configuration() -> k8s.Configuration:
             kubernetes.config.load_kube_config(kubeconfig, client_configuration=configuration)
     except kubernetes.config.ConfigException as error:
         raise ClusterError(
-            f"no way to reach a cluster: {error}; run in a pod with a service account, or point KUBECONFIG "
+            f"no cluster is configured: {error}; run in a pod with a service account, or point KUBECONFIG "
             "at a kubeconfig file"
         ) from error
     configuration.connection_pool_maxsize = NUM_THREADS
@@ -67,14 +73,14 @@ def client_configuration() -> k8s.Configuration:
     return configuration
 
 
-# How a refusal begins, as in 'pods "gpt-7" is forbidden: exceeded quota …'; the rest is the same for the next pod.
+# A refusal starts like 'pods "gpt-7" is forbidden: exceeded quota …'. The rest is the same for the next pod.
 _NAMED = re.compile(r'^\S+ "[^"]*" is (forbidden|invalid): ')
-# How webhooks and policies refuse, with whichever status they choose.
+# Webhooks and policies refuse like this, with any status.
 _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied (the )?request")
 
 
 class KubernetesCluster:
-    """ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
+    """Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
 
     def __init__(self, configuration: k8s.Configuration) -> None:
         client = k8s.ApiClient(configuration)
@@ -173,7 +179,11 @@ class KubernetesCluster:
         return await self._write(config_map, create, replace)
 
     async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
-        """Create what has no resourceVersion yet, replace what has; ConflictError if someone was faster."""
+        """Create an object that has no resourceVersion yet; replace one that has.
+
+        Raises:
+            ConflictError: Another writer was faster.
+        """
         meta = body["metadata"]
         try:
             if "resourceVersion" not in meta:
@@ -184,11 +194,11 @@ class KubernetesCluster:
 
 
 class NotFoundError(ClusterError):
-    """There is no such object."""
+    """The object doesn't exist."""
 
 
 def translated(error: k8s.ApiException) -> ClusterError:
-    """The API server's refusal as one of ours, with the server's own sentence."""
+    """Translate an error of the client into one of ours, with the API server's own sentence."""
     try:
         answer = json.loads(error.body or "{}")
     except ValueError:
@@ -208,7 +218,7 @@ def translated(error: k8s.ApiException) -> ClusterError:
 
 
 def _happened_at(event: Manifest) -> str:
-    """When an event was seen last, as text that sorts; repeated events are one object."""
+    """Time at which an event was seen last, as text that sorts. Repeated events are one object."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("eventTime"), event.get("lastTimestamp"))
     text = next((time for time in times if time), event["metadata"]["creationTimestamp"])
@@ -224,7 +234,7 @@ async def _found(call: Any) -> Manifest | None:
 
 
 async def _gone(call: Any) -> None:
-    """Deleting what is gone, or has been replaced by another object of that name, is done already."""
+    """Ignore that an object to delete is gone, or was replaced by another one of the same name."""
     try:
         await call
     except (NotFoundError, ConflictError):
@@ -232,7 +242,7 @@ async def _gone(call: Any) -> None:
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
-    """The pod that a TokenReview's status vouches for; tokens that aren't bound to a pod speak for none."""
+    """The pod to which a token is bound, from the status of its TokenReview; None if to none."""
     if not status.get("authenticated") or audience not in status.get("audiences", ()):
         return None
     user = status.get("user", {})

@@ -1,8 +1,8 @@
 """Leader election by a coordination.k8s.io Lease: only the leader reconciles and serves assignments.
 
-As in client-go, a lease of someone else has run out when it hasn't *changed* for its duration by this process'
-own clock; the times written in it are never compared with it. The holder's name is the pod's name: a container
-that is started again in the same pod takes its lease at once, for the one before it is dead.
+As in client-go, another holder's lease has expired once it has not *changed* for its duration, by this process' own
+clock. The times in the lease are never compared with that clock. The holder's name is the pod's name. So a container
+that restarts in the same pod takes its lease at once, as the container before it is dead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """Whose lease it is, and how long a silent leader stays one.
+    """Whose lease it is, and how long a silent leader keeps it.
 
-    A leader gives up `renew_deadline_seconds` after its last success: well before others may take over.
+    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over.
     """
 
     namespace: str
@@ -35,7 +35,7 @@ class LeaseSettings:
 
 
 class LeaderElection:
-    """Acquires the lease, keeps it, and tells when it is lost."""
+    """Acquires the lease, renews it, and notices its loss."""
 
     def __init__(
         self, leases: LeaseClient, settings: LeaseSettings, *, clock: Callable[[], float] = time.monotonic
@@ -57,7 +57,7 @@ class LeaderElection:
         logger.info("%s leads", self._settings.identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost, then return: whoever calls this must stop acting at once."""
+        """Renew until the lease is lost, then return. The caller must stop acting at once."""
         while self.is_leader:
             await asyncio.sleep(self._settings.retry_seconds)
             try:
@@ -70,7 +70,7 @@ class LeaderElection:
         logger.error("%s no longer leads", self._settings.identity)
 
     async def release(self) -> None:
-        """Let the next one take over at once, as far as the API server can be reached."""
+        """Let another operator take over at once, if the API server can be reached."""
         self.is_leader = False
         settings = self._settings
         try:
@@ -79,7 +79,7 @@ class LeaderElection:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._leases.write_lease(lease)
         except ClusterError as error:
-            logger.warning("could not release the lease: %s", error)
+            logger.warning("the lease could not be released; it expires by itself: %s", error)
 
     async def _attempt(self) -> bool:
         """Try once to take or renew the lease."""
@@ -93,14 +93,14 @@ class LeaderElection:
                 return False
             await self._leases.write_lease(self._mine(lease))
         except ClusterError as error:
-            logger.warning("could not renew the lease %s: %s", settings.name, error)
+            logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, error)
             return False
         self._renewed_at = begun_at
         self.is_leader = True
         return True
 
     def _seconds_left(self) -> float:
-        """Until a leader that can't renew has to give up."""
+        """Seconds until a leader that can't renew has to give up."""
         return max(0.0, self._renewed_at + self._settings.renew_deadline_seconds - self._clock())
 
     def _taken_by_another(self) -> bool:

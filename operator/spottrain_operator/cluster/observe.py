@@ -1,4 +1,4 @@
-"""From the API server's JSON to the core's values: parsed once, here."""
+"""Parses the API server's JSON into the core's values."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from spottrain_api.contract import (
 )
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
-from spottrain_operator.cluster.apply import NoPoolError
-from spottrain_operator.cluster.client import Manifest, RefusedError
+from spottrain_operator.cluster.client import Manifest, NoPoolError, RefusedError
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 
 logger = logging.getLogger(__name__)
 
 
-# Parts of the status that are there to be read by people, and made anew: no decision hangs on them.
+# Parts of the status that only people read, and that each pass makes anew: no decision depends on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
 _QUOTA = "exceeded quota"
 _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 
 
 class NotUnderstoodError(Exception):
-    """A newer version wrote the job, and it can't be looked after without what it wrote in `fields`."""
+    """A newer version wrote the job, and this one can't manage it without understanding `fields`."""
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         super().__init__(f"can't read {', '.join(fields)}")
@@ -45,9 +44,11 @@ class NotUnderstoodError(Exception):
 
 
 def job_view(job: Manifest) -> JobView:
-    """NotUnderstoodError if a required field of the spec, or what decisions hang on in the status, can't be read.
+    """Parse a job. What else a newer version added is left out, and the job continues without it.
 
-    What a newer version added otherwise is left out: the job goes on without it.
+    Raises:
+        NotUnderstoodError: A required field of the spec can't be read, or a part of the status on which decisions
+            depend.
     """
     meta = job["metadata"]
     try:
@@ -68,7 +69,7 @@ def job_view(job: Manifest) -> JobView:
 
 
 def _job_status(job: Manifest) -> TrainingJobStatus:
-    """Fences and pods' names hang on it: it is never taken for empty because it can't be read."""
+    """Parse the status. One that can't be read never counts as empty: fences and pods' names depend on it."""
     try:
         status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
     except ValidationError as error:
@@ -120,23 +121,29 @@ def pod_view(pod: Manifest) -> PodView:
 
 
 def may_wait_for_volumes(pod: PodView) -> bool:
-    """Its containers aren't made yet: the kubelet says why in events alone."""
+    """Whether its containers don't exist yet. The kubelet reports only in events why that is so."""
     waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
     return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
 
 
 def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
-    """What the kubelet said last of a pod, where that is why it doesn't start."""
+    """Add the newest event of the kubelet, if it explains why the pod doesn't start."""
     if event is None or event.get("reason") != "FailedMount":
         return pod
     return replace(pod, waiting_reason="FailedMount", waiting_message=event.get("message"))
 
 
 def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
-    """What `error` says of the template, of which `known` was said before.
+    """What `error` means for the pod template.
 
-    A quota comes free again, rights that the operator lacks and a webhook that is down are its administrator's; the
-    rest is the job's.
+    Some refusals pass without an edit of the job: a quota comes free, and an administrator mends missing rights or a
+    webhook that is down. All others last until the job changes.
+
+    Args:
+        error: The refusal of a pod.
+        template_hash: Of the template that was refused.
+        known: The refusal before, if there was one.
+        now: Time of the refusal.
     """
     said = str(error)
     passing = (_QUOTA, "cannot create resource", "being terminated", "failed calling webhook")
@@ -153,7 +160,7 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
 
 
 def _is_above_quota(said: str) -> bool:
-    """Whether one pod asks for more than the quota has in all, so that no other pod can make room for it."""
+    """Whether one pod asks for more than the whole quota, so that no other pod can make room for it."""
     found = _OF_QUOTA.search(said)
     if found is None:
         return False
@@ -162,7 +169,7 @@ def _is_above_quota(said: str) -> bool:
 
 
 def _amounts(text: str) -> dict[str, Any]:
-    """Numbers by name, of "cpu=1,memory=2Gi"; without what can't be read."""
+    """Numbers by name, from "cpu=1,memory=2Gi". Leaves out what can't be read."""
     found = {}
     for name, _, amount in (each.partition("=") for each in text.split(",")):
         with suppress(ValueError):
@@ -184,7 +191,7 @@ def node_view(node: Manifest) -> NodeView:
 
 
 def owned_by(pod: Manifest, job_uid: str) -> bool:
-    """Whether the job controls the pod. Labels alone could be anyone's."""
+    """Whether the job controls the pod. Anyone could have set the labels."""
     owners = pod["metadata"].get("ownerReferences", ())
     return any(owner["uid"] == job_uid and owner.get("controller") for owner in owners)
 
@@ -210,7 +217,7 @@ def _notice(meta: Manifest) -> Notice | None:
     try:
         return Notice.from_json(text)
     except ValidationError as error:
-        logger.warning("node %s: its notice can't be read and is ignored: %s", meta["name"], error)
+        logger.warning("node %s: its notice can't be read, and is ignored: %s", meta["name"], error)
         return None
 
 

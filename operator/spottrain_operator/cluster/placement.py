@@ -1,7 +1,7 @@
-"""Where a pod may run: node affinity and tolerations for bought-as-spot and bought-on-demand nodes.
+"""Where a pod may run: node affinity and tolerations for spot and on-demand nodes.
 
-The labels and taints are those that EKS managed node groups, Karpenter, GKE and AKS put on their nodes. GKE and
-AKS mark only spot nodes, so an on-demand node there is one that has the provider's label without the spot mark.
+The labels and taints are those of EKS managed node groups, Karpenter, GKE and AKS. GKE and AKS mark only spot nodes.
+So an on-demand node there has the provider's label, but no spot mark.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TERMS: dict[tuple[PoolProvider, CapacityType], Term] = {
     ),
 }
 
-# Spot nodes on GKE and AKS are tainted by the provider; the other two by whoever set them up, with these keys
-# by custom. GPU nodes are tainted on most.
+# GKE and AKS taint spot nodes themselves. On the other two, whoever sets up the nodes does, usually with these keys.
+# Most providers taint GPU nodes.
 SPOT_TAINTS = (
     (GKE_SPOT, "true"),
     (AKS_PRIORITY, "spot"),
@@ -61,8 +61,14 @@ GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSc
 
 
 def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, Any]:
-    """Required node affinity: any of the terms of `pool`, of the pools of that capacity type, or, where the
-    job names no pools, of all providers. ValueError if the job has pools but none of that type."""
+    """Required node affinity of a pod.
+
+    Any of these terms is enough: those of `pool`, or of all pools of the capacity type if `pool` is None, or of all
+    providers if the job has no pools.
+
+    Raises:
+        ValueError: The job has pools, but none of this type.
+    """
     pools = _pools(spec, capacity_type, pool)
     if spec.capacity.pools:
         terms = [_pool_term(each) for each in pools]
@@ -77,7 +83,7 @@ def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str 
 
 
 def tolerations(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[dict[str, Any]]:
-    """For the GPU taint, the spot taints (on spot only), and what the pools and the podTemplate add."""
+    """Tolerations for the GPU taint, for spot taints (spot pods only), and those of the pools and the podTemplate."""
     result: list[dict[str, Any]] = [GPU_TOLERATION]
     if capacity_type is CapacityType.SPOT:
         result += [

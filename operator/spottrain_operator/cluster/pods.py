@@ -1,7 +1,7 @@
 """The manifest of a trainer pod: a pure function of the job, the place and the operator's address.
 
-Pods pass the `restricted` Pod Security Standard, get no Kubernetes credentials but a token that is good for the
-operator alone, and are never restarted in place: a crashed agent is a failed pod, which the operator replaces.
+Pods pass the `restricted` Pod Security Standard. They get no Kubernetes credentials, only a token that the operator
+alone accepts. They are never restarted in place: a crashed agent is a failed pod, which the operator replaces.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ANNOTATION_POOL = f"{GROUP}/pool"
 RUN_ROOT = "/run/spottrain"
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
 TOKEN_DIR = "/var/run/secrets/spottrain"
-# The kubelet renews a projected token when four fifths of its life are over.
+# The kubelet renews a projected token after four fifths of its lifetime.
 TOKEN_EXPIRATION_SECONDS = 3600
-# Restricted pods may not run as root, and most images don't say as whom else.
+# Restricted pods may not run as root, and most images name no other user.
 USER_ID = 1000
 
 
@@ -62,16 +62,16 @@ class JobRef:
     uid: str
 
 
-# Fields of the spec that `build_pod` puts into the pod, but for where it's placed.
+# Fields of the spec that `build_pod` puts into the pod, without those for its placement.
 _BUILT_IN = {"image", "env", "resources", "processes_per_node", "pod_template"}
 
 
 def template_hash(spec: TrainingJobSpec) -> str:
-    """Changes when running pods no longer are what the spec asks for.
+    """Hash of what the spec says about pods. If it changes, running pods are outdated.
 
-    What ranks are told with each generation doesn't count: a drain is enough to change that, and new pods would
-    cost a start of their own. Defaults are left out, so that an operator with a new optional field doesn't
-    replace the pods of all jobs.
+    Settings that ranks get with each generation don't count: a drain is enough to change them, and new pods would
+    have to start. Defaults are left out, so that an operator with a new optional field doesn't replace the pods of
+    all jobs.
     """
     content = spec.model_dump(mode="json", include=_BUILT_IN, exclude_defaults=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
@@ -87,7 +87,11 @@ def build_pod(
     pool: str | None,
     control_url: str,
 ) -> Manifest:
-    """The pod `name`; ValueError if the job's pools offer no place for that capacity type."""
+    """Build the manifest of the pod `name`.
+
+    Raises:
+        ValueError: The job's pools have no place for this capacity type.
+    """
     template = spec.pod_template
     own_labels = {
         LABEL_JOB: job.name,
@@ -172,7 +176,7 @@ def _container(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, 
             {"name": "spottrain-shm", "mountPath": "/dev/shm"},
             *(mount.to_dict() for mount in spec.pod_template.volume_mounts),
         ],
-        # The end of the agent's log is the pod's message: the sentence that says why it failed.
+        # The end of the agent's log becomes the pod's message: the sentence that says why it failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if spec.pod_template.image_pull_policy:
@@ -187,8 +191,8 @@ def _resources(spec: TrainingJobSpec) -> Manifest:
 
 
 def _environment(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> list[Manifest]:
-    """Ours comes last: of two variables with the same name Kubernetes takes the later one."""
-    # A user id that the image doesn't know has no home and no name; compiler caches look for both.
+    """Environment of the container. Ours comes last: Kubernetes takes the later one of two with the same name."""
+    # A user id that the image doesn't know has no home and no name, and compiler caches look for both.
     defaults = {"HOME": RUN_ROOT, "USER": "spottrain"}
     chosen = {variable.name for variable in spec.env}
     values = {
@@ -227,7 +231,7 @@ def _volumes(spec: TrainingJobSpec) -> list[Any]:
     return [
         {"name": "spottrain-run", "emptyDir": {}},
         {"name": "spottrain-token", "projected": {"sources": [token]}},
-        # Data loaders and NCCL need more shared memory than the 64 MB that container runtimes give.
+        # Data loaders and NCCL need more shared memory than the 64 MB of container runtimes.
         {"name": "spottrain-shm", "emptyDir": {"medium": "Memory"}},
         *(volume.to_dict() for volume in spec.pod_template.volumes),
     ]

@@ -1,4 +1,4 @@
-"""Writing back what a newer operator left in the status and only that one understands."""
+"""Writes back what only a newer operator understands of the status that it left."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from spottrain_operator.cluster.client import Manifest
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:
-    """`status` as JSON, with what a newer operator left in the status that was `found` and this one doesn't know.
+    """`status` as JSON, with what a newer operator wrote into `found` and this one doesn't know.
 
-    A part that hasn't changed since it was read as `before` stays as it was found. In one that has, unknown fields
-    stay at the top and in a generation that is still the same; elsewhere they would speak of something else.
+    A part that hasn't changed since it was read as `before` stays as it was found. In a changed part, unknown fields
+    stay at the top level, and in a generation that is still the same. Elsewhere they would describe something else.
     """
     written = _kept(TrainingJobStatus, status.to_dict(), before.to_dict(), found)
     generation, known = status.generation, before.generation
@@ -31,7 +31,7 @@ def _kept(model: type[BaseModel], new: Manifest, before: Manifest, found: Manife
 
 
 def with_condition(found: Manifest, condition: Condition) -> Manifest:
-    """A status as it was `found`, but for this condition; its transition time stays if its truth does."""
+    """The status as it was `found`, with this condition. Its transition time stays if its truth does."""
     others = [each for each in found.get("conditions") or () if each.get("type") != condition.type]
     old: Manifest = next((each for each in found.get("conditions") or () if each.get("type") == condition.type), {})
     new = condition.to_dict()

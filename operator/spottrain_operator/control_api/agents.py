@@ -1,6 +1,6 @@
-"""What the operator and the agents know of each other: the newest assignment and report of every pod.
+"""The newest assignment and report of every pod.
 
-Kept in memory alone. After the operator's restart the assignments follow from the jobs' status, and the agents
+Both are kept in memory only. After a restart of the operator, assignments follow from the jobs' status, and agents
 report again within a second.
 """
 
@@ -16,14 +16,14 @@ from spottrain_api.contract import AgentReport, Assignment
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
-# Progress alone wakes a job this often; everything else at once.
+# A report of mere progress wakes its job this often. Any other change wakes it at once.
 PROGRESS_WAKE_SECONDS = 2.0
-# More than any operator has agents; keeps forgotten pods from piling up.
+# More than any operator has agents. Reports of forgotten pods can't pile up beyond this.
 MAX_REPORTS = 20_000
 
 
 class AssignmentBoard:
-    """The assignments that the operator has published, by pod uid, for agents to wait on."""
+    """The published assignments by pod uid. Agents wait here for changes."""
 
     def __init__(self) -> None:
         self._assignments: dict[str, Assignment] = {}
@@ -32,7 +32,7 @@ class AssignmentBoard:
         self._num_waiting = 0
 
     def publish(self, job: JobKey, assignments: Mapping[str, Assignment]) -> None:
-        """Replace all assignments of the job; pods that it no longer names are forgotten."""
+        """Replace all assignments of the job, and drop those of pods that it no longer has."""
         for uid in self._pods.get(job, frozenset()) - assignments.keys():
             self._assignments.pop(uid, None)
             self._changed.pop(uid, None)
@@ -47,14 +47,17 @@ class AssignmentBoard:
 
     @property
     def num_waiting(self) -> int:
-        """Agents that hold a long poll right now."""
+        """Number of agents that hold a long poll now."""
         return self._num_waiting
 
     async def next(self, pod_uid: str, *, after: str | None, timeout_seconds: float) -> Assignment | None:
-        """The pod's assignment as soon as its revision isn't `after`; None when it stays so for that long.
+        """Wait for the pod's assignment to have another revision than `after`.
 
-        A pod that nobody has published for waits too: right after a restart the operator must not tell a
-        training pod anything before it has looked.
+        A pod without an assignment waits, too: right after a restart, the operator must not assign anything to a pod
+        that trains before it has observed it.
+
+        Returns:
+            The assignment, or None if nothing changes within `timeout_seconds`.
         """
         self._num_waiting += 1
         try:
@@ -69,7 +72,7 @@ class AssignmentBoard:
 
 
 class ReportBox:
-    """The newest report of every pod; wakes the pod's job when a report says something that matters."""
+    """The newest report of every pod. Wakes the pod's job if a report changes something that matters."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class ReportBox:
         return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
 
     def forget(self, pod_uids: frozenset[str], job: JobKey | None = None) -> None:
-        """Drop what pods that are gone have said; with `job`, that the job was ever there."""
+        """Drop the reports of pods that are gone; with `job`, everything about the job."""
         for uid in pod_uids:
             self._reports.pop(uid, None)
         if job is not None:
@@ -107,12 +110,12 @@ class ReportBox:
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
-    """The job a pod is named after ({job}-{sequence}). Only used to wake it: no harm if there is none."""
+    """The job that a pod is named after ({job}-{sequence}). It is only woken, so it need not exist."""
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
 
 
 def matters(before: AgentReport, after: AgentReport) -> bool:
-    """Whether the operator may have to decide something because of the new report."""
+    """Whether the new report may call for a decision."""
 
     def decisive(report: AgentReport) -> tuple[object, ...]:
         progress = report.progress

@@ -1,7 +1,7 @@
-"""The control API, which agents call: GET /v1/assignment, POST /v1/report; and /metrics, /healthz, /readyz.
+"""The control API for agents: GET /v1/assignment and POST /v1/report; also /metrics, /healthz and /readyz.
 
-An agent speaks for its own pod alone: its token is bound to that pod by Kubernetes, and the pod's uid is taken
-from the token's review, never from what the agent says.
+An agent speaks for its own pod only. Kubernetes binds its token to that pod, and the pod's uid comes from the review
+of the token, never from the agent's report.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
-# A pod's token is good for so long after its pod is deleted; refusals are remembered briefly, against floods.
+# A pod's token stays valid for this long after the pod is deleted. Refusals are cached briefly, against floods.
 ACCEPTED_SECONDS = 60.0
 REFUSED_SECONDS = 5.0
 MAX_REVIEWS = 20_000
 
 
 class TokenCache:
-    """Token reviews, remembered for a short while by the token's hash."""
+    """Token reviews, cached for a short time by the token's hash."""
 
     def __init__(self, reviewer: TokenReviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._reviewer = reviewer
@@ -39,7 +39,14 @@ class TokenCache:
         self._reviews: OrderedDict[bytes, tuple[float, PodIdentity | None]] = OrderedDict()
 
     async def identify(self, token: str) -> PodIdentity | None:
-        """The pod that the token is bound to, or None. ClusterError if it can't be checked now."""
+        """Find the pod that the token is bound to.
+
+        Returns:
+            The pod, or None if the token isn't valid or isn't bound to one.
+
+        Raises:
+            ClusterError: The token can't be checked now.
+        """
         key = hashlib.sha256(token.encode()).digest()
         expires, pod = self._reviews.get(key, (0.0, None))
         if self._clock() < expires:
@@ -53,7 +60,7 @@ class TokenCache:
 
 
 class ControlApi:
-    """The HTTP application. `is_ready` says whether this process leads and has looked at the cluster."""
+    """The HTTP application. `is_ready` returns whether this process leads and has observed the cluster."""
 
     def __init__(
         self,
@@ -84,15 +91,15 @@ class ControlApi:
         return application
 
     async def get_assignment(self, request: web.Request) -> web.Response:
-        """The pod's assignment once its revision differs from `?after=`; 204 if that takes too long."""
+        """Answer with the assignment once its revision differs from `?after=`; 204 if that takes too long."""
         pod = await self._authenticated(request)
         after = request.query.get("after") or None
         assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._long_poll_seconds)
-        # Whoever has lost the lease while the poll was held must not hand out what it once decided.
+        # An operator that lost the lease during the poll must not hand out its old decisions.
         self._require_leader()
         if assignment is None:
             return web.Response(status=204)
-        # Agents compare their clock with the one by which the assignment's deadline was set.
+        # Agents compare their clock with the one that set the assignment's deadline.
         headers = {"ETag": f'"{assignment.revision}"', "Date": format_datetime(self._now(), usegmt=True)}
         return web.json_response(text=assignment.to_json(), headers=headers)
 
@@ -126,7 +133,7 @@ class ControlApi:
     def _require_leader(self) -> None:
         if not self._is_ready():
             raise web.HTTPServiceUnavailable(
-                text="this operator doesn't lead or has not looked at the cluster yet; try again in a second",
+                text="this operator doesn't lead, or has not observed the cluster yet; retry in a second",
                 headers={"Retry-After": "1"},
             )
 
@@ -141,7 +148,7 @@ class ControlApi:
             pod = await self._tokens.identify(token.strip())
         except ClusterError as error:
             raise web.HTTPServiceUnavailable(
-                text=f"the token can't be checked now: {error}; try again in a second",
+                text=f"the token can't be checked now: {error}; retry in a second",
                 headers={"Retry-After": "1"},
             ) from error
         if pod is None:
@@ -156,7 +163,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refusals are logged with their sentence; an agent's log shows the same."""
+    """Log refusals with their sentence, which the agent's log shows, too."""
     try:
         return await handler(request)
     except web.HTTPClientError as refusal:

@@ -37,7 +37,7 @@ class Checkpointer:
     """One rank's access to a job's checkpoints.
 
     `latest`, `newest_extra`, `load`, `load_replica`, `save`, `save_in_background`, `prepare`, `settle` and
-    `hear_of_failures` are collectives: every rank calls them, in the same order, from the training thread. They use
+    `share_failures` are collectives: every rank calls them, in the same order, from the training thread. They use
     `process_group` alone, a gloo group that nothing else uses, so that they never mix with a collective of the model.
     Work in the background uses no collective at all.
     """
@@ -209,7 +209,7 @@ class Checkpointer:
             task.run()  # no other rank can report a failure meanwhile
         else:
             self._background.submit(task.run)
-        self.hear_of_failures(deadline_seconds)
+        self.share_failures(deadline_seconds)
         return self._committed(task.handle)
 
     def save_in_background(
@@ -263,7 +263,7 @@ class Checkpointer:
         current = self._current
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
-    def hear_of_failures(self, timeout_seconds: float | None = 0.0) -> None:
+    def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
         """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
 
         That rank may not reach the store, not even to report its failure there.
@@ -289,7 +289,7 @@ class Checkpointer:
         """
         if self._current is not None:
             started = time.monotonic()
-            self.hear_of_failures(timeout_seconds)
+            self.share_failures(timeout_seconds)
             waited = time.monotonic() - started
             self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
 

@@ -120,7 +120,7 @@ def load_batches(
             pins_memory=device.type == "cuda",
         )
         fetched = iter(loader)
-        return FromWorkers(fetched, is_patient="timeout" not in data.loader) if num_workers else fetched
+        return FromWorkers(fetched, waits_after_first="timeout" not in data.loader) if num_workers else fetched
 
     return Batches(_fetched(data.num_workers, fetch, now), device, now)
 
@@ -135,14 +135,14 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
         batch = next(own)
         seconds.append(now() - started)
         yield batch
-    yield from own if median(seconds) <= CHEAP_SECONDS else _ahead(fetch, after=NUM_MEASURED, like=batch)
+    yield from own if median(seconds) <= CHEAP_SECONDS else _fetched_ahead(fetch, after=NUM_MEASURED, like=batch)
 
 
-def _ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
+def _fetched_ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
     """From a worker; from this process if the data set can't be read from another one, as those with tensors on a
     GPU and some clients of stores can't, or if a batch, such as `like`, can't be handed over."""
     try:
-        _Trial(BytesIO()).dump(like)  # a worker would drop it, and the rank would wait for it
+        _PicklingTrial(BytesIO()).dump(like)  # a worker would drop it, and the rank would wait for it
         ahead = fetch(1, after=after)
         return chain([next(ahead)], ahead)
     except Exception as error:
@@ -153,7 +153,7 @@ def _ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
         return fetch(0, after=after)
 
 
-class _Trial(ForkingPickler):
+class _PicklingTrial(ForkingPickler):
     """Pickles all but tensors, which workers hand over in another way."""
 
     def reducer_override(self, value: Any) -> Any:
@@ -175,7 +175,7 @@ def _data_loader(
         micro_batches,
         sampler=positions,
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         num_workers=num_workers,
         # A generator of its own: the default one is part of the state that is resumed.
         generator=torch.Generator(),
@@ -224,5 +224,5 @@ class _Positions:
                 yield list(micro_batch.positions)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -11,18 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from spottrain_api.processes import die_with_parent
 
 
 class FromWorkers(Iterator[Any]):
     """What workers fetch.
 
-    One that `is_patient` waits for any item but the first, which a worker that hangs never brings.
+    One that `waits_after_first` waits for any item but the first, which a worker that hangs never brings.
     """
 
-    def __init__(self, fetched: Iterator[Any], *, is_patient: bool) -> None:
+    def __init__(self, fetched: Iterator[Any], *, waits_after_first: bool) -> None:
         self._fetched = fetched
-        self._is_patient = is_patient
+        self._waits_after_first = waits_after_first
         self._has_begun = False
 
     def __next__(self) -> Any:
@@ -34,7 +33,7 @@ class FromWorkers(Iterator[Any]):
                     raise
                 # A worker has died while it handed over a batch. When torch is asked again it says so.
             except RuntimeError as error:
-                if not (self._is_patient and self._has_begun and "DataLoader timed out" in str(error)):
+                if not (self._waits_after_first and self._has_begun and "DataLoader timed out" in str(error)):
                     raise
             else:
                 self._has_begun = True
@@ -53,7 +52,7 @@ class StartWorker:
     init: Callable[[int], Any] | None
 
     def __call__(self, number: int) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _read_files_alone()

@@ -29,23 +29,23 @@ def session(
 ) -> Iterator[Session]:
     """Join the world, open the checkpoints, and report how the script ends.
 
-    A context manager that every rank enters once, around the whole training. It sets the seed, the same on all
-    ranks, so that every rank builds the same model.
+    A context manager that every rank enters once, around the whole training. It seeds all ranks alike, so that every
+    rank builds the same model.
 
-    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`). In a TrainingJob, its
+    The arguments are for runs without an operator (`torchrun script.py`, `python script.py`). In a TrainingJob, the
     spec decides instead.
 
     Args:
-        global_batch: Samples of one optimizer step, whatever the number of ranks.
-        micro_batch: Samples of one forward pass on one rank, at most.
+        global_batch: Samples of one optimizer step, for any number of ranks.
+        micro_batch: Largest number of samples of one forward pass on one rank.
         seed: Seed of the random numbers and of the order of the samples.
         strategy: "auto", "ddp", "fsdp" or "deepspeed".
         precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
-        activation_checkpointing: Compute the activations of the model's blocks again in backward, to save memory.
+        activation_checkpointing: Recompute the activations of the model's blocks in backward, to save memory.
         compile: Run the model's blocks through torch.compile.
         checkpoint_uri: Folder of the commits: file://, s3:// or gs://. None: nothing is saved.
         checkpoint_interval: "auto", or a number with its unit: "50steps", "30s", "5m".
-        stability: What to do about steps that would spoil the model. None: steps are not judged.
+        stability: What to do about steps that would spoil the model. None: steps are not checked.
 
     Yields:
         The session of this rank.
@@ -89,7 +89,7 @@ def session(
 
 @contextmanager
 def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
-    """Leave the outcome of what runs inside, and show a user's mistake as a sentence."""
+    """Write the outcome of what runs inside, and show a user's mistake as a sentence."""
     try:
         yield
     except Drained:

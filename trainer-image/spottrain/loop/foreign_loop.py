@@ -1,7 +1,7 @@
 """The steps of a run, driven from a loop that another framework owns.
 
-The framework computes and updates; from here come the order of the samples, the resume, the commits and the
-drain. See `spottrain.adapters` for Hugging Face's Trainer, Lightning and Accelerate.
+The framework computes and updates. This library adds the order of the samples, the resume, the commits and the
+drain. `spottrain.adapters` has adapters for Hugging Face's Trainer, Lightning and Accelerate.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from spottrain_api.contract import FailureReason
 class ForeignLoop:
     """Drives the steps of a `Training` from a loop that another framework owns.
 
-    Take the data from `micro_batches`, put the loss of each micro-batch through `weigh`, and call `before_update`. A
-    step is complete when `complete_step` is called, or when the data of the next step is asked for. Making one is a
-    collective that resumes from the newest commit.
+    Take the data from `micro_batches`, pass the loss of each micro-batch through `weigh`, and call `before_update`. A
+    step is complete when `complete_step` is called, or when the data of the next step is requested. The constructor
+    is a collective that resumes from the newest commit.
 
     Example:
         >>> import spottrain, torch
@@ -47,18 +47,18 @@ class ForeignLoop:
     """
 
     def __init__(self, training: Training, total: int) -> None:
-        """Resumes.
+        """Resume from the newest commit.
 
         Args:
-            training: Of `Session.adopt`.
+            training: What `Session.adopt` returned.
             total: Steps of the whole run.
         """
         self.training = training
         self.total = total
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
-        self._has_begun = False  # whether data of the step under way were taken
-        self._is_updated = False  # the step under way, or just about to be
+        self._has_begun = False  # whether the loop has taken data of the step under way
+        self._is_updated = False  # whether the step under way was updated, or is just about to be
         training.before_finish = self._leave
         self._steps = training.steps(total)
         self._under_way: Step | None = next(self._steps, None)
@@ -70,18 +70,19 @@ class ForeignLoop:
 
     @property
     def fetched(self) -> tuple[MicroBatch, ...]:
-        """The micro-batches that were taken and not yet weighed, with their parts of the step."""
+        """The micro-batches whose data were taken and whose loss was not weighed yet."""
         return tuple(self._fetched)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
         """This rank's micro-batches of the step under way and of all that follow.
 
-        Those of a step may be taken at once; those of the next only after the framework's optimizer step.
+        The loop may take all micro-batches of a step at once, but those of the next step only after the framework's
+        optimizer step.
 
         Yields:
             The micro-batch's part of the step, and its data as `collate` made them, on the rank's device.
         """
-        self.complete_step()  # where the data were left between two steps
+        self.complete_step()  # if the loop over the data was left between two steps
         while (step := self._under_way) is not None:
             for micro_batch, batch in step.fetch():
                 self._has_begun = True
@@ -91,10 +92,10 @@ class ForeignLoop:
                 self.complete_step()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
-        """Weigh the loss of the oldest micro-batch not yet weighed.
+        """Weigh the loss of the oldest micro-batch that is not weighed yet.
 
         A framework that divides the result by the number of micro-batches, and averages gradients over the ranks,
-        then gets the gradient of the global batch's mean.
+        then has the gradient of the global batch's mean.
 
         Args:
             loss: The mean over the samples of the micro-batch, a scalar.
@@ -103,7 +104,7 @@ class ForeignLoop:
             The weighted loss, for backward.
 
         Raises:
-            UserError: No micro-batch is left to weigh: the data are not the job's.
+            UserError: No micro-batch is left to weigh: the data are not from `micro_batches`.
         """
         plan = self.training.plan
         weighted = loss * self._oldest().loss_weight * plan.num_micro_batches
@@ -111,7 +112,7 @@ class ForeignLoop:
         return weighted
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Note a loss that is weighted already, instead of calling `weigh`.
+        """Take into account a loss that is weighted already, instead of calling `weigh`.
 
         Args:
             loss: The micro-batch's part of the global batch's mean, times the number of ranks.
@@ -120,10 +121,10 @@ class ForeignLoop:
         self._observe(loss)
 
     def before_update(self, *_: Any) -> None:
-        """Call this when all gradients of the step are there, and not used yet.
+        """Call this when all gradients of the step are computed, and not used yet.
 
-        If the job judges steps (`stability`), a bad one loses its gradients here, so that the framework's update
-        changes nothing. It is also a hook for `optimizer.register_step_pre_hook`, if the framework steps the
+        If the job has `stability`, the gradients of a bad step are cleared here, so that the framework's update
+        changes nothing. It can serve as a hook for `optimizer.register_step_pre_hook`, if the framework steps the
         optimizer without a closure.
 
         Raises:
@@ -138,7 +139,8 @@ class ForeignLoop:
         """Call this after the framework's optimizer step. Commits if a commit is due; a second call does nothing.
 
         Raises:
-            Drained: The ranks have agreed to stop here, and the step is committed. Let it pass: it ends the script.
+            Drained: The ranks have agreed to stop here, and the step is committed. Do not catch it: it ends the
+                script.
             UserError: Micro-batches of the step are missing.
         """
         if self._under_way is not None and self._has_begun:
@@ -148,7 +150,7 @@ class ForeignLoop:
             self._under_way = next(self._steps, None)
 
     def _leave(self) -> None:
-        """The script has left the loop, maybe after an update and before the next data."""
+        """Complete a step whose update was made when the script left the loop."""
         if self._is_updated:
             self.training.updated_elsewhere()
 

@@ -35,13 +35,13 @@ from spottrain.loop.acceptance import (
 from spottrain.loop.stability import STABILITY, StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import open_checkpoints
+from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
-from spottrain.world.launch import Launch, join_world, meet, process_started_at
+from spottrain.world.launch import Launch, barrier, join_world, process_started_at
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
@@ -63,7 +63,7 @@ _PRECISIONS: dict[str, torch.dtype] = {
 
 
 class Session:
-    """One rank of one generation; made by `session()`.
+    """One rank of one generation; `session()` creates it.
 
     Attributes:
         rank: Number of this rank in the world, from 0.
@@ -74,7 +74,7 @@ class Session:
     """
 
     def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
-        """Joins the world. Raises UserError if the configuration or the checkpoint store is unusable."""
+        """Join the world. Raises UserError if the configuration or the checkpoint store is unusable."""
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
@@ -98,11 +98,11 @@ class Session:
             reporter=reporter,
         )
         try:
-            self._opened = open_checkpoints(config, launch, self._groups, reporter, sleep=self._context.sleep)
+            self._store = open_store(config, launch, self._groups, reporter, sleep=self._context.sleep)
         except Drained:
             self.end(OutcomeKind.DRAINED)
             raise
-        self.config = self._opened.config
+        self.config = self._store.config
         reporter.milestone("checkpoint_store")
 
     def prepare(
@@ -121,27 +121,27 @@ class Session:
         loader: Mapping[str, Any] | None = None,
         deepspeed_config: Mapping[str, Any] | str | Path | None = None,
     ) -> Training:
-        """Spread `model` over the ranks, and put together what a step needs.
+        """Spread `model` over the ranks, and prepare its training.
 
-        Every rank calls it once, with the same model. A collective.
+        A collective: every rank calls it once, with the same model.
 
         Args:
             model: The whole model, on the CPU or on the session's device.
             optimizer: Called with the spread model; returns its optimizer.
             dataset: The training data: anything with a length and items by index.
             scheduler: Called with the optimizer; returns a schedule that steps once an optimizer step.
-            wrap: Classes of the model's blocks, which are gathered, compiled and recomputed as one. None: blocks are
-                found by themselves. Empty: the model as a whole.
-            collate: Makes a batch of a list of items. None: as torch's DataLoader.
-            shuffle: Read the samples in a random order, another in each epoch.
+            wrap: Classes of the model's blocks. Each block is gathered, compiled and recomputed as one. None: blocks
+                are found automatically. Empty: the model is one block.
+            collate: Makes a batch from a list of items. None: as torch's DataLoader does.
+            shuffle: Read the samples in a random order, a different one in each epoch.
             clip_grad_norm: Largest norm of the whole gradient. None: gradients are not clipped.
-            tokens_per_sample: For throughput, and for the memory of activations under `strategy: auto`.
+            tokens_per_sample: For the reported throughput, and for the memory of activations under `strategy: auto`.
             num_workers: Processes that fetch samples ahead. 0: the training process fetches them. None: one process,
-                if samples take their time.
+                if samples are slow to fetch.
             loader: More arguments of torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn,
                 multiprocessing_context, timeout.
-            deepspeed_config: A DeepSpeed JSON, its content or its path, for the strategy deepspeed. Settings that the
-                job decides are left out there, or agree with it.
+            deepspeed_config: DeepSpeed's JSON configuration, as content or path, for the strategy deepspeed. Leave
+                out the settings that the job decides, or let them agree with it.
 
         Returns:
             The model in training. Its `steps` are the loop.
@@ -223,24 +223,24 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
-        """Take in a model that another framework has spread and trains in a loop of its own.
+        """Take over a model that another framework has spread and trains in a loop of its own.
 
-        Drive its steps with a `ForeignLoop`, as the adapters do. Precision, activation checkpointing, compiling and
-        the settings of FSDP are the framework's business then. A collective.
+        Drive its steps with a `ForeignLoop`, as the adapters do. The framework then decides precision, activation
+        checkpointing, compilation and the settings of FSDP. A collective.
 
         Args:
-            model: The model as the framework has spread it: DDP, FSDP2, or not at all.
+            model: The model as the framework has spread it: by DDP, by FSDP2, or not at all.
             optimizer: The model's optimizer.
             dataset: The training data: anything with a length and items by index.
             scheduler: The optimizer's schedule, which the framework steps.
-            collate: Makes a batch of a list of items. None: as torch's DataLoader.
-            shuffle: Read the samples in a random order, another in each epoch.
-            tokens_per_sample: For throughput.
+            collate: Makes a batch from a list of items. None: as torch's DataLoader does.
+            shuffle: Read the samples in a random order, a different one in each epoch.
+            tokens_per_sample: For the reported throughput.
             num_workers: As for `prepare`.
             loader: As for `prepare`.
             stateful: Parts of the framework that are saved and resumed with the model. Their states are plain values
                 and small tensors, the same on all ranks.
-            instead: Where the framework has a setting, by the field of the job; for messages.
+            instead: The framework's own name for a setting, by the job's field; for messages.
 
         Returns:
             The model in training.
@@ -248,11 +248,11 @@ class Session:
         Raises:
             UserError: The job asks for a setting that only the framework can apply, or a state cannot be saved.
         """
-        from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # with FSDP, which takes its time
+        from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # imports FSDP, which is slow
 
         self._refuse_second()
         engine = AdoptedEngine(optimizer)
-        model = getattr(model, "_orig_mod", model)  # of torch.compile, around what the framework has spread
+        model = getattr(model, "_orig_mod", model)  # torch.compile wraps what the framework has spread
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_adopted_model(model, self.world_size)
@@ -278,18 +278,18 @@ class Session:
         )
 
     def _refuse_second(self) -> None:
-        """Raises UserError where the session has a model in training. A call that has failed may be repeated."""
+        """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
         if self._training is not None:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
                 "the session was given a second model, and a session trains one: the commits of the second would "
-                "take the place of the first's. Put both into one nn.Module with one optimizer (a group of "
-                "parameters for each), or train the second in a job of its own",
+                "replace those of the first. Put both into one nn.Module with one optimizer (a parameter group for "
+                "each), or train the second in a job of its own",
             )
 
     @property
     def batch_plan(self) -> BatchPlan:
-        """How the global batch is shared out over the ranks of this generation.
+        """How the ranks of this generation share the global batch.
 
         Raises:
             UserError: The batch and the number of ranks do not go together.
@@ -302,7 +302,7 @@ class Session:
             )
 
     def _order_of(self, data: Data) -> DataOrder:
-        """Raises UserError for data that have none, or can't be read so."""
+        """Raises UserError for data without an order, or data that cannot be read that way."""
         check_data(data)
         with as_user_errors():
             return DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
@@ -318,7 +318,7 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
-        """`state` are further fields of TrainingState."""
+        """Put the parts of a Training together. `state` are further fields of TrainingState."""
         plan = self.batch_plan
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
@@ -339,7 +339,7 @@ class Session:
             ),
             context=self._context,
             recovery=Recovery.build(
-                self._opened,
+                self._store,
                 self._interval,
                 launch=self._launch,
                 groups=self._groups,
@@ -351,30 +351,30 @@ class Session:
         return self._training
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain; again, where a framework has put a handler of its own."""
+        """Take SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:
-        """Leave the world together with the other ranks; called where the script ends without an error.
+        """Leave the world together with the other ranks, when the script ends without an error.
 
-        A loop that was left early has its last step committed here. The outcome is written when all ranks
-        are done, as the agent takes it for the end of the process.
+        If the script left the loop early, its last step is committed here. The outcome is written when all ranks are
+        done, because the agent takes it as the end of the process.
         """
         if self._training is not None and kind is OutcomeKind.SUCCEEDED:
             self._training.finish()
             self._training.clean_up()
-        meet(self._groups)
+        barrier(self._groups)
         self._context.reporter.finish(kind)
         dist.destroy_process_group()
 
     def _choose_strategy(
         self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
     ) -> StrategyChoice | None:
-        """What `strategy: auto` comes to: what the job's commits say, so that the run stays the same one, else what
-        fits into the memory of the ranks. A collective."""
+        """Choose for `strategy: auto`: what the job's commits say, so that the run stays the same; without commits,
+        what fits into the memory of the ranks. A collective."""
         if self.config.strategy != AUTO:
             return None
-        recorded = self._opened.newest_extra.get(STRATEGY)
+        recorded = self._store.newest_extra.get(STRATEGY)
         if recorded is not None:
             choice = StrategyChoice.model_validate(recorded)
         else:

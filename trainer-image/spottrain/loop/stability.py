@@ -1,12 +1,12 @@
-"""Steps that would spoil the model: losses that are not finite, or much larger than those before.
+"""Steps that would spoil the model: their loss is not finite, or much larger than the losses before.
 
-A step is judged after its gradients are known and before they are used, from the mean loss over all ranks, so that
-all take the same decision on the same step, and what is committed never holds an update that was judged bad. That
-needs the loss at once: one small reduction a step, and only where it is asked for.
+A step is judged when its gradients are known and not used yet, from the mean loss over all ranks. So all ranks take
+the same decision on the same step, and no commit holds an update that was judged bad. The loss is needed at once,
+which costs one small reduction a step, and only if the job has `stability`.
 
-A step that is skipped makes no update. A step that is rolled back takes those since the newest commit along, as what
-makes a loss jump often lies some steps before it (Chowdhery et al., "PaLM", 2022, section 5.1). In both cases the run
-goes on with the next samples, the count of steps and the learning rate go on as well, and no sample is used twice.
+A skipped step makes no update. A roll-back also undoes the steps since the newest commit, because the cause of a loss
+spike often lies some steps before it (Chowdhery et al., "PaLM", 2022, section 5.1). In both cases the run continues
+with the next samples and the next learning rate, and no sample is used twice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason, StabilityAction, StabilityConfig
 
-# Skipped steps without a good one between them: the model itself is no good then.
+# After so many skipped steps in a row, the model itself is broken.
 MAX_SKIPPED_IN_A_ROW = 10
-# Where commits have a guard's state.
+# Key under which a commit holds a guard's state.
 STABILITY = "stability"
 
 
 class Verdict(StrEnum):
-    """What becomes of a step."""
+    """What to do with a step."""
 
     UPDATE = "update"
     SKIP = "skip"
@@ -35,22 +35,22 @@ class Verdict(StrEnum):
 
 
 class StabilityGuard:
-    """Judges steps by the losses of those before. Implements Stateful; the same on all ranks."""
+    """Judges each step by the losses of the steps before. Implements Stateful; the same on all ranks."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self._config = config
         spike = config.loss_spike
         self._window: deque[float] = deque(maxlen=spike.window if spike is not None else 0)
         self._num_in_a_row = 0
-        self._rolled_back_to = (0, 0)  # the number of updates in that model, and how often
+        self._rolled_back_to = (0, 0)  # number of updates in that model, and of roll-backs to it
         self.num_skipped = 0
-        """Steps of the run that left no trace in the model."""
+        """Steps of the run that have no part in the model."""
         self.num_rollbacks = 0
         self.reason = ""
         """What was wrong with the newest bad step, as a sentence."""
 
     def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> Verdict:
-        """What to do with a step of this mean loss. Raises UserError where the job is to fail."""
+        """What to do with a step of this mean loss. Raises UserError if the job is to fail."""
         action = self._action(step, loss, gradients_are_finite)
         if action is None:
             self._num_in_a_row = 0
@@ -60,7 +60,10 @@ class StabilityGuard:
             raise _unstable(f"{self.reason} Lower the learning rate, clip gradients, or set stability to skip.")
         self._num_in_a_row += 1
         if self._num_in_a_row > MAX_SKIPPED_IN_A_ROW:
-            raise _unstable(f"{self.reason} So were the {MAX_SKIPPED_IN_A_ROW} steps before it; nothing was learnt.")
+            raise _unstable(
+                f"{self.reason} The {MAX_SKIPPED_IN_A_ROW} steps before it were skipped, too. Lower the learning "
+                "rate, or look at the data around that step."
+            )
         return Verdict.SKIP if action is StabilityAction.SKIP else Verdict.ROLL_BACK
 
     def skipped(self) -> None:
@@ -68,16 +71,23 @@ class StabilityGuard:
         self.num_skipped += 1
 
     def rolled_back(self, step: int, commit_step: int, committed: dict[str, Any] | None) -> None:
-        """Note that everything since a commit, up to and with `step`, is undone; `committed` is this guard's state
-        there, None where steps weren't judged yet. Raises UserError where the same model was gone back to too often,
-        be it by another commit."""
+        """Note a roll-back.
+
+        Args:
+            step: The newest step that is undone.
+            commit_step: The commit to which training went back.
+            committed: This guard's state in that commit; None if steps were not judged then.
+
+        Raises:
+            UserError: Training went back to the same model too often, also if by a different commit.
+        """
         num_skipped = committed["skipped"] if committed is not None else 0
         num_updates = commit_step - num_skipped
         before, times = self._rolled_back_to
         times = times + 1 if before == num_updates else 1
         if times > self._config.max_rollbacks:
             raise _unstable(
-                f"{self.reason} Training went back to the model of step {commit_step} {times - 1} times already, "
+                f"{self.reason} Training rolled back to the model of step {commit_step} {times - 1} times already, "
                 "which is stability.maxRollbacks. Lower the learning rate, or look at the data around that step."
             )
         self._rolled_back_to = num_updates, times
@@ -102,7 +112,7 @@ class StabilityGuard:
         self.num_rollbacks = state_dict["rollbacks"]
 
     def _action(self, step: int, loss: float, gradients_are_finite: bool) -> StabilityAction | None:
-        """None where nothing is wrong."""
+        """None if nothing is wrong."""
         if not math.isfinite(loss):
             self.reason = f"The loss of step {step} is {loss}."
             return self._config.non_finite

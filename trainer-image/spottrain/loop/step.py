@@ -14,8 +14,8 @@ from spottrain.engines import Engine
 class LossMeter:
     """The mean loss of a step, read without making the accelerator wait.
 
-    On the CPU a step's loss is known at its end. From an accelerator it is copied in the background and
-    taken one step later.
+    On the CPU, a step's loss is known when the step ends. On an accelerator, it is copied in the background and read
+    one step later.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class LossMeter:
         return float(self._sum) if self._sum is not None else 0.0
 
     def close_step(self) -> float | None:
-        """This rank's share for the newest step that is known; None before the first."""
+        """This rank's share for the newest step of which the loss is known; None before the first."""
         total, self._sum = self._sum, None
         if total is None or not total.is_cuda:
             return float(total) if total is not None else None
@@ -99,11 +99,11 @@ class Step:
                 raise RuntimeError("step.backward(loss) was not called for a micro-batch; call it for each of them")
 
     def fetch(self) -> Iterator[tuple[MicroBatch, Any]]:
-        """What `micro_batches` gives, for a loop that runs backward and updates in its own way."""
+        """The parts and data of `micro_batches`, for a loop that runs backward and updates in its own way."""
         return ((micro_batch, next(self._batches)) for micro_batch in self._micro_batches)
 
     def observe(self, share: torch.Tensor) -> None:
-        """Note a micro-batch's part of this rank's share of the mean loss; `backward` does it by itself."""
+        """Add a micro-batch's part of this rank's share of the mean loss; `backward` calls it."""
         self._meter.add(share)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -18,7 +19,7 @@ from spottrain.data.rank_data import RankData
 from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.store_retries import may_pass
+from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import TrainingState
 from spottrain.world.failures import Drained, start_error
 from spottrain.world.rank_context import RankContext
@@ -27,17 +28,17 @@ from spottrain_api.contract import TrainerPhase
 
 logger = logging.getLogger(__name__)
 
-# Before the last step of a drain is tried to be committed again, in seconds, as far as the deadline allows.
+# Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
 DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
 
 class Training:
-    """A model in training; made by `Session.prepare`.
+    """A model in training; `Session.prepare` creates it.
 
     Attributes:
-        model: The spread model: what to call in forward.
+        model: The model, spread over the ranks: call it in forward.
         step: Steps completed since the start of the run.
-        plan: How each step's batch is shared out over the ranks.
+        plan: How the ranks share each step's batch.
     """
 
     def __init__(
@@ -66,34 +67,34 @@ class Training:
         self._guard = guard
         self._meter = LossMeter()
         self._batches: Batches | None = None
-        self._under_way: tuple[Step, float] | None = None  # with when it began
+        self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
-        """Of a framework's loop, which may have been left after an update."""
+        """Set by a framework's loop, which the script may have left after an update."""
 
     @property
     def loss(self) -> float:
-        """Mean loss over the newest global batch that all ranks have reported, one or two steps back.
+        """Mean loss over the newest global batch that all ranks have reported, one or two steps ago.
 
-        NaN until one is known: up to two steps after the start of a generation.
+        NaN for up to two steps after the start of a generation, until the first loss is known.
         """
         loss = self._reporter.progress.loss
         return math.nan if loss is None else loss
 
     def steps(self, total: int) -> Iterator[Step]:
-        """The steps that are left.
+        """The remaining steps of the run.
 
-        Resumes from the newest commit, commits as the job asks, and commits the last step. When the ranks have agreed
-        to drain, it commits and ends the script as sys.exit does. So what comes after the loop runs only when all
-        steps are done.
+        Resumes from the newest commit, commits at the job's interval, and commits the last step. When the ranks have
+        agreed to drain, it commits and ends the script as sys.exit does: code after the loop runs only when all steps
+        are done.
 
         Args:
             total: Steps of the whole run, not of this generation.
 
         Yields:
-            One step after the other: run its micro-batches, then update.
+            Each step in turn: run its micro-batches, then update.
 
         Raises:
-            Drained: The ranks have agreed to stop. Let it pass: it ends the script with exit code 0.
+            Drained: The ranks have agreed to stop. Do not catch it: it ends the script with exit code 0.
             UserError: The newest commit does not fit the model or the data, or training is unstable.
         """
         self._batches = self._resume(total)
@@ -114,7 +115,8 @@ class Training:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the newest step, if it isn't committed yet; for scripts that leave the loop early. A collective."""
+        """Commit the newest step, unless it is committed already; for scripts that leave the loop early. A
+        collective."""
         self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
@@ -123,9 +125,11 @@ class Training:
         self._reporter.update(step=self.step)
 
     def may_update(self) -> bool:
-        """Whether the gradients of the step under way are to be used; the same on all ranks. Where they aren't they
-        are cleared and, if the job wants that, the newest commit is loaded. A collective; raises UserError where the
-        job is to fail."""
+        """Judge the step under way: whether its gradients are used; the same on all ranks. A collective.
+
+        If they are not, they are cleared and, if the job says so, training rolls back to the newest commit. Raises
+        UserError if the job is to fail.
+        """
         if self._guard is None or self._under_way is None:  # optimizers step to make their state, too
             return True
         is_bad = not self._engine.gradients_are_finite()
@@ -134,20 +138,21 @@ class Training:
         if verdict is Verdict.UPDATE:
             return True
         self._engine.discard()
-        self._leave_out(self._guard, verdict)
+        self._skip_or_roll_back(self._guard, verdict)
         return False
 
     def updated_elsewhere(self) -> None:
-        """The framework that owns the loop has made the update of the step under way. A collective."""
+        """Note that the framework that owns the loop has made the update of the step under way. A collective."""
         assert self._under_way is not None
         self._engine.update()
         self._under_way[0].updated = True
 
     def clean_up(self) -> None:
-        """Drop the checkpoints that are no longer kept."""
+        """Delete the checkpoints that are no longer kept."""
         self._saver.clean_up()
 
     def _resume(self, total: int) -> Batches:
+        self._state = replace(self._state, total_steps=total)
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
         try:
@@ -159,7 +164,7 @@ class Training:
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
-        self._reporter.milestone("loaded")  # last: whoever reads it knows from which step on
+        self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
         return self._data.batches(first_step=self.step, device=self._context.device)
 
     def _new_step(self, batches: Iterator[Any]) -> Step:
@@ -173,11 +178,11 @@ class Training:
             update=self._update,
         )
 
-    def _leave_out(self, guard: StabilityGuard, verdict: Verdict) -> None:
+    def _skip_or_roll_back(self, guard: StabilityGuard, verdict: Verdict) -> None:
         loaded = self._restorer.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
-            done = f"Training went back to what was committed at step {loaded.step}, and on with the next samples."
+            done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
         else:
             guard.skipped()
             done = "The step was skipped."
@@ -210,7 +215,7 @@ class Training:
         self._saver.poll()
 
     def _follow(self, decision: Decision) -> None:
-        """Do what the ranks have agreed on at the boundary before."""
+        """Do what the ranks agreed on at the previous step boundary."""
         self._observe_loss(decision)
         self._schedule.agreed_seconds = decision.save_seconds
         if decision.drain:
@@ -224,7 +229,7 @@ class Training:
             self._saver.replicate(self._state, self.step)
 
     def _ballot(self) -> Ballot:
-        """What this rank says at a boundary."""
+        """This rank's ballot at a step boundary."""
         loss, is_rank_0 = self._meter.close_step(), self._context.rank == 0
         last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.progress.step_seconds)
         return Ballot(
@@ -242,23 +247,23 @@ class Training:
             self._reporter.observe_loss(decision.loss)
 
     def _drain(self) -> None:
-        """Commit this step, the same on all ranks, if there is time for it, and end the script."""
+        """Commit this step, which is the same on all ranks, if there is time, and end the script."""
         self._reporter.update(step=self.step)
-        # A notice reaches the ranks of one node first: the others may know of another deadline, or of none.
+        # A notice reaches the ranks of one node first: the others may know a different deadline, or none.
         seconds_left = self._agreement.least(self._context.drain.seconds_left())
         error = self._commit_in_time(seconds_left)
         for pause in DRAIN_PAUSES:
             if error is None:
                 break
-            # Ranks may know of different errors; they try again together, or not at all.
-            after = self._context.drain.seconds_left() - pause if may_pass(error) else 0.0
+            # Ranks may have met different errors; they retry together, or not at all.
+            after = self._context.drain.seconds_left() - pause if may_succeed_later(error) else 0.0
             seconds_left = self._agreement.least(after)
             if seconds_left <= 0.0:
                 break
             time.sleep(pause)
             error = self._commit_in_time(seconds_left)
         if error is not None:
-            # The newest commit stands, and the outcome names it: the next generation goes on from there.
+            # The newest commit stands, and the outcome names it: the next generation resumes from it.
             logger.warning("Step %d could not be committed before the end of this generation.", self.step)
         raise Drained
 

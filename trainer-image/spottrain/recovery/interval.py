@@ -1,11 +1,10 @@
-"""When to commit between drains.
+"""How often to save between drains.
 
-`auto` follows Young (1974) and Daly (2006): with a checkpoint that costs C seconds of training and a mean
-time M between losses, the least time is lost with a checkpoint every sqrt(2 * C * M) seconds. An interruption
-with notice loses nothing, so that M counts those without: of N interruptions in T seconds, of which a share r
-came with notice, T / (N * (1 - r)). Nor does M count those after which training went on from peers' memory: what
-they cost, a step or two, is the same at any interval. What memory did not cover (a member and its peer at once, or
-all of them) is what checkpoints are left for.
+`auto` follows Young (1974) and Daly (2006). If a checkpoint costs C seconds of training, and M is the mean time
+between losses, a checkpoint every sqrt(2 * C * M) seconds loses the least time. An interruption with notice loses
+nothing, so M counts only those without: T / (N * (1 - r)) for N interruptions in T seconds, of which a share r came
+with notice. M does not count losses that peers' memory covered, either: they cost a step or two at any interval.
+Checkpoints are for what memory does not cover: a member and its peer at once, or all members.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from spottrain_api.contract import AUTO_INTERVAL, INTERVAL_PATTERN, Interruptions
 from spottrain_api.wording import counted
 
-# Before anything is known: one loss without notice an hour. It weighs as much as one that was observed.
+# Assumed before any loss is observed: one loss without notice an hour. It weighs as much as an observed one.
 PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0
 MIN_INTERVAL_SECONDS = 10.0
 MAX_INTERVAL_SECONDS = 1800.0
@@ -25,8 +24,13 @@ MAX_INTERVAL_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInterval:
-    """Exactly one of `steps` and `seconds` is set, or neither: then the interval is found from what checkpoints
-    cost and how often nodes are lost."""
+    """How often to save: every `steps` steps, every `seconds` seconds, or as often as pays off if neither is set.
+
+    Attributes:
+        steps: Steps from one save to the next.
+        seconds: Seconds from one save to the next.
+        interruptions: What the job has seen so far; for `auto`.
+    """
 
     steps: int | None = None
     seconds: float | None = None
@@ -50,13 +54,13 @@ class CommitInterval:
         return cls(seconds=number * (60.0 if unit == "m" else 1.0))
 
     def due_at_step(self, step: int) -> bool:
-        """Whether to commit after this step for its number alone; the same on every rank."""
+        """Whether to save after this step because of its number; the same on every rank."""
         return self.steps is not None and step % self.steps == 0
 
     def due_after(self, elapsed_seconds: float, cost: CheckpointCost | None) -> bool:
-        """Whether a commit is due that many seconds after the last; rank 0's clock decides for all.
+        """Whether a save is due so many seconds after the last one; rank 0's clock decides for all.
 
-        With `auto` and no cost measured yet, the first comes early: it tells what they cost.
+        With `auto`, the first save comes early, because it measures the cost.
         """
         if self.steps is not None:
             return False
@@ -65,12 +69,12 @@ class CommitInterval:
         return elapsed_seconds >= (MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost))
 
     def optimal_seconds(self, cost: CheckpointCost) -> float:
-        """The interval that loses the least time, in bounds; never so short that saves overlap."""
+        """The interval that loses the least time, within bounds, and long enough that saves do not overlap."""
         best = math.sqrt(2 * cost.stall_seconds * seconds_between_losses(self.interruptions))
         return min(MAX_INTERVAL_SECONDS, max(best, MIN_INTERVAL_SECONDS, 2 * cost.total_seconds))
 
     def explain(self, cost: CheckpointCost | None) -> str:
-        """The interval and why it is that, for the status."""
+        """The interval and the reason for it, for the status."""
         if self.steps is not None:
             return f"every {counted(self.steps, 'step')}, as the job says"
         if self.seconds is not None:
@@ -81,7 +85,7 @@ class CommitInterval:
         unnoticed = seen.num - seen.num_noticed
         covered = f", {seen.num_covered} of them covered by peers' memory" if seen.num_covered else ""
         return (
-            f"auto: every {self.optimal_seconds(cost):.0f} s, as a checkpoint stops training for "
+            f"auto: every {self.optimal_seconds(cost):.0f} s, because a checkpoint stops training for "
             f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {unnoticed} of "
             f"{counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came without "
             f"notice{covered}"
@@ -90,13 +94,19 @@ class CommitInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
-    """What a checkpoint takes: of training (`stall_seconds`), and in all until it is committed."""
+    """What a checkpoint costs.
+
+    Attributes:
+        stall_seconds: How long training stands still for it.
+        total_seconds: From its start until it is committed.
+    """
 
     stall_seconds: float
     total_seconds: float
 
     def updated(self, newest: CheckpointCost) -> CheckpointCost:
-        """With what the newest one took: up at once and down slowly, as too short a forecast loses steps."""
+        """The cost including the newest checkpoint. It rises at once and falls slowly: a forecast that is too short
+        loses steps."""
         return CheckpointCost(
             stall_seconds=max(newest.stall_seconds, (self.stall_seconds + newest.stall_seconds) / 2),
             total_seconds=max(newest.total_seconds, (self.total_seconds + newest.total_seconds) / 2),
@@ -104,7 +114,7 @@ class CheckpointCost:
 
 
 def seconds_between_losses(seen: Interruptions) -> float:
-    """Mean time between losses, which are interruptions without notice that peers' memory didn't cover: what was
-    observed, beside the prior."""
+    """Mean time between losses, observed and assumed. A loss is an interruption without notice that peers' memory did
+    not cover."""
     losses = seen.num - seen.num_noticed - seen.num_covered
     return (PRIOR_SECONDS_BETWEEN_LOSSES + seen.observed_seconds) / (1 + losses)

@@ -1,5 +1,7 @@
-"""How a generation comes to its checkpoints: the store is tried, older generations are shut out, and the newest
-commit is found."""
+"""Opening the checkpoint store at the start of a generation.
+
+It checks the store, fences off older generations, and finds the newest commit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.saving.writer import started_writer
 from spottrain.engines import AUTO
 from spottrain.recovery.reports import report_failure
-from spottrain.recovery.store_retries import patiently
+from spottrain.recovery.store_retries import retry
 from spottrain.world.failures import start_error
 from spottrain.world.launch import Groups, Launch, identify_run
 from spottrain.world.progress import ProgressReporter
@@ -33,40 +35,55 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedCheckpoints:
-    """Of one rank; without a checkpointer nothing is saved."""
+class OpenedStore:
+    """The job's checkpoint store, as one rank has opened it. Without a checkpointer nothing is saved."""
 
     config: TrainerConfig
-    """With the generation, which without an operator follows from HEAD."""
+    """The job's settings. Without an operator, their generation follows from HEAD."""
     checkpointer: Checkpointer | None = None
     newest: Commit | None = None
     newest_extra: dict[str, Any] = field(default_factory=dict)
-    """What the newest commit that can be read says beside its tensors; only for `strategy: auto`, which has to know
-    it before there is a model to load."""
+    """What the newest readable commit holds besides tensors. Only for `strategy: auto`, which needs it before there
+    is a model to load."""
 
 
-def open_checkpoints(
+def open_store(
     config: TrainerConfig,
     launch: Launch,
     groups: Groups,
     reporter: ProgressReporter,
     sleep: Callable[[float], None] = time.sleep,
-) -> OpenedCheckpoints:
-    """A collective; raises UserError. Where the job has a commit, or a step in members' memory, a store that doesn't
-    answer is waited for with `sleep`: a generation that fails for it is followed at once by the next, and the third
-    would end the job."""
+) -> OpenedStore:
+    """Open the store that the job names. A collective.
+
+    If the job has a commit, or a step in members' memory, a store that does not answer is retried: otherwise the next
+    generation would fail at once as well, and the third failure would end the job.
+
+    Args:
+        config: The job's settings.
+        launch: This rank's place in the world.
+        groups: The process groups of the world.
+        reporter: Where failures are reported.
+        sleep: Waits so many seconds between two tries.
+
+    Returns:
+        The store, with the newest commit.
+
+    Raises:
+        UserError: The store cannot be used, or its commits are not the job's.
+    """
     replicas = config.replicas
     resumes = config.resume is not None or (replicas is not None and replicas.resume is not None)
 
-    def waits(error: CheckpointError) -> None:
+    def report(error: CheckpointError) -> None:
         report_failure(reporter, error)
-        logger.warning("%s The store is tried again.", error)
+        logger.warning("%s Retrying the store.", error)
 
     try:
-        return patiently(
+        return retry(
             lambda: _open(config, launch, groups, reporter),
-            may_pass=lambda error: resumes and isinstance(error, StorageUnavailable),
-            failed=waits,
+            when=lambda error: resumes and isinstance(error, StorageUnavailable),
+            on_error=report,
             sleep=sleep,
         )
     except CheckpointError as error:
@@ -75,15 +92,16 @@ def open_checkpoints(
 
 
 def retention_of(config: TrainerConfig) -> Retention:
+    """Which commits the job keeps."""
     return Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every)
 
 
-def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedCheckpoints:
+def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedStore:
     settings, uri = config.checkpoint, config.checkpoint.uri
     if uri is None:
-        return OpenedCheckpoints(config=config)
+        return OpenedStore(config=config)
     collectives = Collectives(groups.checkpoint, launch.rank)
-    # A folder that has commits is there, or it isn't mounted: another in its place would hold none of them.
+    # If the folder of a job with commits is missing, it is not mounted. A new one in its place would hold no commits.
     storage = collectives.together(
         lambda: open_storage(uri, endpoint_url=settings.endpoint_url, create_folder=config.resume is None)
     )
@@ -108,14 +126,14 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     newest = checkpointer.latest()
     _refuse_older(newest, config.resume, uri)
     extra = checkpointer.newest_extra() if config.strategy == AUTO else {}
-    return OpenedCheckpoints(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
+    return OpenedStore(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
 
 
 def _refuse_older(newest: Commit | None, known: CommitRef | None, uri: str) -> None:
-    # A newer generation commits lower steps where it had to pass over a damaged commit.
+    # A newer generation commits lower steps if it had to skip a damaged commit.
     if known is not None and (newest is None or (newest.generation, newest.step) < (known.generation, known.step)):
         found = f"its newest commit is step {newest.step}" if newest is not None else "it has no commit"
         raise CheckpointMismatch(
             f"The job has committed step {known.step} to {uri}, but now {found}. "
-            "Restore the bucket's objects, or make a new job with another checkpoint.uri."
+            "Restore the bucket's objects, or create a new job with a different checkpoint.uri."
         )

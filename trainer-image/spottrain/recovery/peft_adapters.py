@@ -1,4 +1,4 @@
-"""What commits have to know of a PEFT model for its adapters to be exported as PEFT itself would save them."""
+"""What a commit holds about a PEFT model, so that an export writes its adapters as PEFT would."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any
 
 from torch import nn
 
-# Before the names of an adapter's tensors, where transformers has put it into its model by itself.
+# Prefix of an adapter's tensor names if transformers has put the adapter into its model without a PeftModel.
 _PREFIX = "base_model.model."
 
 
 def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
-    """Of each adapter, by its name: its configuration, as in adapter_config.json, and `tensors`: by their names in
-    adapter_model.safetensors those that they have in `model`, or None where PEFT makes them of others. None for a
-    model without adapters. May ask the hub for the base model's configuration, as PEFT does."""
+    """Describe the adapters of a model. May ask the hub for the base model's configuration, as PEFT does.
+
+    Args:
+        model: The model before it is spread.
+
+    Returns:
+        For each adapter, by name: `config`, as in adapter_config.json, and `tensors`, which maps names in
+        adapter_model.safetensors to names in `model`. `tensors` is None if PEFT computes an adapter's tensors from
+        others. None for a model without adapters.
+    """
     if not getattr(model, "peft_config", None):
         return None
     from peft import PeftModel, get_peft_model_state_dict

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spottrain.checkpoint import Replicas
 from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import OpenedCheckpoints, retention_of
+from spottrain.recovery.open_store import OpenedStore, retention_of
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.restorer import StateRestorer
 from spottrain.recovery.saver import StateSaver
@@ -28,7 +28,7 @@ class Recovery:
     @classmethod
     def build(
         cls,
-        opened: OpenedCheckpoints,
+        opened: OpenedStore,
         interval: CommitInterval,
         *,
         launch: Launch,
@@ -55,7 +55,7 @@ class Recovery:
         return cls(schedule=schedule, reports=reports, saver=saver, restorer=restorer)
 
 
-def _replicas(opened: OpenedCheckpoints, launch: Launch, groups: Groups) -> Replicas | None:
+def _replicas(opened: OpenedStore, launch: Launch, groups: Groups) -> Replicas | None:
     """Replicas in peers' memory, if the job asks for them."""
     settings = opened.config.replicas
     if opened.checkpointer is None or settings is None:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReports:
-    """Reports of one rank on what was saved and restored, and on what failed."""
+    """Reports what one rank saved and restored, and what failed."""
 
     reporter: ProgressReporter
     schedule: CheckpointSchedule
@@ -26,12 +26,12 @@ class CheckpointReports:
 
     @property
     def newest_commit(self) -> CommitRef | None:
-        """The newest commit that was reported; only rank 0 hears of those in the background."""
+        """The newest commit that was reported. Only rank 0 learns of commits in the background."""
         return self.reporter.progress.commit
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step takes, as it was reported."""
+        """How long a step takes, as reported; None before the first step."""
         return self.reporter.progress.step_seconds
 
     def warn(self, message: str) -> None:
@@ -40,16 +40,16 @@ class CheckpointReports:
         self.reporter.update(message=message)
 
     def failed(self, error: CheckpointError) -> None:
-        """Report an error that training survives: the newest commit stands, and the next save is tried as planned."""
+        """Report an error that training survives: the newest commit stands, and the next save comes as planned."""
         report_failure(self.reporter, error)
 
     def slow(self, step: int, seconds: float, forecast_seconds: float | None) -> None:
-        """Report that a save takes far longer than usual. A store that hangs fails late or never."""
-        usual = f", where {forecast_seconds:.1f} s were forecast" if forecast_seconds is not None else ""
+        """Report that a save takes far longer than usual: a store that hangs fails late or never."""
+        usual = f", and {forecast_seconds:.1f} s were forecast" if forecast_seconds is not None else ""
         self.failed(
             StorageUnavailable(
                 f"The checkpoint at step {step} has been under way for {seconds:.0f} s{usual}: the store, or "
-                "a rank's way to it, is slow or hangs. No other save begins before it has ended."
+                "a rank's connection to it, is slow or hangs. No other save starts before it has ended."
             )
         )
 
@@ -58,7 +58,7 @@ class CheckpointReports:
         self.reporter.update(phase=TrainerPhase.SAVING)
 
     def saved(self, handle: SaveHandle, timings: CheckpointTimings) -> None:
-        """Report a save that has ended well."""
+        """Report a save that has succeeded."""
         interval = self._explain()
         self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
         if handle.commit is not None:
@@ -76,7 +76,7 @@ class CheckpointReports:
         )
 
     def intervals(self) -> None:
-        """Report how often is saved where, and why so."""
+        """Report the intervals of saves, and the reasons for them."""
         if (explained := self._explain()) != self.reporter.progress.checkpoint_interval:
             self.reporter.update(checkpoint_interval=explained)
 
@@ -86,6 +86,6 @@ class CheckpointReports:
 
 
 def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
-    """Report what keeps commits from being made or read. That a newer generation has taken over does not."""
+    """Report an error that keeps commits from being made or read. Being fenced by a newer generation is not one."""
     if not isinstance(error, Fenced):
         reporter.update(checkpoint_failure=save_failure(error))

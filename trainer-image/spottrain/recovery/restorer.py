@@ -1,4 +1,4 @@
-"""Restoring the state of a run: at the start of a generation, and where training rolls back."""
+"""Restoring the state of a run: at the start of a generation, and at a roll-back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spottrain.checkpoint import (
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
-from spottrain.recovery.store_retries import patiently
+from spottrain.recovery.store_retries import retry
 from spottrain.recovery.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,16 @@ class StateRestorer:
     ) -> int:
         """Load the newest commit into `state`; the step to go on from, 0 if there is no commit.
 
-        A commit that turns out to be damaged is passed over for the kept one before it; a store that doesn't answer
-        is waited for with `sleep`. Raises CheckpointError if a commit exists and none can be loaded: to start again
-        from 0 would be worse.
+        If the newest commit is damaged, the one before it is loaded. A store that does not answer is retried.
+
+        Args:
+            state: Where to restore to.
+            seed: Seed of the run.
+            rank: Number of this rank.
+            sleep: Waits so many seconds between two tries.
+
+        Raises:
+            CheckpointError: A commit exists, and none can be loaded. To start again from 0 would be worse.
         """
         if self.checkpointer is None:
             return 0
@@ -62,8 +69,14 @@ class StateRestorer:
         return loaded.step
 
     def roll_back(self, state: TrainingState) -> Loaded | None:
-        """Undo what model and optimizer have learnt since the newest commit; None, with nothing done, if there is
-        none. Learning rates and random numbers go on. Raises CheckpointError."""
+        """Undo what model and optimizer have learnt since the newest commit. Learning rates and random numbers go on.
+
+        Returns:
+            What the commit holds besides tensors; None if there is no commit, and then nothing has changed.
+
+        Raises:
+            CheckpointError: No commit can be loaded.
+        """
         if self.checkpointer is None:
             return None
         self.checkpointer.settle()  # the save under way may become the newest commit
@@ -79,8 +92,8 @@ class StateRestorer:
     def _report_rebuilt_head(self, checkpointer: Checkpointer) -> None:
         if checkpointer.has_rebuilt_head and self.newest is not None:
             damage = (
-                "HEAD of the checkpoint store was missing or damaged. It was made anew from the checkpoints that lie "
-                f"there, the newest of step {self.newest.step}."
+                "HEAD of the checkpoint store was missing or damaged. It was rebuilt from the checkpoints in the "
+                f"store, the newest of step {self.newest.step}."
             )
             self.reports.warn(damage)
             self.reports.failed(CorruptCheckpoint(damage))
@@ -88,8 +101,8 @@ class StateRestorer:
     def _resume_from_replicas(
         self, checkpointer: Checkpointer, state: TrainingState, *, seed: int, rank: int
     ) -> int | None:
-        """Load the step that the operator found in members' memory, and start to commit it; None if there is none,
-        or nothing newer than HEAD, or it is not whole, so that the store is to be read."""
+        """Load the step that the operator found in members' memory, and start to commit it. None if the store is to
+        be read instead: there is no such step, it is not newer than HEAD, or it is not complete."""
         found = self.replicas.resume if self.replicas is not None else None
         if self.replicas is None or found is None:
             return None
@@ -100,13 +113,13 @@ class StateRestorer:
         try:
             loaded = checkpointer.load_replica(tensors, self.replicas, found, frozen=state.frozen())
         except CheckpointError as error:
-            if newest is None:  # some tensors may be filled already, and nothing else is there to fill them
+            if newest is None:  # some tensors may be filled already, and there is no commit to fill them from
                 raise StorageUnavailable(
                     f"Step {found.step} could not be read from members' memory, and none is committed. {error}"
                 ) from error
             self.reports.warn(
-                f"Step {found.step} could not be read from members' memory; training goes on from {newest.step}, "
-                f"which is committed. {error}"
+                f"Step {found.step} could not be read from members' memory; training continues from step "
+                f"{newest.step}, which is committed. {error}"
             )
             return None
         self._restore(state, tensors, loaded, seed=seed, rank=rank)
@@ -131,12 +144,12 @@ class StateRestorer:
         state: TrainingState,
         sleep: Callable[[float], None] = time.sleep,
     ) -> tuple[dict[str, Any], Loaded]:
-        """The tensors of the newest commit that is whole; `newest` is set to it. A store that doesn't answer is
-        waited for."""
-        return patiently(
+        """The tensors of the newest commit that is not damaged; `newest` is set to it. A store that does not answer
+        is retried."""
+        return retry(
             lambda: self._load_whole(checkpointer, newest, state),
-            may_pass=lambda error: isinstance(error, StorageUnavailable),
-            failed=self.reports.failed,
+            when=lambda error: isinstance(error, StorageUnavailable),
+            on_error=self.reports.failed,
             sleep=sleep,
         )
 
@@ -147,13 +160,13 @@ class StateRestorer:
         try:
             return tensors, checkpointer.load(tensors, newest, frozen=state.frozen())
         except CorruptCheckpoint as error:
-            logger.warning("%s Looking for an older commit that is whole.", error)
+            logger.warning("%s Looking for an older commit that is not damaged.", error)
             self.newest = checkpointer.latest(verify=True)
             if self.newest is None:
                 raise
             loaded = checkpointer.load(tensors, self.newest, frozen=state.frozen())
             self.reports.warn(
-                f"The checkpoint at step {newest.step} is damaged, and training went on from the one before it, "
+                f"The checkpoint at step {newest.step} is damaged, and training continues from the one before it, "
                 f"step {loaded.step}. {error}"
             )
             self.reports.failed(error)

@@ -1,4 +1,4 @@
-"""Saving the state of a run: in the background, before a drain ends, and after the last step."""
+"""Saving the state of a run: in the background, at a drain, and after the last step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from spottrain.data import random_state
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
-from spottrain.recovery.store_retries import may_pass, patiently
+from spottrain.recovery.store_retries import may_succeed_later, retry
 from spottrain.recovery.training_state import TrainingState
 from spottrain_api.contract import CheckpointTimings
 
 logger = logging.getLogger(__name__)
 
-# A save counts as slow, until it ends, after so many times its forecast, and not before so many seconds; if there is
-# no forecast, after the last.
+# A save is reported as slow after SLOW_FACTOR times its forecast, but not before SLOW_SECONDS; without a forecast,
+# after SLOW_AT_FIRST_SECONDS.
 SLOW_FACTOR = 5.0
 SLOW_SECONDS = 60.0
 SLOW_AT_FIRST_SECONDS = 300.0
@@ -32,14 +32,14 @@ class _UnderWay:
 
     handle: SaveHandle
     forecast_seconds: float | None
-    """Of before it started."""
+    """Made before it started."""
     is_slow: bool = False
     """Whether that was reported."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StateSaver:
-    """Saves the state of a run, one rank's part of it, to the store and to peers' memory.
+    """Saves one rank's part of a run's state, to the store and to peers' memory.
 
     `prepare`, `save`, `save_last`, `save_in_background`, `replicate` and `share_failures` are collectives. Without a
     checkpointer nothing is saved.
@@ -52,12 +52,12 @@ class StateSaver:
     replicas: Replicas | None = None
     slow_seconds: float = SLOW_SECONDS
     committed_step: int = 0
-    """The newest step that is known, on all ranks, to be committed."""
+    """The newest step of which all ranks know that it is committed."""
     _under_way: _UnderWay | None = None
     _is_prepared: bool = False
 
     def prepare(self, state: TrainingState, step: int) -> None:
-        """Get ready for the first save, which may be the drain's, once a step or a resume has made the optimizer's
+        """Prepare the first save, which may be the drain's, once a step or a resume has created the optimizer's
         state. A collective the first time; raises UnsupportedState, as the save would."""
         if self.checkpointer is not None and step > 0 and not self._is_prepared:
             self._is_prepared = True
@@ -68,11 +68,11 @@ class StateSaver:
         return not self._is_saving() and self.schedule.is_due()
 
     def forecast_seconds(self) -> float | None:
-        """How long a save would take that is started now; None before that is known."""
+        """How long a save would take that starts now; None before a cost is known."""
         return self.schedule.forecast_seconds(is_saving=self._is_saving())
 
     def save_in_background(self, state: TrainingState, step: int) -> None:
-        """Start a save; skipped, on all ranks, while the save before is under way."""
+        """Start a save. All ranks skip it if the save before is still under way."""
         if self.checkpointer is None:
             return
         cost = self.schedule.cost
@@ -82,7 +82,7 @@ class StateSaver:
             self.schedule.started()
 
     def poll(self) -> None:
-        """Note what became of the save in the background."""
+        """Report the save in the background, if it has ended or is slow. Raises Fenced."""
         if self._under_way is None:
             return
         if self._is_saving():
@@ -99,16 +99,25 @@ class StateSaver:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the others haven't heard of it yet."""
+        """Whether this rank's part of the newest save has failed, and the other ranks do not know it yet."""
         return self.checkpointer is not None and self.checkpointer.has_failed
 
     def share_failures(self) -> None:
         """Let rank 0 give up the newest save if another rank's part of it has failed."""
         if self.checkpointer is not None:
-            self.checkpointer.hear_of_failures()
+            self.checkpointer.share_failures()
 
     def save(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
-        """Save this step, unless it is committed, and return when it is. Raises CheckpointError."""
+        """Save this step, and return when it is committed. Does nothing if it is committed already.
+
+        Args:
+            state: What to save.
+            step: Steps completed.
+            seconds_left: Time until the deadline of a drain.
+
+        Raises:
+            CheckpointError: The step is not committed.
+        """
         if self.checkpointer is None or step <= self.committed_step:
             return
         self.reports.saving()
@@ -123,13 +132,13 @@ class StateSaver:
         self.committed_step = step
 
     def save_last(self, state: TrainingState, step: int) -> None:
-        """Save the last step. Nothing is left to train meanwhile, so that a store that doesn't answer is waited for;
-        the ranks agree on how a save ended. Raises CheckpointError."""
-        patiently(lambda: self.save(state, step), may_pass=may_pass, failed=self.reports.failed)
+        """Save the last step. A store that does not answer is retried, as nothing is left to train meanwhile; the
+        ranks agree on how each save ended. Raises CheckpointError."""
+        retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed)
 
     def fits(self, step: int, seconds_left: float) -> bool:
-        """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks. If it can't, only
-        the save under way may still end, and that is waited for."""
+        """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks. If it cannot, this
+        waits for the save under way."""
         if self.checkpointer is None or step <= self.committed_step or self.schedule.fits(seconds_left):
             return True
         self.checkpointer.settle(max(0.0, seconds_left))
@@ -148,7 +157,7 @@ class StateSaver:
         return self.replicas is not None and self.replicas.is_due(step, self.reports.step_seconds)
 
     def replicate(self, state: TrainingState, step: int) -> None:
-        """Start to replicate into peers' memory in the background."""
+        """Start a replica in peers' memory, in the background."""
         if self.replicas is None:
             return
         started = time.monotonic()
@@ -162,7 +171,7 @@ class StateSaver:
         self.reports.intervals()
 
     def clean_up(self) -> None:
-        """Drop what `retention` doesn't keep. What is left over costs space only, so that an error is no failure."""
+        """Delete what `retention` does not keep. An error is only logged: what is left over costs space alone."""
         if self.checkpointer is None:
             return
         try:
@@ -195,7 +204,7 @@ class StateSaver:
         self.reports.saved(handle, timings)
 
     def _rest(self, state: TrainingState) -> dict[str, Any]:
-        """What a save takes beside the tensors."""
+        """Arguments of a save besides the tensors."""
         return {
             "frozen": state.frozen(),
             "extra": self._extra(state),
@@ -203,6 +212,6 @@ class StateSaver:
         }
 
     def _extra(self, state: TrainingState) -> dict[str, Any]:
-        """With the cost, so that the next generation has a forecast before its first save."""
+        """The state's plain values, and the cost: so the next generation has a forecast before its first save."""
         cost = self.schedule.cost
         return {**state.extra(), "checkpoint_cost": asdict(cost) if cost is not None else None}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from spottrain.recovery.interval import CheckpointCost, CommitInterval
 
-# How much longer than forecast a save may take that starts at the last safe moment; and how many steps pass from a
-# rank's ballot until the ranks stop, with one for good measure.
+# A save that starts at the last safe moment may take SAFETY_FACTOR times its forecast and SAFETY_SECONDS more. From a
+# rank's ballot until the ranks stop, two steps pass; BALLOT_STEPS has one to spare.
 SAFETY_FACTOR = 1.5
 SAFETY_SECONDS = 1.0
 BALLOT_STEPS = 3
@@ -16,15 +16,15 @@ BALLOT_STEPS = 3
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointSchedule:
-    """When one rank of a generation saves next. It learns what a save costs from those that were made."""
+    """When one rank of a generation saves next. It learns the cost of a save from the saves before."""
 
     interval: CommitInterval
     waits_for_last_safe_moment: bool = False
     """`checkpoint.onNotice: lastSafe`."""
     cost: CheckpointCost | None = None
-    """Of the saves so far, those of earlier generations included; None before the first."""
+    """Cost of the saves so far, also in earlier generations; None before the first."""
     agreed_seconds: float | None = None
-    """Rank 0's forecast of a save, as all ranks have heard it."""
+    """Rank 0's forecast of a save, which all ranks know."""
     _started_at: float = field(default_factory=time.monotonic)
 
     def started(self) -> None:
@@ -36,11 +36,11 @@ class CheckpointSchedule:
         return time.monotonic() - self._started_at
 
     def learn(self, cost: CheckpointCost) -> None:
-        """Note what the newest save took."""
+        """Take the cost of the newest save into account."""
         self.cost = cost if self.cost is None else self.cost.updated(cost)
 
     def is_due_at_step(self, step: int) -> bool:
-        """Whether to save after this step for its number alone; the same on every rank."""
+        """Whether to save after this step because of its number; the same on every rank."""
         return self.interval.due_at_step(step)
 
     def is_due(self) -> bool:
@@ -48,23 +48,23 @@ class CheckpointSchedule:
         return self.interval.due_after(self.seconds_since_start(), self.cost)
 
     def forecast_seconds(self, *, is_saving: bool) -> float | None:
-        """How long a save would take that is started now, after the one under way if `is_saving`; None before the
-        cost is known. Rank 0's counts, as its saves end when those of all ranks do."""
+        """How long a save would take that starts now, after the one under way if `is_saving`; None before the cost is
+        known. Rank 0's forecast counts, because its saves end when those of all ranks have ended."""
         if self.cost is None:
             return None
         total = self.cost.total_seconds
         return total + max(0.0, total - self.seconds_since_start()) if is_saving else total
 
     def last_safe_seconds(self, step_seconds: float | None) -> float | None:
-        """How long before a deadline the ranks have to agree on the last save; None: at once."""
+        """How long before a deadline the ranks have to agree on the last save. None: they agree at once."""
         if not self.waits_for_last_safe_moment or self.agreed_seconds is None or step_seconds is None:
             return None
         return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS
 
     def fits(self, seconds_left: float) -> bool:
-        """Whether a save can end in so many seconds, by the agreed forecast; the same on all ranks."""
+        """Whether a save can end within so many seconds, by the agreed forecast; the same on all ranks."""
         return self.agreed_seconds is None or self.agreed_seconds <= seconds_left
 
     def explain(self) -> str:
-        """The interval and why it is that, for the status."""
+        """The interval and the reason for it, for the status."""
         return self.interval.explain(self.cost)

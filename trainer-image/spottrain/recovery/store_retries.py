@@ -1,4 +1,4 @@
-"""How long a store that doesn't answer is waited for, where nothing can go on without it."""
+"""Retrying what needs the store, if nothing can go on without it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,42 @@ from spottrain.checkpoint.errors import CheckpointError, Fenced, StepBehind, Sto
 
 T = TypeVar("T")
 
-# Between tries to commit the last step, or to read the newest commit at the start, in seconds: five minutes in all.
+# Between tries to save the last step, or to read the newest commit at the start, in seconds: five minutes in all.
 PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 
-def patiently(
+def retry(
     work: Callable[[], T],
     *,
-    may_pass: Callable[[CheckpointError], bool],
-    failed: Callable[[CheckpointError], None],
+    when: Callable[[CheckpointError], bool],
+    on_error: Callable[[CheckpointError], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `work` returns, which is tried again after each of PAUSES where its error may pass; `failed` hears of
-    those, and `sleep` waits between. Raises CheckpointError, and what `sleep` raises."""
+    """Call `work` until it succeeds, at most once more than there are `PAUSES`.
+
+    Args:
+        work: Raises CheckpointError if it fails.
+        when: Whether to retry after this error.
+        on_error: Hears of each error that is followed by a retry.
+        sleep: Waits so many seconds before a retry.
+
+    Returns:
+        What `work` returned.
+
+    Raises:
+        CheckpointError: `work` failed for the last time, or with an error after which `when` says no.
+    """
     for pause in PAUSES:
         try:
             return work()
         except CheckpointError as error:
-            if not may_pass(error):
+            if not when(error):
                 raise
-            failed(error)
+            on_error(error)
         sleep(pause)
     return work()
 
 
-def may_pass(error: CheckpointError) -> bool:
+def may_succeed_later(error: CheckpointError) -> bool:
     """Whether the same save may succeed a little later."""
     return not isinstance(error, Fenced | StepBehind | StorageDenied | UnsupportedState)

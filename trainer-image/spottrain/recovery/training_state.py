@@ -1,4 +1,4 @@
-"""The state of a run: everything that makes a resumed run the same run."""
+"""The state of a run: what a commit holds, and what a resume restores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spottrain.data import random_state
 from spottrain.engines import Engine
 from spottrain_api.contract import StrategyChoice
 
-# Where commits have what `strategy: auto` came to.
+# Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"
 
 
@@ -32,35 +32,46 @@ class Stateful(Protocol):
 class TrainingState:
     """Everything that makes a resumed run the same run.
 
-    `identity` is what may not differ between the run that saved and the one that resumes, such as the seed
-    and the number of samples. `stateful` are further parts, the same on all ranks; those that the checkpoint
-    doesn't know begin anew.
+    Attributes:
+        engine: Holds model and optimizer.
+        scheduler: The schedule of learning rates; None if there is none.
+        identity: What must not differ between the run that saved and the run that resumes, such as the seed and the
+            number of samples.
+        model_config: Configuration of a Hugging Face model, for exports.
+        peft: Adapters of a PEFT model, for exports; on rank 0.
+        engine_name: "ddp", "fsdp" or "deepspeed"; None if a framework has spread the model.
+        strategy: What `strategy: auto` chose.
+        total_steps: Steps of the whole run, once the script has said how many.
+        stateful: Further parts, the same on all ranks. A part that the checkpoint does not hold starts afresh.
     """
 
     engine: Engine
     scheduler: LRScheduler | None
     identity: dict[str, Any]
-    model_config: dict[str, Any] | None = None  # of a Hugging Face model, for exports
-    peft: dict[str, Any] | None = None  # of a PEFT model, for exports; on rank 0
-    engine_name: str | None = None  # ddp, fsdp or deepspeed; None for a framework's own
-    strategy: StrategyChoice | None = None  # of `strategy: auto`
+    model_config: dict[str, Any] | None = None
+    peft: dict[str, Any] | None = None
+    engine_name: str | None = None
+    strategy: StrategyChoice | None = None
+    total_steps: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Any]:
-        """Model and optimizer as DCP wants them, sharded as they are."""
+        """Model and optimizer in the form that DCP expects, with their shards."""
         return self.engine.state()
 
     def frozen(self) -> set[str]:
-        """Names of the tensors that aren't trained, as the checkpointer has them."""
+        """Names of the tensors that are not trained, as in the checkpointer."""
         return {f"model.{name}" for name in self.engine.frozen()}
 
     def extra(self) -> dict[str, Any]:
+        """What a commit holds besides tensors: plain values, the same on all ranks."""
         scheduler = _with_numbers(self.scheduler.state_dict()) if self.scheduler is not None else None
         extra = {
             "identity": self.identity,
             "scheduler": scheduler,
             "model_config": self.model_config,
             "engine": self.engine_name,
+            "total_steps": self.total_steps,
             "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
         }
         if self.peft is not None:
@@ -70,6 +81,7 @@ class TrainingState:
         return extra
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
+        """Take over a checkpoint that was loaded into `tensors`, the random numbers included. A collective."""
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             saved = _with_tensors(loaded.extra["scheduler"], self.scheduler.state_dict())
@@ -83,7 +95,7 @@ class TrainingState:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
     def learning_rates(self) -> list[float]:
-        """Those of the optimizer's groups, where a schedule sets them."""
+        """Learning rates of the optimizer's groups; empty if no schedule sets them."""
         return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups] if self.scheduler else []
 
     def set_learning_rates(self, rates: list[float]) -> None:
@@ -95,34 +107,41 @@ class TrainingState:
                 group["lr"] = rate
 
     def check(self, extra: dict[str, Any], step: int) -> None:
-        """Raises CheckpointMismatch where the saved run had another identity."""
+        """Raises CheckpointMismatch if the saved run had a different identity."""
         for name, now in self.identity.items():
             before = extra["identity"].get(name)
             if before != now:
                 raise CheckpointMismatch(
                     f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
-                    "set it back, or use another checkpoint.uri to start afresh."
+                    "set it back, or use a different checkpoint.uri to start afresh."
                 )
 
     def changes(self, loaded: Loaded) -> Iterator[str]:
-        """What is other than in the run that saved, though this one may go on from there; as sentences."""
+        """Sentences about differences from the run that saved, with which this run can continue."""
         before, now = loaded.extra.get("engine"), self.engine_name
         if None not in (before, now) and before != now:
             yield (
-                f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training went on "
+                f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training continues "
                 f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
+            )
+        length, new_length = loaded.extra.get("total_steps"), self.total_steps
+        if self.scheduler is not None and None not in (length, new_length) and length != new_length:
+            yield (
+                f"The checkpoint at step {loaded.step} is of a run of {length} steps, and this run has {new_length}. "
+                "Learning rates of spottrain.schedules follow the new length from the next step on; other schedules "
+                "may keep the old one."
             )
         if loaded.replaced:
             first, *more = (name.removeprefix("model.") for name in loaded.replaced)
             which = f"{first} and {len(more)} more" if more else first
             yield (
                 f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
-                f"which replace them: {which}. To train with the script's own, use another checkpoint.uri."
+                f"which replace them: {which}. To train with the script's own, use a different checkpoint.uri."
             )
 
 
 def _with_numbers(state: Any) -> Any:
-    """A schedule's state in plain values; where learning rates are tensors, so are parts of it."""
+    """A schedule's state in plain values. If learning rates are tensors, parts of the state are, too."""
     if isinstance(state, torch.Tensor):
         return state.item()
     if isinstance(state, dict):
@@ -131,8 +150,8 @@ def _with_numbers(state: Any) -> Any:
 
 
 def _with_tensors(saved: Any, now: Any) -> Any:
-    """What `_with_numbers` returned, with tensors where the state of the same schedule has them `now`: a rate
-    computed with numbers would round differently."""
+    """Undo `_with_numbers`: make tensors of the values that are tensors in the state of the same schedule `now`. A
+    rate computed from numbers would round differently."""
     if isinstance(now, torch.Tensor):
         return torch.tensor(saved, dtype=now.dtype, device=now.device)
     if isinstance(saved, dict) and isinstance(now, dict):
@@ -143,7 +162,7 @@ def _with_tensors(saved: Any, now: Any) -> Any:
 
 
 def model_config(model: nn.Module) -> dict[str, Any] | None:
-    """What a Hugging Face model says of itself (`model.config`), as in its config.json; None for others."""
+    """Configuration of a Hugging Face model (`model.config`), as in its config.json; None for other models."""
     as_json = getattr(getattr(model, "config", None), "to_json_string", None)
     if as_json is None:
         return None

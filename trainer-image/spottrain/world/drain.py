@@ -31,7 +31,7 @@ class DrainFlag:
         self._monotonic = monotonic
         self._deadline: tuple[datetime, float] | None = None  # as the request has it, and by the monotonic clock
         self._seen_at: datetime | None = None
-        self._told = False
+        self._is_reported = False
 
     def catch_sigterm(self) -> None:
         """Take SIGTERM as a request to drain: from torchrun, or from an agent that sends it to any script."""
@@ -47,8 +47,8 @@ class DrainFlag:
             if self._can_wait(last_safe_seconds):
                 return False
             self._seen_at = self._now()
-        if self._seen_at is not None and not self._told:
-            self._told = True
+        if self._seen_at is not None and not self._is_reported:
+            self._is_reported = True
             self._on_seen(self._seen_at)
         return self._seen_at is not None
 

@@ -111,7 +111,7 @@ def gloo_group() -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT))
 
 
-def meet(groups: Groups) -> None:
+def barrier(groups: Groups) -> None:
     """Wait until all ranks are here: one that is still at work would see another's leaving as a loss."""
     if groups.agreement is None:
         return

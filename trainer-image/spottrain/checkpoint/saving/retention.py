@@ -1,7 +1,7 @@
-"""Which commits are kept, and clean-up that can't delete what may still be needed.
+"""Which commits are kept, and a clean-up that can't delete what may still be needed.
 
-An attempt is deleted only for what is known about it (HEAD dropped it, or nobody who could still commit it
-is left), never because something is missing. Its frozen weights stay for as long as a commit refers to them.
+An attempt is deleted only for what is known about it, never because something is missing: HEAD dropped it, or no
+process is left that could still commit it. Its frozen weights stay as long as a commit refers to them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Keep the newest `last` commits (at least one) and the first at or after each multiple of `every`, as few fall
-    on one: not those by the clock, nor those of drains."""
+    """Which commits to keep: the newest ones, and milestones.
+
+    A milestone is the first commit at or after a multiple of `every`, because few commits fall on a multiple: neither
+    those that the clock sets off nor those of drains do.
+    """
 
     last: int = 2
     every: int | None = None
 
     def kept(self, commits: tuple[Commit, ...]) -> set[str]:
-        """The attempts to keep of `commits`, which are newest first."""
+        """The prefixes of the attempts to keep. `commits` are newest first."""
         newest = commits[: max(self.last, 1)]
         milestones = {c.step // self.every: c for c in commits if c.step >= self.every} if self.every else {}
         return {commit.attempt for commit in (*newest, *milestones.values())}
 
 
 def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) -> int:
-    """Drop what `retention` doesn't keep and what unfinished saves left; the number of objects deleted.
+    """Drop the commits that `retention` doesn't keep, and delete what unfinished saves have left.
 
-    HEAD is changed before anything is deleted, so it never names what is gone. Raises Fenced, having
-    deleted nothing, if a newer generation has taken over.
+    HEAD changes before anything is deleted, so that it never names what is gone.
+
+    Args:
+        storage: The store.
+        generation: The generation that cleans up.
+        retention: Which commits to keep.
+
+    Returns:
+        The number of objects that were deleted.
+
+    Raises:
+        Fenced: A newer generation has taken over. Nothing was deleted.
     """
     head = prune(storage, generation, retention.kept)
 
@@ -51,7 +64,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
         return not (key.endswith(FROZEN_SUFFIX) and head.holds(attempt.prefix))
 
     def is_settled(key: str) -> bool:
-        # Nobody uploads to a commit any more: what is unfinished there is of a writer that was lost, and replaced.
+        # Nobody uploads to a commit any more. An unfinished upload there is that of a writer that was lost.
         attempt = Attempt.of_key(key)
         return is_over(key) or (attempt is not None and head.holds(attempt.prefix))
 
@@ -61,7 +74,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
 
 
 class BackgroundCleanUp:
-    """Cleans up beside the training and the saves, which may need their thread for the next one."""
+    """Cleans up in a thread of its own, because the next save may need the thread of the saves."""
 
     def __init__(self, storage: CheckpointStorage, generation: int, retention: Retention) -> None:
         self._storage = storage
@@ -71,7 +84,7 @@ class BackgroundCleanUp:
         self._waiting = threading.Event()
 
     def start(self) -> None:
-        """Returns at once. One that is under way is followed by one more, however often this is called meanwhile."""
+        """Start a clean-up, and return at once. While one runs, any number of calls starts only one more."""
         if not self._waiting.is_set():
             self._waiting.set()
             self._background.submit(self._run)
@@ -81,16 +94,16 @@ class BackgroundCleanUp:
         try:
             clean_up(self._storage, self._generation, self._retention)
         except CheckpointError as error:
-            # What is left over costs space only; the next clean-up finds it again.
+            # What is left only costs space. The next clean-up finds it again.
             logger.warning("Old checkpoints could not be deleted: %s", error)
 
 
 def _is_over(attempt: Attempt, head: Head) -> bool:
-    """Whether no commit is, or can ever become, this attempt."""
+    """Whether this attempt is not a commit and can't become one any more."""
     newest = head.newest
     if newest is None or any(commit.attempt == attempt.prefix for commit in head.commits):
         return False
     if attempt.generation < head.fence:
         return True
-    # The same generation saves one step at a time, upwards.
+    # A generation saves one step at a time, and steps only go up.
     return attempt.generation == newest.generation and attempt.step < newest.step

@@ -1,4 +1,4 @@
-"""What the training knows of a save that runs in the background."""
+"""What the training loop knows about a save that runs in the background."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ class SaveHandle:
         self.bytes = size
         """Bytes that this rank writes."""
         self.writes_frozen_weights = writes_frozen_weights
-        """Whether the ranks write more than they will with the next saves."""
+        """Whether this save writes frozen weights, so that the ranks write more than with the next saves."""
         self.staging_seconds = staging_seconds
-        """How long the training loop stood still for it, agreement and planning included."""
+        """How long the training loop waited for it, including agreement and planning."""
         self.upload_seconds: float | None = None
         """From the end of staging until this rank's data and receipt were stored."""
         self.commit_seconds: float | None = None
-        """On rank 0: from then until HEAD named the checkpoint, waiting for the other ranks included."""
+        """On rank 0: from then until HEAD named the checkpoint, including the wait for the other ranks."""
         self.commit: Commit | None = None
         """Known on rank 0 and, after a synchronous save, on every rank."""
         self.shared: Shared | None = None
         """On rank 0: the frozen weights that `proposed` refers to."""
         self.proposed: Commit | None = None
-        """On rank 0: the commit that it has proposed for HEAD. HEAD may name it, even if the save has failed."""
+        """On rank 0: the commit that it proposed for HEAD. HEAD may name it, even if the save has failed."""
         self.error: CheckpointError | None = None
         self.given_up: CheckpointError | None = None
-        """What other ranks' parts of it failed with, once the ranks have told each other."""
+        """Why other ranks' parts failed, once the ranks have exchanged it."""
         self._gave_up = threading.Event()
         self._finished = threading.Event()
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part has ended, well or not."""
+        """Whether this rank's part has ended, successfully or not."""
         return self._finished.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> Commit | None:
         """Wait until this rank's part has ended. Raises the CheckpointError that the save ended with."""
         if not self._finished.wait(timeout_seconds):
-            raise SaveFailed(f"The checkpoint at step {self.step} was not finished in {timeout_seconds} s.")
+            raise SaveFailed(f"The checkpoint at step {self.step} was not finished within {timeout_seconds} s.")
         if self.error is not None:
             raise self.error
         return self.commit
 
     def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait until this rank's part has ended, well or not, or until the time is over."""
+        """Wait until this rank's part has ended, successfully or not, or until the time is over."""
         self._finished.wait(timeout_seconds)
 
     def give_up(self, error: CheckpointError) -> None:
-        """Wait no longer for receipts that won't come. Changes nothing where all of them were there already."""
+        """Stop waiting for receipts that won't come. It changes nothing if all of them were there already."""
         self.given_up = error
         self._gave_up.set()
 
     def pause(self, seconds: float) -> None:
-        """Let so much time pass; raises what `give_up` was told as soon as that is known."""
+        """Wait so long. Raises the error of `give_up` as soon as it is called."""
         if self._gave_up.wait(seconds) and self.given_up is not None:
             raise self.given_up
 
     def finish(self, error: CheckpointError | None = None) -> None:
-        """Called once by the save itself."""
+        """Set the end of the save. The save itself calls this once."""
         self.error = error
         self._finished.set()

@@ -37,28 +37,28 @@ class SaveTask:
     attempt: Attempt
     handle: SaveHandle
     write: Callable[[str], DataFile]
-    """Stores what was staged under a key."""
+    """Stores the staged bytes under a key."""
     write_frozen: Callable[[str], DataFile] | None = None
-    """The same for frozen weights, where this rank writes any."""
+    """The same for frozen weights, if this rank writes any."""
     shared: Shared = field(default_factory=Shared)
-    """On rank 0: frozen weights in older attempts, which this one refers to."""
+    """On rank 0: frozen weights in older attempts that this save refers to."""
     receipt: Receipt
     tree: Any
     extra: Any
     resumed_from_step: int | None
     receipts_timeout_seconds: float
     clean_up: Callable[[], None] | None
-    """Begins a clean-up, after a commit."""
+    """Starts a clean-up, after a commit."""
     make_room: Callable[[], None] | None = None
-    """Begins one after a save that was given up, maybe for want of room: what older generations left unfinished, and
-    what isn't kept any more, would else stay for as long as no save succeeds."""
+    """Starts a clean-up after a save that was given up, maybe because the store is full. Otherwise, what older
+    generations left unfinished and commits that aren't kept any more would stay until a save succeeds."""
 
     def run(self) -> None:
         error: CheckpointError | None = SaveFailed(f"The checkpoint at step {self.attempt.step} was interrupted.")
         try:
             error = self._outcome()
         finally:
-            self.handle.finish(error)  # whatever happens: each later save would find this one under way
+            self.handle.finish(error)  # in any case: otherwise each later save would find this one under way
         if error is None and self.clean_up is not None:
             self.clean_up()
 
@@ -68,7 +68,7 @@ class SaveTask:
         except CheckpointError as error:
             failure = error
         except Exception as error:
-            # In the background nobody else would hear of it.
+            # In the background, nobody else would see it.
             logger.exception("The checkpoint at step %d failed", self.attempt.step)
             failure = SaveFailed(f"The checkpoint at step {self.attempt.step} failed: {error!r}.")
         else:
@@ -124,27 +124,28 @@ class SaveTask:
         return new
 
     def _give_up(self, error: CheckpointError) -> None:
-        """Tell rank 0 through the store, so that it need not wait for the deadline; or, as rank 0, make room."""
+        """Report the failure to rank 0 through the store, so that it doesn't wait for the deadline. Rank 0 makes
+        room."""
         try:
             if self.receipt.rank != 0:
                 self._report(error)
-            # A store that doesn't answer would not answer this either.
+            # A store that doesn't answer would not answer this, either.
             elif isinstance(error, StorageFull) or not isinstance(error, StorageError):
                 self._discard()
                 if self.make_room is not None:
                     self.make_room()
         except CheckpointError as second:
             logger.warning(
-                "The failure of the checkpoint at step %d could not be followed up: %s", self.attempt.step, second
+                "Clean-up after the failed checkpoint at step %d failed, too: %s", self.attempt.step, second
             )
         except Exception:
-            logger.exception("The failure of the checkpoint at step %d could not be followed up", self.attempt.step)
+            logger.exception("Clean-up after the failed checkpoint at step %d failed, too", self.attempt.step)
 
     def _report(self, error: CheckpointError) -> None:
         failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
         self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
-        """Delete what the ranks have written. A store that is full would be filled by saves that fail for that."""
+        """Delete what the ranks have written. Otherwise, failed saves would fill up a store that is nearly full."""
         if self.handle.proposed is None:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])

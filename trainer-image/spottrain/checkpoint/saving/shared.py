@@ -1,9 +1,9 @@
-"""Files of frozen weights, which several commits refer to.
+"""Files of frozen weights, to which several commits refer.
 
-The first save writes what the script doesn't train to files of their own in its attempt (`rank-00000.frozen.data`),
-and each manifest after it names these files, with their sizes and checksums, in place of new ones. A manifest has
-the place of every tensor, as ever; HEAD names the attempts that a commit needs beside its own, so that clean-up
-leaves their frozen weights where they are.
+The first save writes the weights that the script doesn't train to files of their own (`rank-00000.frozen.data`) in
+its attempt. Later manifests name these files, with sizes and checksums, instead of new ones. A manifest still has the
+place of every tensor. HEAD names the attempts that a commit needs besides its own, so that clean-up leaves their
+frozen weights where they are.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Tensors that are stored, and the files that they lie in."""
+    """Tensors that are stored, and the files that hold them."""
 
     files: tuple[SharedFile, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """Their chunks have the number of a file in `files`."""
+    """Their chunks hold the number of a file in `files`."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Shared:
-        """What a commit has in such files."""
+        """The frozen weights that a commit refers to."""
         first = manifest.world_size
         numbers = {first + index: index for index in range(len(manifest.shared))}
         tensors = {
@@ -38,7 +38,7 @@ class Shared:
 
     @classmethod
     def written(cls, attempt: str, receipts: Sequence[Receipt]) -> Shared:
-        """What the ranks have written to such files in this attempt. Raises CorruptCheckpoint."""
+        """The frozen weights that the ranks have written in this attempt. Raises CorruptCheckpoint."""
         files = [SharedFile(attempt=attempt, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
         numbers = {file.rank: index for index, file in enumerate(files)}
         tensors = index_tensors(entry for receipt in receipts for entry in receipt.frozen_entries)
@@ -58,19 +58,20 @@ class Shared:
         return Shared(files=self.files + other.files, tensors={**self.tensors, **other.beyond(len(self.files))})
 
     def beyond(self, first: int) -> dict[str, Tensor]:
-        """The tensors as they are where the files are counted from `first` on."""
+        """The tensors, with the numbers of their files counted from `first`."""
         numbers = {index: first + index for index in range(len(self.files))}
         return {name: _renumbered(tensor, numbers) for name, tensor in self.tensors.items()}
 
     def check(self, storage: CheckpointStorage) -> None:
-        """Raises SharedWeightsGone where a file isn't there as it was written."""
+        """Check that the store holds every file, with its size. Raises SharedWeightsGone."""
         for attempt in {file.attempt for file in self.files}:
             sizes = dict(storage.list(attempt))
             for file in self.files:
                 if file.attempt == attempt and sizes.get(file.key) != file.file.size:
                     raise SharedWeightsGone(
                         f"{file.key}, which holds frozen weights of the newest commits, is missing or cut short in "
-                        "the checkpoint store. The next save writes them anew; see who else deletes objects there."
+                        "the checkpoint store. The next save writes them again. Find out who else deletes objects "
+                        "there."
                     )
 
 

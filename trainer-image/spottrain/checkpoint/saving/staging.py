@@ -1,4 +1,4 @@
-"""The copy that the training loop waits for: tensors into one reused buffer of host memory."""
+"""The copy that the training loop waits for: tensors go into one reused buffer of host memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Bytes in a file that has no name, so that nothing is left of it whatever happens; others map it by its
-    descriptor. Both are there for as long as this is."""
+    """Bytes in a file without a name, so that nothing of it is ever left behind. Other processes map it by its
+    descriptor. Both live as long as this object."""
 
     content: torch.Tensor
     descriptor: int
 
     @classmethod
     def of(cls, size: int) -> SharedMemory:
-        """With its pages touched, and pinned where this process uses CUDA."""
+        """Create it, with its pages touched, and pinned if this process uses CUDA."""
         descriptor = os.memfd_create("spottrain-staging")
         try:
             os.truncate(descriptor, size)
@@ -38,7 +38,7 @@ class SharedMemory:
             raise
         weakref.finalize(found.content, os.close, descriptor)
         found.content.zero_()
-        # Not where a GPU is only there: a process that has nothing on it would be given a context on it.
+        # Only if the process uses the GPU already: otherwise pinning would create a context there.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(found.content)
         return found
@@ -57,7 +57,7 @@ class StagingBuffer:
     """Host memory for one save at a time, laid out as the rank's data file."""
 
     def __init__(self) -> None:
-        self._memory = SharedMemory.of(1)  # none can be empty
+        self._memory = SharedMemory.of(1)  # a mapping can't be empty
         self._plan: RankPlan | None = None
         self._targets: list[torch.Tensor] = []
 
@@ -67,7 +67,7 @@ class StagingBuffer:
         return self._memory
 
     def prepare(self, plan: RankPlan) -> None:
-        """Have room for `plan` and touch its pages, so that the next `stage` is only the copy."""
+        """Allocate memory for `plan` and touch its pages, so that the next `stage` only copies."""
         if plan is self._plan:
             return
         if self._memory.content.numel() < plan.size:
@@ -81,7 +81,7 @@ class StagingBuffer:
         self._plan = plan
 
     def stage(self, plan: RankPlan, tensors: Tensors) -> Staged:
-        """Copy what `plan` writes."""
+        """Copy what `plan` writes. The bytes are valid until the next call."""
         self.prepare(plan)
         sources = written_tensors(plan, tensors)
         for target, source in zip(self._targets, sources, strict=True):
@@ -93,13 +93,13 @@ class StagingBuffer:
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """As torch's own shared staging does (torch.distributed._state_dict_utils). A node that can't is only slower."""
+    """Pin as torch's own shared staging does (torch.distributed._state_dict_utils). Without it, copies are slower."""
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     try:
         torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
     except torch.cuda.CudaError as error:
-        logger.warning("The %d bytes that checkpoints are staged in can't be pinned: %s.", memory.nbytes, error)
-        # CUDA tells of it once more, to whichever kernel is started next.
+        logger.warning("The %d bytes of memory that stage checkpoints can't be pinned: %s.", memory.nbytes, error)
+        # CUDA reports the error once more, to the next kernel that starts.
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device="cuda")
         return

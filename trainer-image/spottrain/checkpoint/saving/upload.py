@@ -1,4 +1,4 @@
-"""How staged bytes get to the store."""
+"""The way of staged bytes to the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Upload:
-    """By the writer process, for as long as it lives, and then by this rank."""
+    """Uploads by the writer process as long as it lives, and after that from this rank."""
 
     def __init__(self, storage: CheckpointStorage, writer: WriterProcess | None, *, rank: int) -> None:
         self._storage = storage
@@ -23,8 +23,8 @@ class Upload:
         self._rank = rank
 
     def connect(self, memory: SharedMemory) -> None:
-        """Have rank and writer process reach the store ahead of the first save, and the writer map what it will
-        write."""
+        """Let rank and writer process connect to the store ahead of the first save, and let the writer map the
+        memory."""
         try:
             if (writer := self._writer) is not None:
                 writer.prepare(memory.descriptor)
@@ -32,10 +32,10 @@ class Upload:
         except WriterLost as error:
             self._lose_writer(error)
         except CheckpointError as error:
-            logger.info("The first save will find the store as it is: %s", error)
+            logger.info("Connecting to the checkpoint store ahead of the first save failed: %s", error)
 
     def write(self, staged: Staged, key: str) -> DataFile:
-        """Store what was staged. Raises CheckpointError."""
+        """Store the staged bytes. Raises CheckpointError."""
         if (writer := self._writer) is not None and len(staged.data):
             try:
                 return writer.write(key, staged.memory.descriptor, len(staged.data))

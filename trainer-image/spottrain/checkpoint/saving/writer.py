@@ -1,15 +1,14 @@
-"""Who writes the staged bytes to the store: a process beside the rank, outside of the interpreter that trains.
+"""The writer: a process beside the rank, outside of the interpreter that trains, that uploads the staged bytes.
 
-It is forked while the rank has neither threads nor a CUDA context (the agent does so before the script runs), waits
-at a socket, and maps the rank's staging memory by its descriptor. Receipts and commits stay the rank's: what the
-process has written counts for nothing until the rank says so. It ends with its rank; a rank whose writer is lost, or
-that has none, writes for itself.
+It is forked while the rank has neither threads nor a CUDA context: the agent does so before the script runs. It waits
+at a socket, and maps the rank's staging memory by its descriptor. Receipts and commits stay with the rank: what the
+process has written counts only once the rank says so. It ends with its rank. A rank that has lost its writer, or has
+none, uploads for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import mmap
 import os
@@ -28,10 +27,9 @@ from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
+from spottrain_api.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class WriterLost(Exception):
@@ -39,7 +37,7 @@ class WriterLost(Exception):
 
 
 def write(storage: CheckpointStorage, data: memoryview, key: str) -> DataFile:
-    """Upload a data file, and reckon its checksums meanwhile. Raises StorageError."""
+    """Upload a data file, and compute its checksums meanwhile. Raises StorageError."""
     with ThreadPoolExecutor(1) as pool:
         checksums = pool.submit(block_checksums, data)
         if len(data):
@@ -49,7 +47,7 @@ def write(storage: CheckpointStorage, data: memoryview, key: str) -> DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoreSettings:
-    """Which store to open, and what its client goes by in the rank, where the script may have changed it."""
+    """Which store to open, and the environment of its client in the rank, where the script may have changed it."""
 
     uri: str
     endpoint_url: str | None
@@ -59,7 +57,7 @@ class _StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What to write where; the descriptor of the memory follows it. Without a key, only to get ready for that."""
+    """What to write where. The descriptor of the memory follows it. Without a key: only prepare for that."""
 
     store: _StoreSettings
     key: str | None
@@ -78,7 +76,7 @@ class WriterProcess:
 
     @classmethod
     def fork(cls) -> Self:
-        """Only for a process that has no threads and hasn't touched CUDA. Raises OSError."""
+        """Fork the process. This one must have no threads and must not have touched CUDA. Raises OSError."""
         ours, theirs = Pipe()
         pid = os.fork()
         if pid == 0:
@@ -87,8 +85,8 @@ class WriterProcess:
         return cls(pid, ours)
 
     def connect(self, uri: str, endpoint_url: str | None = None) -> None:
-        """Say which store to write to, as `open_storage` is told, and at the same time: what its client finds in the
-        environment now is what the writer goes by. It opens the store with the first `prepare` or `write`."""
+        """Set the store to write to. Call it together with `open_storage`, with the same arguments: the writer takes
+        over the environment of this moment. It opens the store with the first `prepare` or `write`."""
         folder = None
         with contextlib.suppress(OSError):
             folder = os.getcwd()
@@ -97,14 +95,24 @@ class WriterProcess:
         )
 
     def write(self, key: str, descriptor: int, size: int) -> DataFile:
-        """Have the first `size` bytes of the shared memory `descriptor` written.
+        """Write the first `size` bytes of shared memory to the store.
 
-        Raises CheckpointError, or WriterLost where the process has ended, so that nobody knows what it has done.
+        Args:
+            key: The object to write.
+            descriptor: File descriptor of the memory.
+            size: Number of bytes.
+
+        Returns:
+            Size and checksums of what was written.
+
+        Raises:
+            CheckpointError: The store refused or failed the write.
+            WriterLost: The process has ended, and nobody knows what it has done.
         """
         return self._ask(key, descriptor, size)
 
     def prepare(self, descriptor: int) -> None:
-        """Have the store opened and the shared memory mapped ahead of the first `write`. Raises as that does."""
+        """Open the store and map the shared memory ahead of the first `write`. Raises the same errors."""
         self._ask(None, descriptor, 0)
 
     def _ask(self, key: str | None, descriptor: int, size: int) -> DataFile:
@@ -116,7 +124,7 @@ class WriterProcess:
                 send_handle(self._connection, descriptor, self.pid)
                 answer: DataFile | CheckpointError = self._connection.recv()
             except BaseException as error:
-                # Whatever it was, the next answer would be the one to this request.
+                # Whatever the error, the next answer would belong to this request.
                 ending = self.close()
                 if isinstance(error, EOFError | OSError):
                     raise WriterLost(ending) from error
@@ -126,7 +134,7 @@ class WriterProcess:
         return answer
 
     def close(self) -> str:
-        """End the process, and what it is writing; returns how it has ended, as a sentence."""
+        """End the process, with any write that is under way. Returns how it ended, as a sentence."""
         if self._ending is None:
             self._connection.close()
             self._ending = f"The process that writes checkpoints {_end(self.pid)}."
@@ -135,9 +143,9 @@ class WriterProcess:
 
 def _end(pid: int) -> str:
     try:
-        # Raises where it is no child any more, so that nobody else is killed who has its number by now.
+        # Raises if it isn't a child any more: its number may belong to a different process by now.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        # Forks of the rank may hold its end of the connection, so that to close it isn't enough.
+        # Forks of the rank may hold its end of the connection, so that closing it isn't enough.
         os.kill(pid, signal.SIGKILL)
         exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -154,21 +162,21 @@ def start_writer() -> None:
     try:
         _of_rank = os.getpid(), WriterProcess.fork()
     except OSError as error:
-        logger.warning("No process could be started that writes checkpoints; the rank does so itself. (%s)", error)
+        logger.warning("The writer of checkpoints could not start; the rank writes them itself. (%s)", error)
 
 
 def started_writer() -> WriterProcess | None:
-    """What this process, and not the one that it was forked from, has started by `start_writer`."""
+    """The writer that `start_writer` started in this process, not in the one that it was forked from."""
     return _of_rank[1] if _of_rank is not None and _of_rank[0] == os.getpid() else None
 
 
 def _live(connection: Connection) -> NoReturn:
     exit_code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the rank knows when it is over
-        # The rank's files and sockets would live on with this process, and its end of the connection for ever.
+            signal.signal(number, signal.SIG_IGN)  # the rank decides when to end
+        # Otherwise, this process would keep the rank's files and sockets open, and its end of the connection.
         os.closerange(3, connection.fileno())
         os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         _Server(connection).serve()
@@ -189,7 +197,7 @@ class _Server:
         self._memory = memoryview(b"")
 
     def serve(self) -> None:
-        """Until the rank has closed the connection, or ended."""
+        """Answer requests until the rank has closed the connection, or ended."""
         while True:
             try:
                 request: _Request = self._connection.recv()
@@ -202,10 +210,10 @@ class _Server:
         try:
             data = self._mapped(descriptor)[: request.size]
             if len(data) != request.size:
-                raise ValueError(f"{request.size} bytes were to be written, and {len(data)} are there")
+                raise ValueError(f"{request.size} bytes to write, but the memory holds {len(data)}")
             storage = self._open(request.store)
             if request.key is None:
-                read_head(storage)  # for the connection
+                read_head(storage)  # opens the connection
                 return DataFile(size=0, crc32=())
             return write(storage, data, request.key)
         except CheckpointError as error:
@@ -218,7 +226,7 @@ class _Server:
             os.close(descriptor)
 
     def _mapped(self, descriptor: int) -> memoryview:
-        """The rank's staging memory, which is mostly the same as the last time: its pages are mapped once."""
+        """The rank's staging memory. It is mostly the same as the last time, so its pages are mapped once."""
         inode = os.fstat(descriptor).st_ino
         if inode != self._inode:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -233,5 +241,5 @@ def _open(store: _StoreSettings) -> CheckpointStorage:
     if store.folder is not None:
         with contextlib.suppress(OSError):
             os.chdir(store.folder)
-    # The rank has opened it before.
+    # The rank has created the folder before.
     return open_storage(store.uri, endpoint_url=store.endpoint_url, create_folder=False)

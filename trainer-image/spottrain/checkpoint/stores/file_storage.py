@@ -32,11 +32,11 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, 
 class FileStorage:
     """Implements CheckpointStorage: a write goes to a temporary file, is synced, and is renamed into place.
 
-    Names that begin with a dot are the store's own (the lock and unfinished writes) and never listed; there are none
-    before the first write, so that a folder that nobody may write to can be read.
+    Names that start with a dot belong to the store (the lock and unfinished writes) and are never listed. The store
+    creates them with its first write, so that it can read a folder that nobody may write to.
     """
 
-    # Copies from the page cache keep a processor busy; torchrun says how many ranks share them.
+    # Copies from the page cache keep a processor busy. torchrun says how many ranks share the processors.
     parallel_reads = max(1, min(8, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     def __init__(self, root: str | Path, *, create: bool = True) -> None:
@@ -44,7 +44,7 @@ class FileStorage:
         with self._sentences("create the folder" if create else "read or write"):
             if create:
                 self._root.mkdir(parents=True, exist_ok=True)
-            os.scandir(self._root).close()  # it is there, and a folder
+            os.scandir(self._root).close()  # raises unless it is a folder
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         conditional = if_match is not None or if_absent
@@ -73,7 +73,7 @@ class FileStorage:
         with self._sentences(f"list {prefix}"):
             found = sorted(self._walk(self._root / folder))
             if not found:
-                self._root.stat()  # os.walk doesn't tell a folder that is empty from a store that is gone
+                self._root.stat()  # for os.walk, an empty folder and a missing one are the same
         return (item for item in found if item[0].startswith(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -111,15 +111,15 @@ class FileStorage:
     def _rename(self, unfinished: Path, path: Path) -> None:
         folders = path.relative_to(self._root).parents
         for _ in range(10):
-            # A delete that empties a folder at the same moment may remove it between two calls.
+            # A delete that empties a folder may remove it between two calls.
             with contextlib.suppress(FileNotFoundError):
-                # All but the root: where that is gone, so is what was mounted there.
+                # Not the root: if that is gone, so is what was mounted there.
                 for folder in list(folders)[-2::-1]:
                     (self._root / folder).mkdir(exist_ok=True)
                 unfinished.replace(path)
                 _sync_folders(path.parent, self._root)
                 return
-        raise OSError(errno.ENOENT, "the folder is removed again and again by another process")
+        raise OSError(errno.ENOENT, "a different process removes the folder again and again")
 
     def _etag(self, key: str) -> str | None:
         try:
@@ -138,7 +138,7 @@ class FileStorage:
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in files:
                 path = Path(parent, name)
-                # Another process may delete what was just listed.
+                # A different process may delete what was just listed.
                 with contextlib.suppress(FileNotFoundError):
                     if not name.startswith("."):
                         yield path.relative_to(self._root).as_posix(), path.stat().st_size
@@ -156,7 +156,7 @@ class FileStorage:
             try:
                 yield
             finally:
-                # Closing is not enough: a process that was forked meanwhile, such as a data worker, has it open, too.
+                # Closing is not enough: a process that was forked meanwhile, such as a data worker, holds it open.
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
@@ -182,12 +182,12 @@ class FileStorage:
         if error.errno in _DENIED:
             return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
         if not self._root.is_dir():
-            return StorageMissing(f"{where}: it is gone. Mount or make it again, or correct checkpoint.uri.")
+            return StorageMissing(f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri.")
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
 
 
 def _read_fully(memory: memoryview, file: io.FileIO) -> int:
-    """One read gives 2 GiB at most."""
+    """Fill `memory` from a file. One read returns 2 GiB at most."""
     filled = 0
     while filled < len(memory) and (length := file.readinto(memory[filled:])):
         filled += length
@@ -199,7 +199,7 @@ def _etag_of(data: Buffer) -> str:
 
 
 def _sync_folders(folder: Path, root: Path) -> None:
-    """Make the rename and the folders that it needed durable."""
+    """Make the rename durable, and the folders that were created for it."""
     while True:
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -59,10 +59,14 @@ class GcsStorage:
         retry_seconds: float = 60.0,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials are Google's application default ones; a server of one's own gets none.
+        """Credentials are Google's application default ones. A server at `endpoint_url` gets none.
 
-        A request is sent again for `retry_seconds`, with growing pauses, also where nothing moves for
-        `answer_seconds`.
+        Args:
+            bucket: Name of the bucket.
+            prefix: Prefix of all keys, without a slash at its ends.
+            endpoint_url: Address of a GCS-compatible server. None: STORAGE_EMULATOR_HOST, or Google.
+            retry_seconds: How long to retry a request, with growing pauses.
+            answer_seconds: How long a connection may stall before the request is sent again.
         """
         self._patience: dict[str, Any] = {
             "retry": DEFAULT_RETRY.with_timeout(retry_seconds),
@@ -95,7 +99,7 @@ class GcsStorage:
                     bytes(data), if_generation_match=expected, checksum="crc32c", **self._patience
                 )
             except NotFound as error:
-                # For a condition on an object that is gone, some servers say so instead of 412.
+                # If the object of a condition is gone, some servers say so, instead of 412.
                 if if_match is not None and self._bucket_exists():
                     raise PreconditionFailed(key) from error
                 raise
@@ -145,14 +149,14 @@ class GcsStorage:
                 self._blob(key).delete(**self._patience)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
-        """Nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
+        """Do nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
         return 0
 
     def _send(self, key: str, part: memoryview) -> None:
         if len(part) <= _SMALLEST_PART:
-            self.put(key, part)  # Google's client sends so much in one request, for which it wants bytes
+            self.put(key, part)  # Google's client sends this size in one request, for which it needs bytes
             return
-        # MD5, as its computation lets other threads run; Google's CRC-32C doesn't, and takes no views.
+        # MD5, because it releases the interpreter lock. Google's CRC-32C doesn't, and takes no views.
         with self._sentences(key):
             self._blob(key).upload_from_file(UploadBody(part), size=len(part), checksum="md5", **self._patience)
 
@@ -185,8 +189,8 @@ class GcsStorage:
         except GoogleAuthError as error:
             # It may pass: the metadata server of workload identity takes its time to start, and nobody has retried.
             raise StorageUnavailable(
-                f"The credentials for {where} could not be had: check the job's service account and its workload "
-                f"identity. ({error})"
+                f"No valid credentials for {where}: check the job's service account and its workload identity. "
+                f"({error})"
             ) from error
         except GoogleAPICallError as error:
             raise StorageDenied(f"{where} refused the request: {error}") from error

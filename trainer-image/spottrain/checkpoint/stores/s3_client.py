@@ -1,4 +1,4 @@
-"""Clients of S3 that share what botocore reads about the service: a tenth of a second of a processor for each."""
+"""S3 clients that share what botocore reads about the service. To read it takes 0.1 s of a processor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def _loader() -> Any:
 
 
 def s3_client(**settings: Any) -> Any:
-    """A client with a session of its own, as sessions keep credentials. `settings` are those of `Session.client`."""
+    """A client with a session of its own, because sessions keep credentials. `settings`: those of
+    `Session.client`."""
     session = botocore.session.Session()
     session.register_component("data_loader", _loader())
     return boto3.session.Session(botocore_session=session).client("s3", **settings)
 
 
-# Ranks are forked from a process that has imported this. What is wrong with AWS' configuration says whoever uses it.
+# Ranks are forked from a process that has imported this module. Whoever uses AWS reports errors of its configuration.
 with contextlib.suppress(BotoCoreError):
     s3_client(region_name="us-east-1", aws_access_key_id="nobody", aws_secret_access_key="none")

@@ -1,4 +1,4 @@
-"""A store in a bucket of S3 or of anything that speaks its protocol."""
+"""A store in a bucket of S3, or of any server that speaks its protocol."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LARGE_PART_BYTES = 64 << 20
 _MAX_PARTS = 10_000
 _PARALLEL_PARTS = 4
 _DELETE_BATCH = 1000
-_READ_BYTES = 1 << 20  # botocore copies what it reads, which is quick where it is still in the processor's cache
+_READ_BYTES = 1 << 20  # botocore copies what it reads, which is fast while it is in the processor's cache
 _CONFLICT_RETRIES = 10
 _BROKEN_ANSWERS = 3
 
@@ -57,7 +57,7 @@ _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 
 
 class S3Storage:
-    """Implements CheckpointStorage. The etag is S3's; conditional writes are S3's If-Match and If-None-Match."""
+    """Implements CheckpointStorage. The etag is S3's. Conditional writes are S3's If-Match and If-None-Match."""
 
     parallel_reads = 8
 
@@ -70,10 +70,14 @@ class S3Storage:
         max_attempts: int | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials and region are found where boto3 looks for them (workload identity, environment).
+        """Credentials and region come from where boto3 looks for them (workload identity, environment).
 
-        A request is sent up to `max_attempts` times (default: AWS_MAX_ATTEMPTS, or 6), with growing pauses, and anew
-        where nothing moves for `answer_seconds`.
+        Args:
+            bucket: Name of the bucket, or ARN of an access point.
+            prefix: Prefix of all keys, without a slash at its ends.
+            endpoint_url: Address of an S3-compatible server. None: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
+            max_attempts: How often to send a request, with growing pauses. None: AWS_MAX_ATTEMPTS, or 6.
+            answer_seconds: How long a connection may stall before the request is sent again.
         """
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -92,8 +96,8 @@ class S3Storage:
                     s3={"addressing_style": "path" if self._endpoint else "auto"},
                 ),
             )
-        # Over TLS the checksum that parts have is enough: SHA-256 of all of them only takes processors from training.
-        # Only the client knows for certain where it sends to, as the user's ~/.aws/config may say so.
+        # Over TLS, the checksums of the parts are enough. SHA-256 of everything would only take processors from the
+        # training. Only the client knows for certain where it sends to, as the user's ~/.aws/config may say so.
         self._client.meta.config.s3["payload_signing_enabled"] = self._client.meta.endpoint_url.startswith("http:")
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
 
@@ -104,12 +108,15 @@ class S3Storage:
             try:
                 return str(self._call("put_object", key, Body=body, **condition)["ETag"])
             except _Conflict:
-                # Another conditional write was under way, and S3 asks to send this one again.
+                # A different conditional write was under way. S3 asks to send this one again.
                 continue
             except ObjectNotFound as error:
-                # AWS says so, instead of 412, for a condition on an object that is gone.
+                # If the object of a condition is gone, AWS says so, instead of 412.
                 raise PreconditionFailed(key) from error
-        raise StorageUnavailable(f"{self._where(key)}: other writers changed the object all the time.")
+        raise StorageUnavailable(
+            f"{self._where(key)}: other writers kept changing the object. Check that no other job uses the same "
+            "checkpoint.uri."
+        )
 
     def upload(self, key: str, data: Buffer) -> None:
         view = memoryview(data)
@@ -168,7 +175,7 @@ class S3Storage:
             for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
                 key = upload["Key"].removeprefix(self._prefix)
                 if is_over(key):
-                    with contextlib.suppress(_UploadGone):  # another process was first
+                    with contextlib.suppress(_UploadGone):  # a different process was first
                         self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
                         abandoned += 1
         return abandoned
@@ -203,7 +210,7 @@ class S3Storage:
         return answer
 
     def _whole(self, read: Callable[[], T]) -> T:
-        """boto3 repeats requests, but not for an answer that breaks off."""
+        """Read again if an answer breaks off. boto3 repeats requests, but not for that."""
         for _ in range(_BROKEN_ANSWERS):
             with contextlib.suppress(_BrokenOff):
                 return read()
@@ -237,12 +244,12 @@ class S3Storage:
                 f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
             ) from error
         except BotoCoreError as error:
-            raise StorageUnavailable(f"{self._where(key)} did not answer as it should: {error}") from error
+            raise StorageUnavailable(f"{self._where(key)} gave an invalid answer: {error}") from error
         except (OSError, RuntimeError) as error:
-            # botocore's where the file of a token can't be read, and where credentials come expired.
+            # botocore raises these if it can't read a token's file, or if credentials are expired when they arrive.
             raise StorageUnavailable(
-                f"The credentials for {self._where(key)} could not be had: check the job's service account and its "
-                f"role. ({error})"
+                f"No valid credentials for {self._where(key)}: check the job's service account and its role. "
+                f"({error})"
             ) from error
 
     def _of_answer(self, key: str, error: ClientError) -> StorageError:
@@ -253,12 +260,12 @@ class S3Storage:
         if code == "NoSuchBucket":
             return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
         if code == "NoSuchUpload":
-            return _UploadGone(f"The upload of {where} was aborted by another process.")
+            return _UploadGone(f"A different process aborted the upload of {where}.")
         if code == "RequestTimeTooSkewed":
             stores = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "another time")
             return StorageUnavailable(
-                f"{where} refused the request, as this node's clock is wrong: it says {formatdate(usegmt=True)}, the "
-                f"store's {stores}. Set the node's clock."
+                f"{where} refused the request, because this node's clock is wrong: it says "
+                f"{formatdate(usegmt=True)}, the store's {stores}. Set the node's clock."
             )
         if code == "InvalidRange" or status == "416":
             return _BeyondTheEnd(where)
@@ -266,7 +273,7 @@ class S3Storage:
             (_LOST, lambda: PreconditionFailed(key)),
             (_CONFLICT, lambda: _Conflict(where)),
             (_MISSING, lambda: ObjectNotFound(key)),
-            (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space or lower checkpoint.keep.")),
+            (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space, or lower checkpoint.keep.")),
             (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_ALLOW}")),
         ):
             if seen & codes:
@@ -277,19 +284,19 @@ class S3Storage:
 
 
 def _part_bytes(size: int) -> int:
-    """Enough parts to send some at once, but no more: each costs milliseconds in which the interpreter is locked."""
+    """Enough parts to send some at once, but no more: each holds the interpreter lock for milliseconds."""
     return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
 
 
 def _crc32(data: memoryview) -> str:
-    """As S3 wants it. Without it boto3 would compute one, and over TLS send the body in small pieces that it copies
-    again and again while the interpreter is locked."""
+    """The checksum in S3's form. Without it, boto3 would compute one, and over TLS it would send the body in small
+    pieces that it copies again and again while it holds the interpreter lock."""
     return base64.b64encode(zlib_ng.crc32(data).to_bytes(4)).decode()
 
 
 def _send_at_once(params: dict[str, Any], **_: Any) -> None:
-    """botocore asks a server before it sends what it reads from a file: a round trip a part, or a second where the
-    server doesn't know the question."""
+    """Drop `Expect: 100-continue`, by which botocore asks the server before it sends a file. That costs a round trip
+    a part, or a second if the server doesn't know it."""
     params["headers"].pop("Expect", None)
 
 
@@ -297,16 +304,16 @@ _ALLOW = "let the job's service account read, write, list and delete there."
 
 
 class _Conflict(StorageUnavailable):
-    """S3's 409: send the same conditional request again."""
+    """S3's 409. Send the same conditional request again."""
 
 
 class _UploadGone(StorageUnavailable):
-    """An upload in parts that is finished or aborted."""
+    """An upload in parts that is complete or aborted."""
 
 
 class _BrokenOff(StorageUnavailable):
-    """An answer that began, and didn't end."""
+    """An answer that broke off."""
 
 
 class _BeyondTheEnd(StorageError):
-    """The range begins behind the object's last byte."""
+    """The range starts after the object's last byte."""

@@ -1,8 +1,8 @@
 """The narrow protocol between checkpoints and object stores.
 
-Every store gives the same guarantees, which `tests/contract/test_storage_contract.py` checks for each:
-a key holds all of one write or nothing of it, a finished write is seen by every later read and listing,
-and of several conditional writes against the same version exactly one wins.
+Every store gives the same guarantees, and `tests/contract/test_storage_contract.py` checks them for each. A key holds
+all of one write or nothing of it. Every later read and listing sees a finished write. Of several conditional writes
+against the same version, exactly one wins.
 """
 
 from __future__ import annotations
@@ -10,46 +10,56 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-# So long may nothing move on a connection to a store before the request is sent anew, on another one: less than the
-# shortest notice of a cloud, or a connection that hangs would cost the last commit.
+# How long a connection to a store may stall before the request is sent again on a new one. Less than the shortest
+# notice of a cloud: otherwise, a connection that hangs would cost the last commit.
 ANSWER_SECONDS = 15.0
 
 Buffer = bytes | bytearray | memoryview
 
 
 class ObjectReader(Protocol):
-    """What loading needs of a store: a checkpoint may lie elsewhere, too (replicas.py)."""
+    """What loading needs of a store. A checkpoint may lie elsewhere, too (replicas.py)."""
 
     parallel_reads: int
-    """How many reads at once serve one rank best."""
+    """How many parallel reads serve one rank best."""
 
     def get(self, key: str) -> tuple[bytes, str]:
         """The object and its etag. Raises ObjectNotFound."""
         ...
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """Fill `memory` with the object's bytes from `offset`, and return how many there were: fewer than asked
-        for where the object ends first. Raises ObjectNotFound."""
+        """Fill `memory` with the object's bytes from `offset`, and return their number. It is smaller than
+        `len(memory)` if the object ends first. Raises ObjectNotFound."""
         ...
 
 
 class CheckpointStorage(ObjectReader, Protocol):
-    """A flat key-value store; keys are relative to the URI it was opened with, parted by '/'.
+    """A flat key-value store. Keys are relative to the URI that it was opened with; '/' separates their parts.
 
-    All methods may be called from several threads at once. They raise StorageUnavailable when trying
-    again later may help, StorageDenied when it can't.
+    All methods may be called from several threads at once. They raise StorageUnavailable if a later try may succeed,
+    and StorageDenied if it can't.
     """
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
-        """Write a small object atomically and return its etag.
+        """Write a small object atomically.
 
-        With `if_match` only if the object's etag is still that; with `if_absent` only if there is none.
-        Raises PreconditionFailed otherwise. After StorageUnavailable the write may have taken effect.
+        Args:
+            key: The object.
+            data: Its content.
+            if_match: Write only if the object's etag is still this one.
+            if_absent: Write only if the object doesn't exist.
+
+        Returns:
+            The object's new etag.
+
+        Raises:
+            PreconditionFailed: The condition doesn't hold.
+            StorageUnavailable: Maybe nothing was written, maybe all of it.
         """
         ...
 
     def upload(self, key: str, data: Buffer) -> None:
-        """Write a large object, unconditionally, in parallel parts where the store has them."""
+        """Write a large object, unconditionally, in parallel parts if the store has them."""
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -57,9 +67,10 @@ class CheckpointStorage(ObjectReader, Protocol):
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete these objects; keys that don't exist are fine."""
+        """Delete these objects. It is fine if a key doesn't exist."""
         ...
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
-        """Drop what unfinished uploads of keys under `prefix` have left, where `is_over(key)`; how many."""
+        """Drop the rest of unfinished uploads of keys under `prefix` if `is_over(key)`. Returns how many these
+        were."""
         ...

@@ -1,4 +1,4 @@
-"""The body of an upload: memory that the clients of object stores read as a file, without a copy of it."""
+"""The body of an upload: memory that clients of object stores read as a file, without a copy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 class UploadBody:
-    """What clients use of a binary file that is open for reading; its `read` gives views, not bytes.
+    """The part of a binary file's interface that clients use to read. Its `read` returns views, not bytes.
 
-    A copy of a part would be made while the interpreter is locked, so that the training would wait for it.
+    A copy of a part would hold the interpreter lock, so that the training would wait for it.
     """
 
     def __init__(self, data: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Which store a checkpoint URI names. A store's client library is imported when it is needed."""
+"""Which store a checkpoint URI names. A store's client library is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 SCHEMES = ("file", "s3", "gs")
-# What any server takes: Amazon and Google are stricter, each in its own way.
+# What any server accepts. Amazon and Google are stricter, each in its own way.
 _BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-# S3 also has access points, by their ARN, which may have a slash.
+# S3 also has access points. Their names are ARNs, which may contain a slash.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-points-naming.html
 _ACCESS_POINT = re.compile(r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:\d{12}:accesspoint[/:][A-Za-z0-9.-]+")
 
 
 def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
-    """Open the store that a checkpoint URI names: file:///folder, s3://bucket/prefix, gs://bucket/prefix.
+    """Open the store that a checkpoint URI names.
 
-    `endpoint_url` is the address of an S3-compatible or GCS-compatible server other than the cloud's own.
-    Without `create_folder` a folder that isn't there is StorageMissing, as a bucket is.
-    Raises StorageDenied with a sentence when the URI can't be used.
+    Args:
+        uri: file:///folder, s3://bucket/prefix or gs://bucket/prefix.
+        endpoint_url: Address of an S3-compatible or GCS-compatible server. None: the cloud's own.
+        create_folder: Create a folder that doesn't exist. Without it, such a folder is StorageMissing, as a bucket
+            is.
+
+    Raises:
+        StorageDenied: The URI can't be used. The message says what to correct.
+        StorageMissing: The folder doesn't exist, or not any more.
     """
     parts = urlsplit(uri)
     if parts.scheme not in SCHEMES:
@@ -38,7 +44,9 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
     bucket, prefix = _bucket_and_prefix(parts.scheme, parts.netloc, parts.path)
     if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
-        raise StorageDenied(f"checkpoint.endpointURL {endpoint_url!r} is no address; write https://HOST:PORT.")
+        raise StorageDenied(
+            f"checkpoint.endpointURL {endpoint_url!r} is not a valid address; write https://HOST:PORT."
+        )
     if parts.scheme == "s3":
         with _client("boto3", uri=uri, extra="s3"):
             from spottrain.checkpoint.stores.s3_storage import S3Storage
@@ -65,7 +73,7 @@ def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
     if scheme == "s3" and host.startswith("arn:"):
         if (arn := _ACCESS_POINT.match(host + path)) is None:
             raise StorageDenied(
-                f"{host + path!r} is no ARN of an access point, which reads "
+                f"{host + path!r} is not the ARN of an access point, which reads "
                 "arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME. Correct checkpoint.uri."
             )
         bucket, path = arn[0], (host + path)[arn.end() :]
@@ -81,5 +89,5 @@ def _open_file(uri: str, host: str, path: str, create_folder: bool) -> Checkpoin
     from spottrain.checkpoint.stores.file_storage import FileStorage
 
     if host not in ("", "localhost") or not path.strip("/"):
-        raise StorageDenied(f"checkpoint.uri {uri!r} is not an absolute folder; write file:///FOLDER.")
+        raise StorageDenied(f"checkpoint.uri {uri!r} is not an absolute path of a folder; write file:///FOLDER.")
     return FileStorage(path, create=create_folder)
