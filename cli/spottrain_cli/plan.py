@@ -210,7 +210,7 @@ def _advice(training: Training, lacking: Choice) -> str:
     if changed is None:
         least = lacking.estimate
         return (
-            "No change of these makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, "
+            "None of these changes makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, "
             f"{max(MOST_NODES, training.spec.nodes.max)} nodes, fewer processesPerNode. As it is, it needs "
             f"accelerators of {in_gib(int(least.total / USABLE))} and nodes of {in_gib(least.host * processes)}."
         )

@@ -83,7 +83,7 @@ class Cloud:
         self._record = record
         self._now = now
         self._instances = self._recorded()
-        # What is to happen to a node later: its end at the deadline, or the deletion of its Node object.
+        # What happens to a node later: its end at the deadline, or the deletion of its Node object.
         self._pending: dict[str, asyncio.Task[None]] = {}
         # Ends and fresh starts take a moment each, and must not overlap.
         self._changing = asyncio.Lock()

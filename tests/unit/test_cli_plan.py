@@ -256,14 +256,14 @@ def test_a_change_that_the_job_does_not_bear_is_not_named(
     arguments = ("--parameters", "7B", "--sequence-length", "2048", *memory)
     assert f"The smallest change that fits: {change}" in in_one_line(run(tmp_path, *arguments, **spec).output)
     output = in_one_line(run(tmp_path, *arguments, **spec, **bound).output)
-    assert "No change of these makes it fit" in output
+    assert "None of these changes makes it fit" in output
 
 
 def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
     arguments = ("--parameters", "7B", "--accelerator-memory", "2GiB", "--sequence-length", "2048")
     output = in_one_line(run(tmp_path, *arguments).output)
     assert (
-        "No change of these makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, 64"
+        "None of these changes makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, 64"
         in output
     )
     assert "As it is, it needs accelerators of" in output
@@ -277,7 +277,7 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
     assert (
         "The job names the strategy ddp, which is used even if it does not fit. It does not fit: 7 billion" in output
     )
-    assert "No change of these makes it fit:" in output
+    assert "None of these changes makes it fit:" in output
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1, 2]")
     result = run(tmp_path, "--config", str(tmp_path / "list.json"), "--accelerator-memory", "80GiB")
     assert result.exit_code != 0
-    assert "list.json is no JSON object. Give the config.json of the model." in in_one_line(result.output)
+    assert "list.json does not hold a JSON object. Give the config.json of the model." in in_one_line(result.output)
 
 
 def test_a_config_that_says_too_little_is_refused() -> None:

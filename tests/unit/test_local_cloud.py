@@ -77,7 +77,7 @@ async def test_a_preempted_node_goes_at_the_deadline(cloud: Cloud, machines: Not
 
 async def test_what_was_not_announced_can_not_be_cancelled(cloud: Cloud, machines: NotedMachines) -> None:
     cloud.preempt(["spot-0"], 60)
-    with pytest.raises(LocalClusterError, match="Nothing is announced for the node spot-1: nothing to cancel"):
+    with pytest.raises(LocalClusterError, match="announced for the node spot-1, so there is nothing to cancel"):
         cloud.cancel(["spot-0", "spot-1"])
     assert set(machines.announced) == {"spot-0"}, "all or none"
 
