@@ -42,7 +42,7 @@ docs: $(STAMP) ## Build the documentation into build/docs; a link that leads now
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
 test: lint docs binaries ## Check style, types and docs, then run all tests.
-	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
 
 constraints: $(STAMP) ## Bring constraints.txt to the newest releases that work together; then run `make test`.
 	$(BIN)/python release/pins.py dev > constraints.new

@@ -39,6 +39,13 @@ from spottrain_operator.core.model import (
 )
 
 
+def test_a_job_that_is_being_deleted_is_left_to_kubernetes() -> None:
+    scene = training_job().without_pod(4)
+    assert scene.plan().status.generation != scene.observed.job.status.generation
+    plan = scene.job(deleting=True).plan()
+    assert (plan.status, plan.actions, plan.events) == (scene.observed.job.status, (), ())
+
+
 def test_a_new_job_gets_its_floor_and_its_surplus() -> None:
     scene = replace(waiting_job(0), now=START)
     decided = scene.plan()

@@ -10,7 +10,9 @@ import pytest
 from scene import (
     NOW,
     at,
+    commit,
     failed,
+    notice,
     starting_job,
     training,
     training_job,
@@ -185,6 +187,14 @@ def test_three_generations_without_a_step_end_the_job() -> None:
     status = scene.later(6).plan().status
     assert status.phase is Phase.FAILED
     assert {c.type: c.reason for c in status.conditions}["Failed"] == "NoProgress"
+
+
+def test_a_generation_that_made_steps_ends_the_row_of_those_without() -> None:
+    scene = failed(training_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR).decided()
+    assert scene.later(6).plan().status.generations_without_progress == 0
+    scene = training_job().status(generations_without_progress=2).node(4, notice=notice(4)).decided()
+    drained = scene.all_say(phase=AgentPhase.DRAINED, commit=commit(1, 51), progress=training(51))
+    assert drained.plan().status.generations_without_progress == 0
 
 
 def test_whether_a_script_without_the_library_made_progress_is_left_open() -> None:

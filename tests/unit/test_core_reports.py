@@ -31,6 +31,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import MAX_TRANSITIONS
 
 
 def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
@@ -47,6 +48,15 @@ def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
     # What happens to the generation itself changes nothing in what it was told: an assignment is told once.
     own_end = scene.status(transitions=(*transitions, ended(4, "Preempted", True)))
     assert assignment_for(own_end.observed.job, "u1").revision == told.revision
+
+
+def test_interruptions_are_counted_since_the_oldest_that_is_remembered() -> None:
+    transitions = tuple(Transition(generation=n, reason="Preempted", at=at(n)) for n in range(1, MAX_TRANSITIONS + 1))
+    scene = training_job().status(transitions=transitions, start_time=START)
+    told = assignment_for(scene.generation(number=MAX_TRANSITIONS + 1, started_at=at(60)).observed.job, "u1")
+    assert told.generation is not None
+    interruptions = told.generation.trainer.checkpoint.interruptions
+    assert interruptions == Interruptions(num=MAX_TRANSITIONS, num_noticed=0, observed_seconds=59.0)
 
 
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
