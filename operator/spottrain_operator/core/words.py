@@ -1,4 +1,4 @@
-"""Small change for sentences."""
+"""Words for sentences: numbers with their nouns."""
 
 from __future__ import annotations
 
