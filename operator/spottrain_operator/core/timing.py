@@ -75,12 +75,12 @@ MAX_START_FAILURES = 3
 START_FAILURE_PAUSE = 5.0
 START_FAILURE_WINDOW = 600.0
 
-# Growing costs a drain and a restart. So it waits for this long after a generation's first step,
+# Growing costs a drain and a restart. It happens this long after a generation's first step at the earliest,
 GROWTH_INTERVAL = 20.0
-# admits all pods that come within this time after the first one (twice that if one is just starting),
+# with all pods that come within this time after the first one (twice that if one is just starting),
 GROWTH_PATIENCE = 15.0
 GROWTH_PATIENCE_WHILE_COMING = 45.0
-# and doesn't happen if a job is nearly done.
+# and not if the job is nearly done.
 GROWTH_MIN_REMAINING = 30.0
 
 # How long a pod of an older generation gets its stop, once a newer generation exists.
