@@ -112,15 +112,18 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """With the default, if there is one. An object's is {}: the API server applies the defaults inside it. An empty
-    list is left out, as it means the same as none."""
+    """The schema with its default, if there is one.
+
+    The default of an object is {}: the API server applies the defaults inside it. An empty list is left out, as it
+    means the same as none.
+    """
     if node.get("default") not in (None, []):
         schema = {**schema, "default": {} if schema.get("type") == "object" else node["default"]}
     return schema
 
 
 def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
-    """The description of an enum's field that has one of its own: the meaning of the values follows it."""
+    """The description of a field that holds an enum: its own, followed by the meaning of the values."""
     _, _, values = definition.get("description", "").partition("\n\n")
     if "enum" not in definition or "description" not in own or not values:
         return {}
@@ -128,8 +131,10 @@ def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, s
 
 
 def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
-    """With the description as `kubectl explain` shows it: wrapped lines joined, except for the items of a list, and
-    the default at the end."""
+    """The schema with its description as `kubectl explain` shows it.
+
+    Wrapped lines are joined, except for the items of a list, and the default comes at the end.
+    """
     if "description" not in schema:
         return schema
     text = re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", schema["description"])

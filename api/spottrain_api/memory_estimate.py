@@ -32,9 +32,13 @@ _LIVE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Size of a model. `num_trained` None: all parameters are trained. `hidden` (units) and `layers` None: those of a
-    transformer of usual proportions. `vocabulary` 0: its logits are not counted. `built_bytes`: size of the model as
-    the script builds it, whole on every rank; None: fp32."""
+    """Size of a model.
+
+    - num_trained: trained parameters. None: all of them.
+    - hidden, layers: hidden units and layers. None: those of a transformer of usual proportions.
+    - vocabulary: its size. 0: its logits are not counted.
+    - built_bytes: size of the model as the script builds it, whole on every rank. None: in fp32.
+    """
 
     num_parameters: int
     num_trained: int | None = None
@@ -45,7 +49,7 @@ class ModelFacts:
 
     def __post_init__(self) -> None:
         if self.num_parameters < 1:
-            raise ValueError("the number of parameters has to be at least 1")
+            raise ValueError("the number of parameters must be at least 1")
 
     @property
     def trained(self) -> int:
@@ -57,8 +61,10 @@ class ModelFacts:
 
     @property
     def largest_piece(self) -> int:
-        """The most parameters that FSDP2 and ZeRO 3 move to the device before they shard them: a block, or what is in
-        no block, as the embedding and the head."""
+        """The most parameters that FSDP2 and ZeRO 3 move to the device before they shard them.
+
+        That is a block, or what is in no block, such as the embedding and the head.
+        """
         hidden, layers = self.proportions()
         return max(self.num_parameters // layers, min(self.num_parameters, 2 * self.vocabulary * hidden))
 
@@ -105,7 +111,7 @@ class Workload:
         if self.precision not in _COMPUTE_BYTES:
             raise ValueError(f"precision {self.precision!r} is unknown; use one of {', '.join(_COMPUTE_BYTES)}")
         if min(self.micro_batch, self.world_size, self.sequence_length or 1) < 1:
-            raise ValueError("batch.micro, the world size and the sequence length have to be at least 1")
+            raise ValueError("batch.micro, the world size and the sequence length must be at least 1")
 
     @property
     def compute_bytes(self) -> int:
@@ -154,7 +160,7 @@ class Estimate:
 
     @property
     def step(self) -> int:
-        """Of the accelerator, at the peak of a step, without the runtime."""
+        """Bytes on the accelerator at the peak of a step, without the runtime."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.working
 
     @property
@@ -235,7 +241,7 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
         activations=_activations(workload),
         buffers=gathered,
         update=0 if offload else _FP32 * trained,
-        # Piece by piece: those that are sharded already, and one as a whole. In place it is the other way round.
+        # Piece by piece: the sharded ones, and one whole piece. In place, the reverse.
         start=_built(workload) + _FP32 * piece_shard if workload.built_in_place else parameters + _FP32 * piece,
         host=_host(workload, sum(kept) if offload else 0),
     )
@@ -283,12 +289,12 @@ def _zero(
 
 
 def _built(workload: Workload) -> int:
-    """What the model takes of the accelerator's memory before it is spread."""
+    """Bytes that the model takes on the accelerator before it is spread."""
     return workload.model.built if workload.built_in_place else 0
 
 
 def _host(workload: Workload, *others: int) -> int:
-    """The most of the host's memory at any time: `others`, or the model as it is built there."""
+    """Peak in the host's memory: `others`, or the model as it is built there."""
     return max(0 if workload.built_in_place else workload.model.built, 0, *others)
 
 

@@ -1,4 +1,4 @@
-"""Which strategy fits into the memory of a machine, and in words why. Sizes are in bytes."""
+"""Chooses the strategy that fits into a machine's memory, and explains why. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from spottrain_api.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
 from spottrain_api.wording import counted
 
-# Part of an accelerator's memory that is planned with; the allocator's fragments take the rest.
+# Share of an accelerator's memory to plan with. The allocator's fragments take the rest.
 USABLE = 0.92
-# Part of the memory that is left to activations where the sequence length isn't known.
+# Share of the memory that is left to activations if the sequence length isn't known.
 UNKNOWN_ACTIVATIONS = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a machine has for each rank. `host_bytes` None: enough. `offloads` False: there is no other memory to
-    offload to, as where the ranks compute on the CPU."""
+    """Memory that a machine has for each rank.
+
+    - host_bytes: None if it is enough.
+    - offloads: False if there is no other memory to offload to, because the ranks compute on the CPU.
+    """
 
     accelerator_bytes: int
     host_bytes: int | None = None
@@ -26,7 +29,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The strategy to use, whether it fits, why it is this one, and if it doesn't fit, what would help."""
+    """The strategy to use, whether it fits, why it was chosen, and what would help if it doesn't fit."""
 
     estimate: Estimate
     fits: bool
@@ -35,13 +38,13 @@ class Choice:
 
 
 def usable_bytes(workload: Workload, memory: Memory) -> int:
-    """How much of an accelerator an estimate may take."""
+    """Bytes of an accelerator that an estimate may take."""
     unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
     return int(memory.accelerator_bytes * USABLE * (1 - unknown))
 
 
 def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
-    """Whether there is room for it, on the accelerator and on the host."""
+    """Whether the estimate fits, on the accelerator and on the host."""
     if estimate.offload_optimizer and not memory.offloads:
         return False
     return estimate.total <= usable_bytes(workload, memory) and _fits_host(estimate, memory)
@@ -54,8 +57,11 @@ def _fits_host(estimate: Estimate, memory: Memory) -> bool:
 def choose_strategy(
     workload: Workload, memory: Memory, *, allowed: Callable[[Estimate], bool] = lambda estimate: True
 ) -> Choice:
-    """The first strategy that is allowed and fits. If none does, the one that lacks least: where only the host is too
-    small, of those that fit the accelerator the one that needs least of the host."""
+    """The first strategy that is allowed and fits.
+
+    If none fits, the one that lacks least. If only the host is too small, this is the one that needs least of the
+    host among those that fit the accelerator.
+    """
     candidates = [e for e in estimates(workload) if allowed(e) and (memory.offloads or not e.offload_optimizer)]
     fitting = next((e for e in candidates if fits(e, workload, memory)), None)
     if fitting is not None:
@@ -137,7 +143,7 @@ def _remedy(workload: Workload, estimate: Estimate) -> str:
     if estimate.activations < estimate.total / 2:
         return "Raise nodes.min, or use accelerators with more memory."
     checkpointing = "" if workload.activation_checkpointing else ", set activationCheckpointing"
-    return f"Most of it are activations: lower batch.micro{checkpointing}, or use accelerators with more memory."
+    return f"Activations take most of it: lower batch.micro{checkpointing}, or use accelerators with more memory."
 
 
 def _in_words(num: int) -> str:

@@ -78,8 +78,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     said = condition(scene)
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
-        f"pod job-5 has no node: {TOO_LARGE} Lower processesPerNode or resources if no node is that large; else it "
-        "waits for one to come free"
+        f"pod job-5 has no node: {TOO_LARGE} Lower processesPerNode or resources if no node is that large. Otherwise "
+        "the pod waits until a node is free"
     )
 
 

@@ -125,7 +125,7 @@ def test_where_nothing_fits_it_says_what_to_change() -> None:
     assert choice.reason.startswith("Nothing fits: 70 billion parameters on 2 ranks need at least ")
     assert choice.remedy == "Raise nodes.min, or use accelerators with more memory."
     many_tokens = choose_strategy(workload(1.0, micro_batch=256), SMALL)
-    assert "Most of it are activations: lower batch.micro, set activationCheckpointing" in many_tokens.remedy
+    assert "Activations take most of it: lower batch.micro, set activationCheckpointing" in many_tokens.remedy
 
 
 def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:

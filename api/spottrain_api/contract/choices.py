@@ -1,7 +1,7 @@
 """Values that a job's user chooses from, by their names in YAML.
 
 The spec holds them as enums, so that the API server refuses any others. Messages hold some of them as strings: a
-rank that does not know a value, as it is of another version, can then say so in a sentence.
+rank of another version, which does not know a value, can then say so in a sentence.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OnNotice(StrEnum):
     """When to commit and stop after a preemption notice.
 
     - immediate: at the next step.
-    - lastSafe: when what remains of the notice is just enough to commit; until then training goes on.
+    - lastSafe: when the rest of the notice is just enough to commit; until then training continues.
     """
 
     IMMEDIATE = "immediate"
@@ -66,8 +66,8 @@ class StabilityAction(StrEnum):
     """What to do about a step that would spoil the model.
 
     - fail: end the job.
-    - skip: make no update, and go on with the next samples.
-    - rollback: undo everything since the newest commit, and go on with the next samples.
+    - skip: make no update, and continue with the next samples.
+    - rollback: undo everything since the newest commit, and continue with the next samples.
     """
 
     FAIL = "fail"

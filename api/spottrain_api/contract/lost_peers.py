@@ -1,13 +1,13 @@
-"""How an exception says that another rank went away, rather than that this one is wrong."""
+"""Exceptions that mean a lost peer, rather than a mistake on this rank."""
 
 from __future__ import annotations
 
 import re
 
-# torch's types for a broken backend or store say it by themselves.
+# Torch's types for a broken backend or store are enough by themselves.
 _ALONE = re.compile(r"^torch\.(distributed|_C)\.\w*(DistBackendError|DistNetworkError)$")
-# Others by what gloo, NCCL and the store write into them. Not OSError: a script's own network troubles say
-# "Connection reset by peer" as well. What gloo raises begins with the path of its source: the connections'.
+# Others are recognised by the messages of gloo, NCCL and the store. Not OSError: a script's own network errors also
+# say "Connection reset by peer". What gloo raises begins with the path of its source: the connections'.
 _TYPES = re.compile(r"^(builtins\.RuntimeError|torch\.(distributed|_C)\..*)$")
 _TEXTS = re.compile(
     r"connection (was )?(closed|reset|refused) by|connection (closed|reset)|broken pipe|gloo"

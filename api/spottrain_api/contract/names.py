@@ -17,7 +17,7 @@ LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
 
-# The watcher marks a node that is about to go: with the Notice as JSON, and with a taint against new pods.
+# The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
 

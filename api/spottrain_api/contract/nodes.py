@@ -1,4 +1,4 @@
-"""What a node's taints and labels say about when, and how, it goes."""
+"""What a node's taints and labels say about when, and how, it is taken away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TaintMeaning:
     lead_seconds: float
 
 
-# Taints by which termination handlers and autoscalers announce that a node goes, or may go.
+# Taints with which termination handlers and autoscalers announce that a node will, or may, be taken away.
 TAINTS: Mapping[str, TaintMeaning] = {
     # https://github.com/aws/aws-node-termination-handler (taint-node)
     "aws-node-termination-handler/spot-itn": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
@@ -38,10 +38,10 @@ TAINTS: Mapping[str, TaintMeaning] = {
 # Labels that GKE puts on its spot nodes, and on their predecessors.
 GKE_SPOT = "cloud.google.com/gke-spot"
 GKE_PREEMPTIBLE = "cloud.google.com/gke-preemptible"
-# For whoever sets up a pool of nodes: how many seconds the kubelet gives pods when the node shuts down.
+# Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
 
-# What nodes with these labels give pods by default, in seconds, whatever grace the pods ask for.
+# Seconds that nodes with these labels give pods by default, whatever grace period the pods ask for.
 # GKE: 15 for pods, then 15 for critical ones. A pool may ask for more, up to 120, from 1.35 on.
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
 _PROVIDERS_SHUTDOWN_GRACE = {GKE_SPOT: 15.0, GKE_PREEMPTIBLE: 15.0}

@@ -11,9 +11,9 @@ from spottrain_api.contract.message import Message
 class NoticeKind(StrEnum):
     """What the notice announces.
 
-    - preempt, maintenance: the node goes.
-    - rebalance: the node may go.
-    - evict: the pod goes.
+    - preempt, maintenance: the node will be gone.
+    - rebalance: the node may be gone.
+    - evict: the pod will be gone.
     """
 
     PREEMPT = "preempt"
@@ -25,8 +25,8 @@ class NoticeKind(StrEnum):
 class Notice(Message):
     """An announcement that a node, or one pod on it, will be gone at a deadline.
 
-    All sources give this type. `id` is the same for repeated signals of the same event. If the cloud takes a
-    notice back, it is repeated with `cancelled`.
+    All sources yield this type. Repeated signals of one event have the same `id`. If the cloud takes a notice back,
+    it is repeated with `cancelled`.
     """
 
     id: str
@@ -45,7 +45,7 @@ POD_NOTICE_PREFIX = "pod/"
 
 
 class NoticeList(Message):
-    """Answer of the watcher's notice API. `revision` changes when the notices do; ask again with `?after=`."""
+    """Answer of the watcher's notice API. `revision` changes with the notices. Ask again with `?after=`."""
 
     revision: str
     notices: tuple[Notice, ...] = ()

@@ -1,6 +1,6 @@
 """What conditions, events and reasons mean, for the reference pages and for people who write tools.
 
-The tables name every condition and reason that the operator writes; tests/unit/test_reference.py compares them with
+The tables name every condition and reason that the operator writes. tests/unit/test_reference.py compares them with
 the operator's sources.
 """
 
@@ -79,7 +79,7 @@ CAUSES: Mapping[str, Reason] = {
 FAILURES: Mapping[FailureReason, Reason] = {
     FailureReason.SCRIPT_ERROR: Reason(
         meaning="The script raised an exception or ended with an exit code other than 0.",
-        action="Read the message and the pod's log, and mend the script.",
+        action="Read the message and the pod's log, and correct the script.",
     ),
     FailureReason.KILLED: Reason(
         meaning="A signal killed the rank; SIGKILL usually means the memory limit.",
@@ -99,14 +99,15 @@ FAILURES: Mapping[FailureReason, Reason] = {
     ),
     FailureReason.START_FAILED: Reason(
         meaning="The ranks could not be started, or the checkpoint store did not answer at a resume.",
-        action="Read the message; a store is tried again for five minutes before this counts as a failure.",
+        action="Read the message; a store is retried for five minutes before this counts as a failure.",
     ),
     FailureReason.ENTRYPOINT_NOT_FOUND: Reason(
         meaning="The image does not contain entrypoint.script or entrypoint.module.",
         action="Correct the path, or build the file into the image.",
     ),
     FailureReason.INVALID_CONFIGURATION: Reason(
-        meaning="The job and the script do not go together.", action="The message says which setting to change."
+        meaning="The settings of the job and the script contradict each other.",
+        action="The message says which setting to change.",
     ),
     FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE: Reason(
         meaning="The checkpoint store does not answer, throttles, or hangs.",
@@ -132,8 +133,8 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="If no commit is whole, restore the folder from a backup or use another checkpoint.uri.",
     ),
     FailureReason.CHECKPOINT_SAVE_FAILED: Reason(
-        meaning="A save was given up for a cause that has no reason of its own.",
-        action="Read the message; the next save is tried at the next interval.",
+        meaning="A save failed for a cause without a reason of its own.",
+        action="Read the message; the next save follows at the next interval.",
     ),
     FailureReason.TRAINING_UNSTABLE: Reason(
         meaning="stability ended the job: action fail, ten skipped steps in a row, or more than maxRollbacks.",
@@ -145,10 +146,10 @@ FAILURES: Mapping[FailureReason, Reason] = {
 _ENDS: Mapping[str, Reason] = {
     "FailureBudgetExceeded": Reason(
         meaning="More failures than runPolicy.failureBudget allows.",
-        action="Mend the cause in the message, then create the job again; it resumes from its commits.",
+        action="Correct the cause in the message, then create the job again; it resumes from its commits.",
     ),
     "NoProgress": Reason(
-        meaning="Three generations in a row failed without a step.", action="Mend the cause in the message."
+        meaning="Three generations in a row failed without a step.", action="Correct the cause in the message."
     ),
     "CannotStart": Reason(
         meaning="No container of the pod template ever started, or three ended before they joined a generation.",
@@ -159,7 +160,7 @@ _ENDS: Mapping[str, Reason] = {
 }
 _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
-    action="Nothing; spot is tried again after capacity.fallback.returnAfterSeconds.",
+    action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
 )
 _URI_IN_USE = Reason(
     meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
@@ -167,7 +168,7 @@ _URI_IN_USE = Reason(
 )
 _NEWER_VERSION = Reason(
     meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "
-    "A job that has trained goes on without them; one that has not waits.",
+    "A job that has trained continues without them; one that has not waits.",
     action="Upgrade the operator, or remove the fields that the message names.",
 )
 
@@ -177,11 +178,11 @@ WAITING: Mapping[str, Reason] = {
         meaning="The image can't be pulled.", action="Check spec.image, imagePullSecrets, and the registry."
     ),
     "ImagePullBackOff": Reason(
-        meaning="The image can't be pulled; the node tries again.",
+        meaning="The image can't be pulled; the node retries.",
         action="Check spec.image, imagePullSecrets, and the registry.",
     ),
     "ErrImageNeverPull": Reason(
-        meaning="The image is not on the node, and imagePullPolicy forbids to pull it.",
+        meaning="The image is not on the node, and imagePullPolicy forbids pulling it.",
         action="Change imagePullPolicy, or load the image onto the nodes.",
     ),
     "InvalidImageName": Reason(meaning="The name of the image is malformed.", action="Correct spec.image."),
@@ -213,17 +214,17 @@ CONDITIONS: Mapping[str, ConditionType] = {
         when_true="A generation is active.", when_false="There is none, or it ends; the reason is the job's phase."
     ),
     "Preempted": ConditionType(
-        when_true="Nodes of the newest generation are being taken, or were, and no new generation has replaced it.",
-        when_false="No node of the newest generation is being taken.",
-        reasons={"Steady": Reason(meaning="No node of the newest generation is being taken.")},
+        when_true="The cloud takes or took nodes of the newest generation, and no new generation has replaced it.",
+        when_false="The cloud takes no node of the newest generation.",
+        reasons={"Steady": Reason(meaning="The cloud takes no node of the newest generation.")},
     ),
     "PodsHealthy": ConditionType(
         when_true="No pod is kept from starting.",
-        when_false="The job lacks a pod that can't be created, placed or started. Pods that are there go on.",
+        when_false="The job lacks a pod that can't be created, placed or started. Existing pods continue.",
         reasons={
             "Healthy": Reason(meaning="No pod is kept from starting."),
             "PodsRefused": Reason(
-                meaning="Kubernetes refuses a pod, as for a quota or an admission rule. It is tried again.",
+                meaning="A quota or an admission rule, for example, refuses a pod. The operator retries.",
                 action="The message quotes the refusal: provide what it asks for, or change the job.",
             ),
             "Unschedulable": Reason(
@@ -246,13 +247,13 @@ CONDITIONS: Mapping[str, ConditionType] = {
     ),
     "CheckpointsHealthy": ConditionType(
         when_true="No save has failed since the newest commit.",
-        when_false="The newest save failed. Training goes on, but the job doesn't grow. "
+        when_false="The newest save failed. Training continues, but the job doesn't grow. "
         "The condition stays False until a save succeeds.",
         reasons={"Healthy": Reason(meaning="No save has failed since the newest commit.")},
     ),
     "Blocked": ConditionType(
         when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
-        when_false="The job was blocked once, and is not any more.",
+        when_false="The job was blocked, and no longer is.",
         reasons={
             "CheckpointURIInUse": _URI_IN_USE,
             "Finished": Reason(meaning="The job has finished."),
@@ -289,13 +290,13 @@ CONDITIONS: Mapping[str, ConditionType] = {
 EVENTS: Mapping[str, Reason] = {
     "PodsCreated": Reason(meaning="The operator creates pods for members that are missing."),
     "PodNotCreated": Reason(
-        meaning="The API server refused a pod, as for a quota or an admission rule.",
+        meaning="A quota or an admission rule, for example, refused a pod.",
         action="The message quotes the refusal.",
     ),
     "GenerationStarted": Reason(meaning="A generation starts; the message lists its members and where it resumes."),
-    "StrategyChosen": Reason(meaning="What strategy auto came to, and why."),
+    "StrategyChosen": Reason(meaning="What strategy auto chose, and why."),
     "FellBack": _FELL_BACK,
-    "SpotRetried": Reason(meaning="Spot nodes are tried again after a fallback."),
+    "SpotRetried": Reason(meaning="The job tries spot nodes again after a fallback."),
     "CheckpointURIInUse": _URI_IN_USE,
     "SpecNotUnderstood": _NEWER_VERSION,
     "EarlierJob": Reason(
@@ -304,9 +305,9 @@ EVENTS: Mapping[str, Reason] = {
     "RolledBack": Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."
     ),
-    "StepSkipped": Reason(meaning="stability left a step out.", action="Look at the loss and data of the step."),
+    "StepSkipped": Reason(meaning="stability skipped a step.", action="Look at the loss and data of the step."),
     "NotAsPlanned": Reason(
-        meaning="Training goes on, but something differed from the plan, such as a commit that was passed over.",
+        meaning="Training continues, but something differed from the plan, such as a commit that was passed over.",
         action="Read the message.",
     ),
     **WAITING,

@@ -75,8 +75,11 @@ FATAL_REASONS = frozenset(
 
 
 class Failure(Message):
-    """What went wrong, with a sentence for the user. `exit_code` is the worker's (negative: a signal). `fence` is the
-    newer generation that has fenced this one off the checkpoints, if that is the failure."""
+    """What went wrong, with a sentence for the user.
+
+    - exit_code: the worker's. Negative: a signal.
+    - fence: the newer generation that fenced this one, if that is the failure.
+    """
 
     reason: FailureReason
     message: str
@@ -105,8 +108,10 @@ class MemoryEstimate(Message):
 
 
 class StrategyChoice(Message):
-    """What `strategy: auto` chose. The first generation chooses; commits carry the choice, and later generations
-    keep it."""
+    """What `strategy: auto` chose.
+
+    The first generation chooses. Commits carry the choice, and later generations keep it.
+    """
 
     strategy: Annotated[str, Field(description="The chosen strategy: ddp, fsdp or deepspeed.")]
     zero_stage: Annotated[
@@ -161,7 +166,7 @@ class Progress(Message):
     # Steps of the run that stability skipped or undid, and how often it rolled the run back.
     skipped_steps: int = 0
     rollbacks: int = 0
-    # How often the ranks commit and why, and what did not go as planned; sentences for the status.
+    # How often the ranks commit and why, and what differed from the plan: sentences for the status.
     checkpoint_interval: str | None = None
     message: str | None = None
     strategy: StrategyChoice | None = None

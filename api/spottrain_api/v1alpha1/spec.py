@@ -135,7 +135,7 @@ class TrainingJobSpec(Resource):
     ] = False
     compile: Annotated[
         bool,
-        Field(description="Whether to run the model's blocks through torch.compile, anew in every generation."),
+        Field(description="Whether to run the model's blocks through torch.compile, in every generation again."),
     ] = False
     batch: Batch
     seed: Annotated[

@@ -32,8 +32,10 @@ class LossSpike(Resource):
 
 
 class Stability(Resource):
-    """What to do about steps that would spoil the model. After a skip or a rollback training goes on with the next
-    samples. Without it steps are not judged."""
+    """What to do about steps that would spoil the model.
+
+    After a skip or a rollback, training continues with the next samples. Without it, steps are not judged.
+    """
 
     non_finite: Annotated[
         StabilityAction, Field(description="What to do about a step whose loss or gradient is not finite.")

@@ -117,7 +117,7 @@ class GenerationStatus(StatusResource):
     requested_at: Annotated[
         datetime | None, Field(description="Time at which the drain or the stop was asked for.")
     ] = None
-    deadline: Annotated[datetime | None, Field(description="Time by which the drain has to be done.")] = None
+    deadline: Annotated[datetime | None, Field(description="Time by which the drain has to end.")] = None
     ended_at: Annotated[datetime | None, Field(description="Time at which the generation had ended.")] = None
 
 
@@ -150,12 +150,12 @@ class ProgressStatus(StatusResource):
         int, Field(description="Number of times that `stability` rolled the run back to a commit.")
     ] = 0
     message: Annotated[
-        str | None, Field(description="What last went other than planned on the ranks, in a sentence.")
+        str | None, Field(description="What last differed from the plan on the ranks, in a sentence.")
     ] = None
 
 
 class Transition(StatusResource):
-    """One change of membership: the end of a generation and the start of the next, as the user felt it."""
+    """One change of membership: the end of a generation, the start of the next, and what that cost."""
 
     generation: Annotated[int, Field(description="Number of the generation that ended.")]
     reason: Annotated[
@@ -182,11 +182,11 @@ class Transition(StatusResource):
         Field(description="Time of that step; without a step of its own, the time at which the generation ended."),
     ] = None
     resume_step: Annotated[
-        int | None, Field(description="Step from which the next generation went on. Set after its first step.")
+        int | None, Field(description="Step from which the next generation resumed. Set after its first step.")
     ] = None
     steps_redone: Annotated[
         int | None,
-        Field(description="Steps that were lost and done again. Set after the next generation's first step."),
+        Field(description="Steps that were lost and redone. Set after the next generation's first step."),
     ] = None
     seconds_without_step: Annotated[
         float | None,
@@ -245,7 +245,7 @@ class TrainingJobStatus(StatusResource):
     ] = ()
     preemptions: Annotated[int, Field(description="Generations that ended because a node was taken.")] = 0
     preemptions_without_notice: Annotated[int, Field(description="Those of them whose node went without notice.")] = 0
-    steps_redone: Annotated[int, Field(description="Steps that were lost and done again, in all.")] = 0
+    steps_redone: Annotated[int, Field(description="Steps that were lost and redone, in all.")] = 0
     failures: Annotated[int, Field(description="Failures that count against runPolicy.failureBudget.")] = 0
     generations_without_progress: Annotated[
         int, Field(description="Generations in a row that failed without a step. After three the job fails.")
@@ -256,7 +256,7 @@ class TrainingJobStatus(StatusResource):
     ] = None
     goodput_display: Annotated[str | None, Field(description="Goodput in percent, as `kubectl get` shows it.")] = None
     productive_seconds: Annotated[
-        float, Field(description="Seconds in which lasting steps were made. Steps that were done again count once.")
+        float, Field(description="Seconds in which lasting steps were made. Steps that were redone count once.")
     ] = 0.0
     cost: Annotated[
         CostStatus | None,

@@ -73,7 +73,7 @@ class DeepSpeed(Resource):
 
 
 class Batch(Resource):
-    """Samples of one optimizer step. They stay the same whatever the number of nodes."""
+    """Samples of one optimizer step. They stay the same for any number of nodes."""
 
     cel_rules = (
         ("self.micro <= self.global", "batch.micro is larger than batch.global; lower micro or raise global"),

@@ -1,4 +1,4 @@
-"""What the job has cost, what on-demand alone would have cost, and how much of the time was training."""
+"""What the job has cost, what on-demand nodes alone would have cost, and the share of time with training."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
 
 
 def _holds_node(facts: PodFacts) -> bool:
-    """Its node is paid for: also while the image is pulled, and until it's gone."""
+    """Whether its node costs money: also while the image is pulled, and until the pod is gone."""
     return facts.pod.node is not None and not facts.finished and not facts.unreachable
 
 
 def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:
-    """Price per hour of a node: the pool's own, or else that of its capacity type; None where unknown."""
+    """Price per hour of a node: that of the pool, or that of its capacity type. None: unknown."""
     for candidate in capacity.pools:
         if candidate.name == pool and candidate.price_per_hour is not None:
             return candidate.price_per_hour

@@ -1,4 +1,4 @@
-"""Which pods the job should have: an on-demand floor, spot above it, and on-demand where spot can't be had."""
+"""Which pods the job should have: an on-demand floor, spot above it, and on-demand if there is no spot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spottrain_operator.core.understanding import waits_to_be_understood
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How many pods of each type the job wants when all of them can be had, and how far on-demand may go."""
+    """How many pods of each type the job wants if all can be had, and the limit of on-demand."""
 
     on_demand: int
     spot: int
@@ -36,8 +36,11 @@ class Demand:
 
 
 def demand(spec: TrainingJobSpec) -> Demand:
-    """The on-demand floor and the spot surplus. A job that may have no spot is an on-demand job; one whose spot
-    limit is below what nodes.min needs has on-demand nodes for the rest."""
+    """The on-demand floor and the spot surplus.
+
+    A job without spot is an on-demand job. If its spot limit is below what nodes.min needs, on-demand nodes fill the
+    rest.
+    """
     nodes, on_demand = spec.nodes, spec.capacity.on_demand
     limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
     floor = min(on_demand.min, nodes.max)
@@ -66,9 +69,14 @@ def places(
 ) -> Places:
     """Which pods keep their place, and what is missing.
 
-    On-demand pods beyond the floor (from a fallback) keep theirs until as many spot pods are up. A running
-    generation isn't broken up for that: they stay members until it ends for another reason, such as growth.
-    `between_generations` asks as if the running generation had ended, `leaving` as if these pods were gone.
+    On-demand pods beyond the floor, from a fallback, keep their place until as many spot pods are up. This doesn't
+    break up a running generation: they stay members until it ends for another reason, such as growth.
+
+    Args:
+        situation: The job at one moment.
+        draft: What was decided so far.
+        between_generations: Decide as if the running generation had ended.
+        leaving: Decide as if these pods, by uid, were gone.
     """
     wanted = demand(situation.spec)
     generation = None if between_generations else _running(status)
@@ -81,7 +89,7 @@ def places(
         num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
     up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
     keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
-    # A default may stand for a limit that isn't understood.
+    # The default may replace a limit that isn't understood.
     if generation is not None and (_fits(generation, wanted) or situation.observed.job.not_understood):
         keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
     return Places(
@@ -97,7 +105,7 @@ def _running(status: TrainingJobStatus) -> GenerationStatus | None:
 
 
 def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
-    """The user's limits allow the generation as it is."""
+    """Whether the user's limits allow the generation as it is."""
     num_on_demand = sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members)
     num_spot = len(generation.members) - num_on_demand
     return (
@@ -106,8 +114,10 @@ def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
 
 
 def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> tuple[list[PodFacts], list[PodFacts]]:
-    """On-demand and spot pods that hold a place, the ones to keep first: those that train (or did last), then
-    those that are up, then those that have a node, then the oldest."""
+    """On-demand and spot pods that hold a place, in the order in which to keep them.
+
+    Those that train, or did last, come first. Then those that are up, those that have a node, and the oldest.
+    """
 
     def worth(facts: PodFacts) -> tuple[bool, bool, bool, int]:
         pod = facts.pod
@@ -119,7 +129,7 @@ def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> 
 
 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
-    """Where spot pods wait too long for a node, go on with on-demand; after a while try spot again."""
+    """If spot pods wait too long for a node, fall back to on-demand. After a while, try spot again."""
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
         if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
@@ -141,10 +151,10 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
-    """Create the pods that are missing, under names that were never used before."""
+    """Create the missing pods, under names that were never used before."""
     types = missing(situation, draft)
     if situation.refusal is not None:
-        types = types[:1]  # to see whether it's still refused
+        types = types[:1]  # one, to see whether it's still refused
     if not types or _pauses(situation, draft):
         return draft
     job = situation.observed.job
@@ -161,8 +171,11 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
 
 
 def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
-    """The types of the pods that the job lacks. Of a template that was edited one is made first, beside those of the
-    old one: as long as Kubernetes doesn't take it, what runs goes on."""
+    """The types of the pods that the job lacks.
+
+    After an edit of the template, one pod is created first, beside those of the old template. As long as Kubernetes
+    doesn't accept it, what runs continues.
+    """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
     leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
@@ -176,13 +189,13 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:
-    """The pools of a type take turns, so that one without capacity doesn't hold all pods up."""
+    """The pool of the next pod. Pools take turns, so that one without capacity doesn't block all pods."""
     names = [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
     return names[sequence % len(names)] if names else None
 
 
 def _pauses(situation: Situation, draft: Draft) -> bool:
-    """Pods that are refused, or ended before they could train, are replaced ever more slowly."""
+    """Whether to pause: pods that are refused, or that ended before they trained, are replaced ever more slowly."""
     refusal = situation.refusal
     if refusal is not None:
         pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))

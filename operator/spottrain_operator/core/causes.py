@@ -1,4 +1,4 @@
-"""Why a generation ends, and which cause wins where there are several."""
+"""Why a generation ends, and which of several causes wins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Cause(StrEnum):
     EDITED = "Edited"
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
-    # The job's own doing: they count against its failure budget.
+    # Caused by the job: they count against its failure budget.
     FAILURE = "Failure"
     HANG = "Hang"
-    # The cloud's doing, with and without notice: they never do.
+    # Caused by the cloud, with and without notice: they don't count.
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     # The end.
@@ -29,8 +29,11 @@ PREEMPTIONS = frozenset({Cause.PREEMPTED, Cause.NODE_LOST})
 
 
 def outranks(new: Cause, old: str | None) -> bool:
-    """Whether `new` explains the end of a generation better than `old`: a node that is taken explains the
-    failures of its peers, and either explains why a drain that was merely wanted broke off."""
+    """Whether `new` explains the end of a generation better than `old`.
+
+    A node that is taken explains the failures of its peers. Either of these explains why a drain that was merely
+    wanted failed.
+    """
     return old is None or _rank(new) > _rank(old)
 
 

@@ -1,4 +1,4 @@
-"""Pods that are of no use any more are deleted; so is a finished job, when its time to live is over."""
+"""Deletes pods that are no longer of use, and a finished job after its time to live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain_operator.core.timing import SILENT_ALONE, STRAY, STUCK_START, sec
 
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:
-    """Delete pods that no generation can use; members of a running generation are left to it."""
+    """Delete pods that no generation can use, except members of a running generation."""
     running = draft.running
     training = {m.pod_uid for m in running.members} if running is not None else set()
     evidence = {f.pod.uid for f in start_failures(situation, draft)}
@@ -29,7 +29,7 @@ def delete_useless(situation: Situation, draft: Draft) -> Draft:
 
 
 def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
-    """A finished job holds no pods."""
+    """Delete the pods of a finished job."""
     for facts in situation.pods.values():
         draft = _delete(situation, draft, facts, f"the job has ended ({draft.status.phase.value})")
     return draft
@@ -45,7 +45,7 @@ def expire(situation: Situation, draft: Draft) -> Draft:
 
 
 def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) -> Draft:
-    """Delete a pod; where its node is gone nobody confirms that, so its object is removed at once."""
+    """Delete a pod. If its node is gone, nobody would confirm that, so its object is removed at once."""
     pod = facts.pod
     grace = 0 if facts.unreachable or facts.finished else None
     if pod.deleting:
@@ -56,7 +56,7 @@ def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) ->
 
 
 def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) -> str | None:
-    """Why a pod that isn't in a running generation is to be deleted, if it is."""
+    """Why to delete a pod that isn't in a running generation; None to keep it."""
     if situation.spec.run_policy.suspend:
         return "the job is suspended"
     if rival_of(situation, draft) is not None:
@@ -82,13 +82,13 @@ def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:
         return f"its container can't start ({pod.waiting_reason})"
     if generation is None:
         return None
-    # A pod that was never heard isn't blamed: its agent may be unable to reach the operator, as the next would.
+    # A pod that never reported is kept: its agent may not reach the operator, and neither would the next one's.
     spoke = facts.report is not None or any(m.pod_uid == pod.uid for m in generation.members)
     if spoke and pod.ready and facts.silence > SILENT_ALONE and situation.hears_someone_but(pod.uid):
         return "its agent doesn't answer while others do"
     busy = facts.report is not None and facts.report.phase in BUSY
     if busy and _longer_than(STRAY, generation.ended_at or generation.started_at, situation):
-        return "its agent goes on with an earlier generation"
+        return "its agent still runs an earlier generation"
     return None
 
 

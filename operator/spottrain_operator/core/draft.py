@@ -1,4 +1,4 @@
-"""A plan in the making: what the policies so far decided."""
+"""A plan in progress: what the policies so far decided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain_operator.core.situation import Situation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The status to write, the actions to take and the events to tell, so far."""
+    """The status to write, the actions to take and the events to record, so far."""
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()
@@ -28,7 +28,7 @@ class Draft:
 
     @property
     def finished(self) -> bool:
-        """The job has succeeded or failed."""
+        """Whether the job has succeeded or failed."""
         return self.status.phase in FINISHED_PHASES
 
     def update(self, **changes: Any) -> Draft:

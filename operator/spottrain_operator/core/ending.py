@@ -1,4 +1,4 @@
-"""How a generation, and a job, is asked to end."""
+"""How a generation, and a job, ends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def request_end(
     deadline: datetime | None = None,
     at_once: bool = False,
 ) -> Draft:
-    """Ask the running generation to end for `cause`: by a drain, which commits and loses no step, unless
-    `at_once` or nothing can have been trained yet. A generation that is ending already only gets a nearer
-    deadline, a harder stop or a better reason."""
+    """Ask the running generation to end for `cause`.
+
+    It drains, which commits and loses no step, unless `at_once` is set or nothing can have been trained yet. A
+    generation that ends already only gets an earlier deadline, a harder stop or a better reason.
+    """
     generation = draft.running
     if generation is None:
         return draft
@@ -37,7 +39,7 @@ def request_end(
     if not changes:
         return draft
     draft = draft.update_generation(**changes)
-    # Whose fault a failure was is judged once all members have ended, and told then.
+    # The cause of a failure is judged, and reported, once all members have ended.
     if set(changes) == {"deadline"} or cause is Cause.FAILURE:
         return draft
     how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
@@ -66,21 +68,24 @@ def _escalation(
 
 
 def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:
-    """A second notice leaves less time for the drain than there was."""
+    """Whether a second notice leaves less time for the drain than the first."""
     draining = generation.state is GenerationState.DRAINING
     return draining and (generation.deadline is None or deadline < generation.deadline)
 
 
 def _may_have_trained(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
-    """Whether a step may be made before a stop arrives. It can't where all agents said, just now, that their
-    ranks aren't up; in any doubt it's a drain, since a drain of nothing costs little and a lost step is lost."""
+    """Whether the ranks may make a step before a stop arrives.
+
+    They can't if all agents have just reported that their ranks aren't up. In doubt the generation drains, because a
+    drain of nothing costs little, and a lost step is lost.
+    """
     if generation.first_step_at is not None:
         return True
     return any(_may_step(m) for m in members if m.state in STILL_IN or m.state is MemberState.DRAINED)
 
 
 def _may_step(m: MemberFacts) -> bool:
-    # A script that doesn't use the library never tells of its progress: that it runs is all that is known of it.
+    # A script without the library never reports progress. All that is known is that it runs.
     report = m.report
     runs_script = report is not None and report.generation == m.generation and report.phase is AgentPhase.RUNNING
     unheard = m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
@@ -88,7 +93,7 @@ def _may_step(m: MemberFacts) -> bool:
 
 
 def finish(situation: Situation, draft: Draft, phase: Phase, reason: str, message: str) -> Draft:
-    """The job is over: SUCCEEDED or FAILED. Its agents leave, its pods are deleted, nothing is tried again."""
+    """End the job, as SUCCEEDED or FAILED. Its agents leave, its pods are deleted, and nothing is retried."""
     now = situation.now
     if draft.running is not None:
         draft = draft.update_generation(

@@ -1,4 +1,4 @@
-"""Failures of the job's own making: what counts, what is forgiven, and when to give up."""
+"""Failures that the job causes: which count, which don't, and when to give up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spottrain_operator.core.timing import (
 )
 from spottrain_operator.core.transitions import open_transition
 
-# What a kubelet says of a container that can't start, and won't by waiting.
+# A kubelet's reasons why a container can't start, and won't if one waits.
 CANNOT_START = frozenset(
     {
         "ErrImagePull",
@@ -47,12 +47,12 @@ CANNOT_START = frozenset(
         "FailedMount",
     }
 )
-# Reasons that say little of themselves: one that comes with a cause of its own is told instead.
+# Reasons that say little by themselves. A reason with a cause of its own is reported instead.
 _CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED, FailureReason.KILLED})
 
 
 def heed_failures(situation: Situation, draft: Draft) -> Draft:
-    """Ranks failed: the others hang, so they are stopped. Whose fault it was is judged once all have ended."""
+    """Stop the other ranks if some have failed, as they hang. The cause is judged once all have ended."""
     generation = draft.running
     if generation is None:
         return draft
@@ -81,7 +81,7 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
 
 
 def heed_hang(situation: Situation, draft: Draft) -> Draft:
-    """No rank has made a step for longer than the job allows."""
+    """Stop a generation without a step for longer than the job allows."""
     generation = draft.running
     if generation is None:
         return draft
@@ -93,7 +93,7 @@ def heed_hang(situation: Situation, draft: Draft) -> Draft:
 
 
 def hang_message(situation: Situation, generation: GenerationStatus) -> str:
-    """The sentence that says for how long nothing moved, and what to do about it."""
+    """The sentence that says for how long there was no step, and what to do."""
     policy = situation.spec.run_policy
     what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
     if generation.first_step_at is None:
@@ -102,7 +102,7 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
 
 
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
-    """Count a failure that no lost node explains, and give up when the budget is spent or nothing moves."""
+    """Count a failure that no lost node explains. Give up if the budget is spent, or if no step is ever made."""
     policy, status = situation.spec.run_policy, draft.status
     failures = status.failures + 1
     stuck = status.generations_without_progress
@@ -123,8 +123,11 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
 
 
 def meets_an_earlier_job(situation: Situation, draft: Draft, generation: GenerationStatus) -> bool:
-    """A job that goes on with the checkpoints of a deleted one doesn't know how many generations that one had,
-    until its first is shut out; the next is numbered above them. That is nobody's failure."""
+    """Whether the checkpoints of a deleted job fenced this generation.
+
+    A job that resumes from them doesn't know the generation numbers of that job until its first generation is fenced.
+    The next one is numbered above them. This doesn't count as a failure.
+    """
     if draft.status.commit is not None or generation.first_step_at is not None:
         return False
     failures = (m.failure for m in members_of(situation, generation))
@@ -132,7 +135,7 @@ def meets_an_earlier_job(situation: Situation, draft: Draft, generation: Generat
 
 
 def _clause(sentence: str) -> str:
-    """Without the full stop, to be gone on with."""
+    """The sentence without its full stop, so that it can be continued."""
     return sentence.removesuffix(".")
 
 
@@ -141,7 +144,7 @@ def made_progress(newest: Progress | None) -> bool:
 
 
 def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
-    """Give up on a new job of which no container has started; one that has had a generation waits to be corrected."""
+    """Give up on a new job without a container that starts. A job that had a generation waits to be corrected."""
     if draft.status.generation is not None or situation.observed.job.not_understood or _has_started(situation):
         return draft
     refusal = situation.refusal
@@ -170,7 +173,7 @@ def _has_started(situation: Situation) -> bool:
 
 
 def start_sentence(pod: PodView) -> str:
-    """Why the container of `pod` can't start, in the words of its kubelet."""
+    """Why the container of `pod` can't start, in its kubelet's words."""
     return f"pod {pod.name} can't start: {pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
 
 
@@ -180,7 +183,7 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
         return False
     if pod.waiting_reason not in CANNOT_START:
         return False
-    # What isn't there won't be mounted; disks are attached in minutes at times.
+    # A missing volume is never mounted, but a disk may take minutes to attach.
     slow = pod.waiting_reason == "FailedMount" and "not found" not in (pod.waiting_message or "")
     patience = STUCK_START if slow else START_FAILURE_PATIENCE
     return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > patience
@@ -189,7 +192,7 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
     """Pods whose container ended by itself before they joined a generation, oldest first.
 
-    They are kept for a while: counting what is there can't count twice, whenever the operator restarts.
+    They are kept for a while. To count existing pods never counts one twice, even if the operator restarts.
     """
     generation = draft.status.generation
     joined = {m.pod_uid for m in generation.members} if generation is not None else set()

@@ -1,16 +1,17 @@
-"""Which folder a job's checkpoint.uri names: two jobs that write to the same one would fence each other."""
+"""Which folder a job's checkpoint.uri names. Two jobs that write to the same folder would fence each other."""
 
 from __future__ import annotations
 
 from spottrain_operator.core.model import JobView
 
-Folder = tuple[str, ...]  # what it is in (an endpoint and a bucket, or a volume), and the path there
+Folder = tuple[str, ...]  # its container (an endpoint and a bucket, or a volume), and the path inside
 
 
 def folder_of(job: JobView) -> Folder:
-    """The same for two jobs whose commits would meet. Slashes at the end, or two in a row, make no other folder.
+    """The folder of a job. It is the same for two jobs whose commits would meet.
 
-    A store writes nothing but HEAD and attempts/ below its folder, so a folder inside another is one of its own.
+    Slashes at the end, or two in a row, don't make a different folder. A store writes only HEAD and attempts/ below
+    its folder, so a folder inside another one is a folder of its own.
     """
     checkpoint = job.spec.checkpoint
     parts = _parts(checkpoint.uri)
@@ -20,8 +21,11 @@ def folder_of(job: JobView) -> Folder:
 
 
 def _on_volume(job: JobView, path: Folder) -> Folder:
-    """A claim's volume is for its namespace, any other one for the job itself. Where none is mounted, all jobs are
-    taken to see the same folder, as they do on a local cluster."""
+    """The volume that holds the folder.
+
+    The volume of a claim belongs to its namespace, any other volume to the job. If no volume is mounted, all jobs
+    count as seeing the same folder, as on a local cluster.
+    """
     template = job.spec.pod_template
     mounts = {_parts(mount.mount_path): mount for mount in template.volume_mounts}
     around = max((target for target in mounts if path[: len(target)] == target), key=len, default=None)

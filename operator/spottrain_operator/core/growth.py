@@ -1,4 +1,4 @@
-"""Pods that wait, warm, are admitted by a drain: seldom, many at a time, and only when it pays."""
+"""A drain admits pods that wait, warm: seldom, many at a time, and only if it pays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spottrain_operator.core.timing import (
 
 
 def grow(situation: Situation, draft: Draft) -> Draft:
-    """Drain the running generation for a larger (or cheaper) one: not while saves fail, which would lose steps."""
+    """Drain the running generation for a larger or cheaper one, but not while saves fail: that would lose steps."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
@@ -43,7 +43,7 @@ def grow(situation: Situation, draft: Draft) -> Draft:
 
 
 def coming(situation: Situation, uids: set[str]) -> list[PodFacts]:
-    """Those of `uids` that will be candidates soon: on a node already, or just being scheduled."""
+    """Those of `uids` that will be candidates soon: they have a node, or are just being scheduled."""
     return [
         facts
         for uid in uids

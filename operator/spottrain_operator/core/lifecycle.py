@@ -1,4 +1,4 @@
-"""What the user wants of the job as a whole: to be suspended, to end by a deadline, to be as it is edited."""
+"""What the user wants of the whole job: suspension, an end by a deadline, the settings after an edit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spottrain_operator.core.timing import seconds_between
 
 
 def heed_user(situation: Situation, draft: Draft) -> Draft:
-    """Drain the running generation where the user's wishes call for another one, or for none."""
+    """Drain the running generation if the user's wishes need a different one, or none."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
@@ -26,7 +26,10 @@ def heed_user(situation: Situation, draft: Draft) -> Draft:
 def _wish(situation: Situation, draft: Draft, generation: GenerationStatus) -> tuple[Cause | None, str]:
     policy = situation.spec.run_policy
     if is_past_deadline(situation, draft):
-        return Cause.DEADLINE_EXCEEDED, f"runPolicy.activeDeadlineSeconds ({policy.active_deadline_seconds}) is over"
+        return (
+            Cause.DEADLINE_EXCEEDED,
+            f"runPolicy.activeDeadlineSeconds ({policy.active_deadline_seconds}) has passed",
+        )
     if policy.suspend:
         return Cause.SUSPENDED, "runPolicy.suspend was set"
     if generation.template_hash != situation.run_hash and not situation.keeps_old_pods:
@@ -44,15 +47,15 @@ def _holds_place(situation: Situation, uid: str) -> bool:
 
 
 def is_past_deadline(situation: Situation, draft: Draft) -> bool:
-    """The job has run for longer than it may, counted from its first generation."""
+    """Whether the job has run for longer than it may, counted from its first generation."""
     limit, since = situation.spec.run_policy.active_deadline_seconds, draft.status.start_time
     return limit is not None and since is not None and seconds_between(since, situation.now) > limit
 
 
 def end_at_deadline(situation: Situation, draft: Draft) -> Draft:
-    """Past its deadline, and drained: the job has failed. Its newest commit stays."""
+    """Fail a job that has drained after its deadline. Its newest commit stays."""
     if draft.running is not None or not is_past_deadline(situation, draft):
         return draft
     limit = situation.spec.run_policy.active_deadline_seconds
-    message = f"the job wasn't done within runPolicy.activeDeadlineSeconds ({limit})"
+    message = f"the job has not finished within runPolicy.activeDeadlineSeconds ({limit})"
     return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED.value, message)

@@ -1,4 +1,4 @@
-"""Where each member of the newest generation is, from reports that may be late, old, missing or repeated."""
+"""The state of each member of the newest generation, from reports that may be late, old, missing or repeated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ from spottrain_operator.core.timing import (
     seconds_between,
 )
 
-# Exit codes of containers that were killed from outside (SIGKILL, SIGTERM) or left when they were told to.
+# Exit codes of containers that were killed from outside (SIGKILL, SIGTERM), or that left when asked to.
 _KILLED = frozenset({None, 0, 137, 143})
 
 
 class MemberState(StrEnum):
-    """AWAITED: it hasn't said yet that it runs the generation. RELEASED: it never did, and won't any more.
-    BROKEN: its agent or container ended by itself. LOST: its pod or node is gone, or silent for too long."""
+    """State of a member.
+
+    - AWAITED: it has not reported yet that it runs the generation.
+    - RELEASED: it never ran the generation, and no longer will.
+    - BROKEN: its agent or container ended by itself.
+    - LOST: its pod or node is gone, or has been silent for too long.
+    """
 
     AWAITED = "awaited"
     RUNNING = "running"
@@ -46,7 +51,7 @@ class MemberState(StrEnum):
 
 
 STILL_IN = frozenset({MemberState.AWAITED, MemberState.RUNNING})
-# States that break a generation up: the other ranks can't go on without this member.
+# States that break a generation up: the other ranks can't continue without this member.
 BREAKING = frozenset(set(MemberState) - STILL_IN - {MemberState.SUCCEEDED})
 
 _ENDED_AS = {
@@ -59,7 +64,7 @@ _ENDED_AS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFacts:
-    """A member of `generation` and its state; `message` says why it's LOST or BROKEN."""
+    """A member of `generation` and its state. `message` explains LOST or BROKEN."""
 
     member: Member
     generation: int
@@ -70,12 +75,12 @@ class MemberFacts:
 
     @property
     def failure(self) -> Failure | None:
-        """What its agent said about its failure."""
+        """The failure that its agent reported."""
         return self.report.failure if self.report is not None and self.state is MemberState.FAILED else None
 
     @property
     def progress(self) -> Progress | None:
-        """What its ranks said last in this generation."""
+        """The newest progress of its ranks in this generation."""
         report = self.report
         if report is None or report.progress is None or report.progress.generation != self.generation:
             return None
@@ -83,14 +88,14 @@ class MemberFacts:
 
     @property
     def training(self) -> bool:
-        """Its ranks are past their start: they may have made steps."""
+        """Whether its ranks are past their start, so that they may have made steps."""
         progress = self.progress
         return progress is not None and progress.phase is not TrainerPhase.STARTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Others:
-    """Whether some members ended already, some still make steps, or all that make steps have ceased to."""
+    """Whether some members have ended, some still make steps, or all that made steps have stopped making them."""
 
     ended: bool
     stepping: bool
@@ -99,7 +104,7 @@ class _Others:
 
 def members_of(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
     """The members of `generation` (which must be the newest) in the order of their ranks."""
-    # Each policy asks; the answer depends on nothing of the generation but these.
+    # Each policy asks. The answer depends on nothing else of the generation.
     key = (generation.number, generation.state, generation.requested_at, generation.first_step_at)
     known: tuple[MemberFacts, ...] | None = situation.memo.get(key)
     if known is None:
@@ -118,12 +123,12 @@ def _judge(situation: Situation, generation: GenerationStatus) -> tuple[MemberFa
 
 
 def _by_itself(situation: Situation, generation: GenerationStatus, member: Member) -> MemberFacts:
-    """The state of `member` without regard to its silence."""
+    """The state of `member`, if its silence doesn't count."""
     facts = situation.pods.get(member.pod_uid)
     view = situation.observed.reports.get(member.pod_uid)
     report = view.report if view is not None else None
     state, message = _ended(report, generation), ""
-    if state is not None:  # also where the pod is gone since
+    if state is not None:  # also if the pod is gone since then
         pass
     elif facts is None:
         state, message = MemberState.LOST, f"pod {member.pod} is gone"
@@ -152,7 +157,7 @@ def _finished(facts: PodFacts) -> tuple[MemberState, str]:
 
 
 def killed(pod: PodView) -> bool:
-    """A finished pod was ended from outside rather than by its own program."""
+    """Whether a finished pod was ended from outside rather than by its own program."""
     return pod.disruption is not None or (pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled")
 
 
@@ -184,12 +189,12 @@ def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) 
 
 
 def _between(moment: datetime | None, received_at: datetime) -> float:
-    """Seconds from `moment` until a report arrived; negative where `moment` hasn't come."""
+    """Seconds from `moment` until a report arrived; negative if the report arrived before it."""
     return -1.0 if moment is None else seconds_between(moment, received_at)
 
 
 def _steps(m: MemberFacts) -> bool:
-    """Its newest step is recent."""
+    """Whether its newest step is recent."""
     report = m.report
     if m.state is not MemberState.RUNNING or report is None or m.facts is None or report.step_age_seconds is None:
         return False
@@ -197,7 +202,7 @@ def _steps(m: MemberFacts) -> bool:
 
 
 def _stuck(members: tuple[MemberFacts, ...]) -> bool:
-    """No step for several times as long as one takes: the ranks that are heard wait for one that isn't."""
+    """Whether there was no step for several times its duration, so that ranks wait for a silent one."""
     ages = [
         (m.report.step_age_seconds, m.progress.step_seconds)
         for m in members
@@ -214,7 +219,7 @@ def _stuck(members: tuple[MemberFacts, ...]) -> bool:
 
 
 def _patience(others: _Others) -> float:
-    """How long a member may be silent before it's taken for lost."""
+    """Seconds that a member may be silent before it counts as lost."""
     if others.ended:
         return SILENT_WHILE_OTHERS_ENDED
     if others.stuck:
@@ -225,27 +230,28 @@ def _patience(others: _Others) -> float:
 def _without_patience(
     situation: Situation, generation: GenerationStatus, m: MemberFacts, *, others: _Others
 ) -> MemberFacts:
-    """`m` as it is, or given up where it's still in the generation but isn't waited for any longer."""
+    """`m` as it is, or given up if it is still in the generation, but is silent or doesn't stop for too long."""
     if m.state not in STILL_IN:
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)
     if silence > _patience(others) and (others.ended or situation.hears_someone_but(m.member.pod_uid)):
-        message = f"pod {m.member.pod} on {m.member.node} doesn't answer any more"
+        message = f"pod {m.member.pod} on {m.member.node} no longer answers"
         return replace(m, state=MemberState.LOST, message=message)
     overdue = _between(generation.requested_at, situation.now) > STOP_TIMEOUT
-    heard = m.facts is not None and m.facts.heard  # a silent one gets its time from the operator's start on
+    # The time of a silent one counts from the operator's start.
+    heard = m.facts is not None and m.facts.heard
     if generation.state is GenerationState.STOPPING and overdue and heard:
         return replace(m, state=MemberState.BROKEN, message=f"pod {m.member.pod} doesn't stop")
     return m
 
 
 def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
-    """Its script runs, but doesn't use the library: nobody can know of its steps."""
+    """Whether its script runs without the library, so that nobody knows of its steps."""
     return _between(generation.started_at, situation.now) > SAYS_NOTHING and is_unheard(situation, generation)
 
 
 def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
-    """Its script runs and has said nothing yet: it may well not use the library."""
+    """Whether its script runs and has reported nothing yet. It may not use the library."""
     return generation.first_step_at is None and all(
         m.state is MemberState.RUNNING
         and m.progress is None
@@ -256,7 +262,7 @@ def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
 
 
 def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
-    """It ran for a while a script that doesn't use the library: nobody can know whether it made steps."""
+    """Whether it ran a script without the library for a while, so that nobody knows whether it made steps."""
     return (
         _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
         and generation.first_step_at is None
@@ -265,9 +271,9 @@ def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
 
 
 def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> list[MemberFacts]:
-    """Members that are gone, or about to go: why others failed.
+    """Members that are gone, or will be soon, and so explain why others failed.
 
-    A silence that began only after the others failed isn't the cause of it.
+    A silence that started only after the others failed isn't the cause.
     """
 
     def silent_before(m: MemberFacts) -> bool:

@@ -1,4 +1,4 @@
-"""Generations: how one is concluded, and followed by the next."""
+"""Generations: how one ends, and how the next one follows."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ from spottrain_operator.core.understanding import waits_to_be_understood
 
 
 def succeed(situation: Situation, draft: Draft) -> Draft:
-    """All members are through: the job has succeeded. A member that was lost in its last moment doesn't matter,
-    unless it's the one with rank 0, on which scripts keep their results."""
+    """End the job as SUCCEEDED once all members have succeeded.
+
+    A member that was lost at the very end doesn't matter, unless it has rank 0, on which scripts keep their results.
+    """
     generation = draft.running
     if generation is None:
         return draft
@@ -54,7 +56,7 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
 
 
 def press(situation: Situation, draft: Draft) -> Draft:
-    """Stop a drain that can't end any more: its time is over, or a member has left without it."""
+    """Stop a drain that can no longer end: its time is over, or a member has left."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.DRAINING:
         return draft
@@ -64,15 +66,15 @@ def press(situation: Situation, draft: Draft) -> Draft:
     cause = Cause(generation.reason or Cause.EDITED)
     left = next((m for m in members if m.state in (MemberState.STOPPED, MemberState.RELEASED)), None)
     if left is not None:
-        message = f"pod {left.member.pod} isn't in it any more"
+        message = f"pod {left.member.pod} has left it"
         return request_end(situation, draft, members, cause, message, at_once=True)
     if generation.deadline is not None and situation.now > after(generation.deadline, DRAIN_OVERTIME):
-        return request_end(situation, draft, members, cause, "its drain wasn't done by the deadline", at_once=True)
+        return request_end(situation, draft, members, cause, "its drain had not ended by the deadline", at_once=True)
     return draft
 
 
 def conclude(situation: Situation, draft: Draft) -> Draft:
-    """Once no member is in it any more, the generation has ended; what that means for the job is judged here."""
+    """End the generation once no member is in it, and judge what that means for the job."""
     generation = draft.running
     if generation is None:
         return draft
@@ -88,7 +90,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     )
     meets_earlier = meets_an_earlier_job(situation, draft, generation)
     if meets_earlier:
-        message = "Commits of an earlier job are at checkpoint.uri; this one goes on from the newest of them"
+        message = "Commits of an earlier job are at checkpoint.uri; this one resumes from the newest of them"
         draft = draft.tell("EarlierJob", message)
     elif generation.reason == Cause.FAILURE:
         draft = draft.tell(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
@@ -104,7 +106,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
 
 
 def _awaits_culprit(situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
-    """A failure may yet turn out to be the first sign of a lost node; one that had no peers is its own."""
+    """Whether a failure may be the first sign of a lost node. A member without peers failed by itself."""
     if generation.reason not in FAILURES or culprits(generation, members) or generation.requested_at is None:
         return False
     if len(members) == 1 and members[0].state in (MemberState.FAILED, MemberState.STOPPED):
@@ -134,7 +136,7 @@ def _message(
 
 
 def start_next(situation: Situation, draft: Draft) -> Draft:
-    """Start a generation with the pods that are up, if there are enough and no more are worth waiting for."""
+    """Start a generation with the pods that are up, if they are enough and it doesn't pay to wait for more."""
     if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
         return draft
     if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
@@ -163,9 +165,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:
-    """The highest generation that anyone has seen: agents, or what an earlier job left at this URI.
+    """The highest generation that agents have seen, or that an earlier job left at this URI.
 
-    A generation with a number that isn't above it would be fenced, or taken for an old one.
+    A generation that isn't numbered above it would be fenced, or count as an old one.
     """
     commit = draft.status.commit
     reports = [view.report for view in situation.observed.reports.values()]
@@ -204,7 +206,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
 
 
 def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: list[PodFacts]) -> bool:
-    """Whether more pods are about to be ready, and soon enough to be waited for."""
+    """Whether more pods will be ready soon enough to wait for them."""
     others = coming(situation, set(kept))
     last = draft.status.generation
     if not others or len(chosen) >= situation.spec.nodes.max:
@@ -218,6 +220,6 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
 
 
 def _enough_since(situation: Situation, chosen: list[PodFacts]) -> datetime:
-    """When as many pods as nodes.min asks for were ready."""
+    """Time at which as many pods were ready as nodes.min asks for."""
     ready = sorted(f.pod.ready_since or f.pod.created_at for f in chosen)
     return ready[situation.spec.nodes.min - 1]

@@ -1,7 +1,7 @@
 """The core's vocabulary: what is observed of one job, and what is decided about it.
 
-The shell makes an `Observed` from fresh reads of the API server and the agents' newest reports, and applies
-the `Plan` it gets back, in this order: status, assignments, actions, events.
+The reconciler makes an `Observed` from fresh reads of the API server and the agents' newest reports. It carries out
+the `Plan` in this order: status, assignments, actions, events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """What matters of a trainer pod. Times are UTC."""
+    """What the core knows of a trainer pod. Times are UTC."""
 
     name: str
     uid: str
@@ -33,7 +33,7 @@ class PodView:
     deleting: bool = False
     deletion_deadline: datetime | None = None  # metadata.deletionTimestamp, which includes the grace period
     # Why the container doesn't run: state.waiting, state.terminated with reason StartError, a volume that can't be
-    # mounted ("FailedMount"), or no node that suits ("Unschedulable").
+    # mounted ("FailedMount"), or no suitable node ("Unschedulable").
     waiting_reason: str | None = None
     waiting_message: str | None = None
     exit_code: int | None = None
@@ -46,7 +46,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What matters of a node on which a pod of the job is. A node that isn't there any more has no view."""
+    """What the core knows of a node with a pod of the job. A node that is gone has no view."""
 
     name: str
     ready: bool = True
@@ -60,7 +60,7 @@ class NodeView:
 class JobView:
     """A TrainingJob as it was read: what its user asks for, and what was decided so far.
 
-    `not_understood` names the fields of the spec that a newer version may have written; `spec` is without them.
+    `not_understood` names the fields of the spec that a newer version may have written. `spec` doesn't have them.
     """
 
     namespace: str
@@ -76,7 +76,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportView:
-    """The newest report of an agent, and when it arrived by the operator's clock (agents' clocks may be off)."""
+    """The newest report of an agent, and its arrival by the operator's clock (agents' clocks may be off)."""
 
     report: AgentReport
     received_at: datetime
@@ -84,9 +84,10 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The pods of a template can't be created; `message` is the sentence of whoever refuses them.
+    """The pods of a template can't be created. `message` is the sentence of whoever refuses them.
 
-    `lasting`: it won't pass by waiting for other jobs to end. `by_quota`: it may pass when pods of this job go.
+    - lasting: it doesn't pass when other jobs end.
+    - by_quota: it may pass when pods of this job are deleted.
     """
 
     template_hash: str
@@ -108,10 +109,11 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One job with everything a decision about it needs.
+    """One job with everything that a decision about it needs.
 
-    `reports` are by pod uid. `template_hash` is that of the pod template which the current spec gives.
-    `operator_started_at` is when this operator began to listen: an agent's silence before it means nothing.
+    - reports: by pod uid.
+    - template_hash: of the pod template that the current spec gives.
+    - operator_started_at: time from which on this operator listens. An agent's silence before it means nothing.
     """
 
     job: JobView
@@ -126,7 +128,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Create the pod `name` from the current template. It exists already: nothing to do."""
+    """Create the pod `name` from the current template. If it exists already, there is nothing to do."""
 
     name: str
     sequence: int
@@ -137,7 +139,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete exactly this pod (uid as precondition). `grace_seconds` None: the pod's own; 0: at once."""
+    """Delete exactly this pod, with its uid as precondition. `grace_seconds` None: the pod's own. 0: at once."""
 
     name: str
     uid: str
@@ -147,7 +149,7 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
-    """Delete the finished job: its time to live is over."""
+    """Delete the finished job after its time to live."""
 
     uid: str
     reason: str
@@ -167,7 +169,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do now, and after how many seconds to look again if nothing happens before (None: never)."""
+    """What to do now, and after how many seconds to decide again if nothing happens before (None: never)."""
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()

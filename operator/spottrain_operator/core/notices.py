@@ -1,6 +1,6 @@
-"""Which pods are doomed: announced to be gone soon, by whatever signal.
+"""Which pods will be gone soon, by any signal that announces it.
 
-Signals come twice, late, from two sides, or are taken back. The newest word on each notice counts.
+Signals come twice, late, from two sources, or are taken back. The newest version of each notice counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spottrain_api.contract import TAINT_PREEMPTION, TAINTS, AgentReport, Notice
 from spottrain_operator.core.model import NodeView, PodView
 from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
-# Taints that say that a node goes: the watcher's own, and those of others but for mere recommendations.
+# Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
 DOOMING_TAINTS = frozenset(
     {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind is not NoticeKind.REBALANCE)}
 )
@@ -20,7 +20,7 @@ DOOMING_TAINTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doom:
-    """A pod is about to go. `announced_at` None: not known, but the pod was there before."""
+    """A pod will be gone soon. `announced_at` None: the time is unknown, but the pod existed before it."""
 
     message: str
     deadline: datetime
@@ -28,7 +28,7 @@ class Doom:
 
 
 def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime) -> Doom | None:
-    """Why and when `pod` will be gone, if that was announced; the earliest deadline where there are several."""
+    """Why and when `pod` will be gone, if that was announced. Of several notices, the earliest deadline counts."""
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
         for notice in _standing(node, report, pod, now)
@@ -55,7 +55,7 @@ def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
 
 
 def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
-    """The notices that hold for `pod`: the newest word on each, unless that takes it back."""
+    """The notices in force for `pod`: the newest version of each, unless that takes it back."""
     annotated = [node.notice] if node is not None and node.notice is not None else []
     told = report.notices if report is not None else ()
     newest: dict[str, Notice] = {}
@@ -63,20 +63,20 @@ def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, n
         known = newest.get(notice.id)
         if known is None or (notice.observed_at, notice.cancelled) > (known.observed_at, known.cancelled):
             newest[notice.id] = notice
-    # What its own agent holds true makes that drain whatever it's assigned. An annotation may be a leftover.
+    # The agent drains for any notice that it has, whatever its assignment. An annotation may be a leftover.
     held_true = {notice.id for notice in told}
     return [
         notice
         for notice in newest.values()
         if not notice.cancelled
-        and notice.kind is not NoticeKind.REBALANCE  # it may go, or not: no reason to stop training
+        and notice.kind is not NoticeKind.REBALANCE  # it may be lost or not: no reason to stop training
         and pod.node in (None, notice.node)
         and (notice.id in held_true or _is_fresh(notice, pod, now))
     ]
 
 
 def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
-    """Not about an earlier node of that name, nor a false alarm of long ago."""
+    """Whether the notice is neither about an earlier node of this name nor an old false alarm."""
     return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
 
 

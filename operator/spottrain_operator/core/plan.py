@@ -1,4 +1,4 @@
-"""The decision: an ordered list of policies, each of which sees what is the case and what was decided so far."""
+"""The decision: an ordered list of policies. Each sees the situation, and what the policies before it decided."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from spottrain_operator.core.draft import Draft, Policy
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.situation import Situation
 
-# What is known comes first, then what ends a generation (the strongest reason first), then the next one, and
-# last the pods. A policy that finishes the job ends the list.
+# Facts come first, then what ends a generation (the strongest reason first), then the next generation, and
+# the pods last. A policy that finishes the job ends the list.
 POLICIES: tuple[Policy, ...] = (
     progress.record_commit,
     progress.record_progress,
@@ -50,7 +50,7 @@ POLICIES: tuple[Policy, ...] = (
     capacity.create_missing,
     conditions.describe,
 )
-# A finished job holds nothing, and goes when its time is over.
+# A finished job holds no nodes, and is deleted after its time to live.
 FINISHED_POLICIES: tuple[Policy, ...] = (
     cleanup.delete_pods_of_finished,
     rivals.give_way,
@@ -60,9 +60,14 @@ FINISHED_POLICIES: tuple[Policy, ...] = (
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """What to do about one job, given what is observed of it at `now`. Pure: the same in, the same out."""
+    """Decide what to do about one job. Pure: the same input gives the same plan.
+
+    Args:
+        observed: The job with everything that a decision needs.
+        now: Time of the decision.
+    """
     job = observed.job
-    if job.deleting:  # Kubernetes deletes its pods with it
+    if job.deleting:  # Kubernetes deletes its pods, too
         return Plan(status=job.status)
     situation = Situation(observed, now)
     draft = Draft(status=job.status)

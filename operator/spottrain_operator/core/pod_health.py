@@ -1,4 +1,4 @@
-"""PodsHealthy: whether the job gets its pods, in the words of whoever stands against it."""
+"""PodsHealthy: whether the job gets its pods, in the words of whoever refuses them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PODS_HEALTHY = "PodsHealthy"
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """False while a pod that the job lacks can't be created, placed or started.
 
-    A job that is over keeps what was said last.
+    A finished job keeps its last condition.
     """
     if draft.finished:
         return draft
     refusal, now = situation.refusal, situation.now
     if refusal is not None and missing(situation, draft):
-        message = f"{refusal.message}. It is tried again; the pods that are there go on"
+        message = f"{refusal.message}. The operator retries; existing pods continue"
         return draft.condition(PODS_HEALTHY, False, "PodsRefused", message, now)
     waiting = [facts.pod for facts in situation.pods.values() if not facts.pod.deleting]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
@@ -33,7 +33,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
 
 
 def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
-    """The reason is the kubelet's; an event says it when it begins."""
+    """False with the kubelet's reason. An event reports the start."""
     reason, message = str(pod.waiting_reason), start_sentence(pod)
     known = draft.status.condition(PODS_HEALTHY)
     if known is None or known.reason not in CANNOT_START:
@@ -42,8 +42,10 @@ def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
 
 
 def _no_node(pods: list[PodView]) -> str:
-    """What the scheduler said of the first, and what may be changed."""
+    """The scheduler's message about the first pod, and what to change."""
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     said = (pods[0].waiting_message or "no node suits it").removesuffix(".")
-    advice = "Lower processesPerNode or resources if no node is that large; else it waits for one to come free"
+    advice = (
+        "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+    )
     return f"pod {pods[0].name}{more} has no node: {said}. {advice}"

@@ -1,4 +1,4 @@
-"""Nodes that go: announced, they are drained in time; gone without a word, what is left is stopped at once."""
+"""Lost nodes: after a notice the generation drains in time; without one, the other members stop at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain_operator.core.timing import UNKNOWN_LEAD, after
 
 
 def heed_losses(situation: Situation, draft: Draft) -> Draft:
-    """A member is gone: the others can't go on, and hang in their collectives until they are stopped."""
+    """Stop the generation if a member is gone. The others hang in their collectives until they are stopped."""
     generation = draft.running
     if generation is None:
         return draft
@@ -28,7 +28,7 @@ def heed_losses(situation: Situation, draft: Draft) -> Draft:
 
 
 def heed_notices(situation: Situation, draft: Draft) -> Draft:
-    """A member is about to go. Its agent has got the notice directly, and may have begun the drain already."""
+    """Drain the generation if a member will be gone soon. Its agent has the notice, and may drain already."""
     generation = draft.running
     if generation is None or generation.state is GenerationState.STOPPING:
         return draft
@@ -37,7 +37,7 @@ def heed_notices(situation: Situation, draft: Draft) -> Draft:
     doomed_in = any(m.state in STILL_IN and m.facts is not None and m.facts.doom is not None for m in members)
     if not doomed_in and not any(_drains_by_itself(m) for m in members):
         return draft
-    message = "; ".join(dict.fromkeys(doom.message for doom in dooms)) or "an agent was told that its node goes"
+    message = "; ".join(dict.fromkeys(doom.message for doom in dooms)) or "an agent received a notice for its node"
     deadline = min((doom.deadline for doom in dooms), default=after(situation.now, UNKNOWN_LEAD))
     if generation.state is GenerationState.DRAINING and not doomed_in:
         return draft  # it drains because it was asked to
@@ -53,12 +53,12 @@ def heed_notices(situation: Situation, draft: Draft) -> Draft:
 
 
 def _drains_by_itself(m: MemberFacts) -> bool:
-    """Its agent acts on a notice: nothing else makes one stop that wasn't told to."""
+    """Whether its agent acts on a notice: nothing else makes an agent drain by itself."""
     if m.state in (MemberState.DRAINED, MemberState.STOPPED):
         return True
     return m.state is MemberState.RUNNING and m.progress is not None and m.progress.drain_seen_at is not None
 
 
 def _not_past(deadline: datetime, situation: Situation) -> datetime:
-    """A deadline that has passed is taken for one that isn't known: the node is still there."""
+    """The deadline of a drain. A notice's deadline that has passed counts as unknown, as the node is still there."""
     return deadline if deadline > situation.now else after(situation.now, UNKNOWN_LEAD)

@@ -1,4 +1,4 @@
-"""What the ranks have reached, as far as agents reported it."""
+"""What the ranks have reached, from the reports of their agents."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:
-    """Remember the newest commit that any agent knows of, and when the generation made its first step.
+    """Record the newest commit that any agent knows of, and the time of the generation's first step.
 
-    Both at once, never throttled: what is decided next depends on them.
+    Both are recorded at once, without a limit on their rate, because later decisions depend on them.
     """
     newest = max(_commits(situation), key=commit_order, default=None)
     known = draft.status.commit
@@ -32,8 +32,11 @@ def record_commit(situation: Situation, draft: Draft) -> Draft:
 
 
 def commit_order(commit: CommitRef) -> tuple[int, int]:
-    """Order of commits in HEAD: a newer generation fences older ones, so what it commits is newer whatever the
-    step; within a generation steps only grow."""
+    """Order of commits in HEAD.
+
+    A newer generation fences older ones, so that its commits are newer at any step. Within a generation, steps only
+    grow.
+    """
     return (commit.generation, commit.step)
 
 
@@ -55,19 +58,21 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
 
 
 def is_due(status: TrainingJobStatus, now: datetime) -> bool:
-    """Whether it's time to write what changes all the time."""
+    """Whether to write values that change all the time."""
     return status.accounted_at is None or seconds_between(status.accounted_at, now) >= RECORD_INTERVAL
 
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
-    """What members said of this generation after their start, also those that are gone since. One that ended during
-    its start, drained or not, knows no step."""
+    """Progress that members reported in this generation after their start, also of members that are gone by now.
+
+    A member that ended during its start, drained or not, knows no step.
+    """
     said = reported_at_all(situation, generation)
     return [p for p in said if p.phase is not TrainerPhase.STARTING and p.total_steps is not None]
 
 
 def reported_at_all(situation: Situation, generation: GenerationStatus) -> list[Progress]:
-    """What members said of this generation, also during their start."""
+    """Progress that members reported in this generation, also during their start."""
     views = (situation.observed.reports.get(member.pod_uid) for member in generation.members)
     return [
         view.report.progress
@@ -79,7 +84,7 @@ def reported_at_all(situation: Situation, generation: GenerationStatus) -> list[
 
 
 def newest_progress(situation: Situation, generation: GenerationStatus) -> Progress | None:
-    """The report of the furthest member."""
+    """The progress of the furthest member."""
     return max(reported(situation, generation), key=lambda p: (p.step, p.updated_at), default=None)
 
 
@@ -92,13 +97,13 @@ def _commits(situation: Situation) -> Iterable[CommitRef]:
 
 
 def _new_productive_seconds(status: TrainingJobStatus, generation: GenerationStatus, newest: Progress) -> float:
-    """Seconds in which steps were made since the last record."""
+    """Seconds with steps since the last record."""
     since = generation.first_step_at
     if since is None or newest.last_step_at is None:
         return 0.0
     recorded = status.progress.last_step_at
     first_record = recorded is None or recorded < since
-    # The first step took its time as well; it ended at first_step_at.
+    # The first step took time, too; it ended at first_step_at.
     first_step = (newest.step_seconds or 0.0) if first_record else 0.0
     start = since if first_record or recorded is None else recorded
     return max(0.0, seconds_between(start, newest.last_step_at)) + first_step
@@ -125,7 +130,7 @@ def _as_status(progress: Progress) -> ProgressStatus:
 
 
 def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
-    """Of the rank that waits longest: the others wait for it."""
+    """The share of the rank that waits longest, as the others wait for it."""
     ratios = [
         p.data_wait_seconds / p.step_seconds for p in reports if p.data_wait_seconds is not None and p.step_seconds
     ]
@@ -133,8 +138,8 @@ def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
 
 
 def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
-    """An event where steps were skipped or rolled back since the last record, or something else went other than
-    planned: the next generation's status doesn't say it any more."""
+    """Record an event if steps were skipped or rolled back since the last record, or if something else differed from
+    the plan. The status of the next generation no longer shows it."""
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
         return draft.tell("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
@@ -146,5 +151,5 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    """As people read it in a column."""
+    """The value as people read it in a column."""
     return None if value is None else round(value, digits)

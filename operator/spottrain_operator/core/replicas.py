@@ -42,7 +42,7 @@ def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> Re
 
 
 def _holders(held: Iterable[tuple[str, HeldShards]], world_size: int) -> tuple[ReplicaHolder, ...] | None:
-    """One holder for each rank; None where a rank has none."""
+    """One holder for each rank; None if a rank has none."""
     missing = set(range(world_size))
     holders = []
     for address, step in sorted(held, key=lambda each: each[0]):
@@ -53,10 +53,13 @@ def _holders(held: Iterable[tuple[str, HeldShards]], world_size: int) -> tuple[R
 
 
 def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSettings | None:
-    """What the ranks of a member are told; None where the job doesn't ask for replicas.
+    """Where the ranks of a member replicate to; None if the job doesn't ask for replicas.
 
-    The peer is the next member on another node. `key` is the operator's own: a new operator gives other tokens, but
-    an agent keeps what its generation began with.
+    The peer is the next member on another node.
+
+    Args:
+        job: The job, as the API server has it. node_rank: Of the member. key: The operator's secret. A new operator
+            gives other tokens, but an agent keeps those with which its generation started.
     """
     generation, checkpoint = job.status.generation, job.spec.checkpoint
     if generation is None or not checkpoint.peer_replicas:

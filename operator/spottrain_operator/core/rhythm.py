@@ -1,4 +1,4 @@
-"""When to look again if nothing happens before. Changes wake the reconciler; time alone is what this is for."""
+"""When to decide again if nothing happens before. Changes wake the reconciler, but time alone doesn't."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
-# While a generation ends, each moment of inattention is a moment without a step.
+# While a generation ends, each delay is time without a step.
 _ENDING = 0.5
 _WAITING = 1.0
 _SUSPENDED = 30.0
@@ -16,7 +16,7 @@ _BLOCKED = 5.0
 
 
 def look_again(situation: Situation, draft: Draft) -> float | None:
-    """Seconds until the passing of time alone may call for a decision; None: never."""
+    """Seconds until time alone may require a decision. None: never."""
     if draft.finished:
         return _until_expiry(situation, draft)
     running = draft.running

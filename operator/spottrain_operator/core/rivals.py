@@ -1,4 +1,4 @@
-"""Two jobs at one checkpoint folder would fence each other until both have spent their budgets: one waits."""
+"""Two jobs at one checkpoint folder would fence each other until both have spent their budgets. So one waits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ REASON = "CheckpointURIInUse"
 
 
 def rival_of(situation: Situation, draft: Draft) -> Rival | None:
-    """The job that this one waits for before it has pods and a generation; a running generation is left alone."""
+    """The job for which this one waits, without pods. A running generation is left alone."""
     if draft.finished or draft.running is not None or situation.spec.run_policy.suspend:
         return None
     return situation.observed.rival
 
 
 def give_way(situation: Situation, draft: Draft) -> Draft:
-    """Blocked: another unfinished job comes first at the job's checkpoint folder; an event tells when it begins."""
+    """Blocked: another unfinished job comes first at the checkpoint folder. An event reports the start."""
     rival, now = rival_of(situation, draft), situation.now
     known = draft.status.condition(BLOCKED)
     if rival is not None:
@@ -32,7 +32,7 @@ def give_way(situation: Situation, draft: Draft) -> Draft:
 
 
 def _why_not(situation: Situation, draft: Draft) -> tuple[str, str]:
-    """Reason and message of a job that was blocked once, and isn't."""
+    """Reason and message of a job that was blocked, and no longer is."""
     if draft.finished:
         return "Finished", "The job is over"
     if situation.observed.rival is None:
@@ -46,5 +46,5 @@ def sentence(uri: str, rival: Rival) -> str:
     """What is wrong, and what to do."""
     return (
         f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
-        "first: apply this job anew with another checkpoint.uri, or wait until that one is finished, or delete it"
+        "first: create this job again with another checkpoint.uri, wait until that one has finished, or delete it"
     )

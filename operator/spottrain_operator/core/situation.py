@@ -1,4 +1,4 @@
-"""What is the case: each pod with its node, its agent's report and its prospects, at one moment."""
+"""The situation at one moment: each pod with its node, its agent's report and its prospects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """A pod and what follows about it. `silence` is in seconds, by the operator's clock."""
+    """A pod, and what follows from the observation. `silence` is in seconds, by the operator's clock."""
 
     pod: PodView
     node: NodeView | None
@@ -34,7 +34,7 @@ class PodFacts:
     received_at: datetime | None
     silence: float
     doom: Doom | None
-    current: bool  # it's from the current template, or as good as one that is
+    current: bool  # from the current template, or as good as one that is
 
     @property
     def finished(self) -> bool:
@@ -42,12 +42,12 @@ class PodFacts:
 
     @property
     def node_lost(self) -> bool:
-        """Kubernetes says that the node is gone or doesn't answer."""
+        """Kubernetes reports that the node is gone or doesn't answer."""
         return self.pod.node is not None and (self.node is None or not self.node.ready)
 
     @property
     def unreachable(self) -> bool:
-        """The node is lost, and the agent doesn't say otherwise."""
+        """The node is lost, and no fresh report of the agent contradicts that."""
         return self.node_lost and self.silence > SILENT_ON_LOST_NODE
 
     @property
@@ -57,7 +57,7 @@ class PodFacts:
 
     @property
     def usable(self) -> bool:
-        """It can be in the next generation, if not now then soon."""
+        """It can be in the next generation, now or soon."""
         pod = self.pod
         return self.current and self.doom is None and not (pod.deleting or self.finished or self.unreachable)
 
@@ -77,10 +77,10 @@ class PodFacts:
 
     @property
     def holds_place(self) -> bool:
-        """No other pod is needed in its stead.
+        """No other pod is needed in its place.
 
-        One that was put on a node after it was announced to go holds its place too: its replacement could
-        land there again, and theirs, without end.
+        This includes a pod that was placed on a node after the notice for that node. Its replacement could land there
+        again, and so on without end.
         """
         if self.doom is not None and not self.pod.deleting:
             announced_at = self.doom.announced_at
@@ -103,7 +103,7 @@ class Situation:
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """What was derived already, by what it depends on."""
+        """Derived values, by what they depend on."""
         return {}
 
     @cached_property
@@ -135,8 +135,11 @@ class Situation:
 
     @cached_property
     def keeps_old_pods(self) -> bool:
-        """Pods of another template are as good as those of the current one: that isn't understood as a whole, or
-        no pod of it has been accepted yet (unless it needs their share of a quota)."""
+        """Whether pods of another template are as good as those of the current one.
+
+        They are if the current template isn't understood as a whole, or if Kubernetes has accepted no pod of it yet,
+        unless the new pods need the old ones' share of a quota.
+        """
         if self.observed.job.not_understood:
             return True
         if any(self.is_of_template(pod) for pod in self.observed.pods):
@@ -145,7 +148,7 @@ class Situation:
 
     @property
     def tries_template(self) -> bool:
-        """Whether Kubernetes takes pods of the current template has yet to be seen."""
+        """Whether it is open if Kubernetes accepts pods of the current template."""
         return self.keeps_old_pods and not self.observed.job.not_understood
 
     def is_of_template(self, pod: PodView) -> bool:
@@ -153,7 +156,7 @@ class Situation:
         return pod.template_hash == self.observed.template_hash
 
     def silence(self, uid: str, *, since: datetime) -> float:
-        """Seconds without a word from the agent of pod `uid`, at most since `since` and the operator's start."""
+        """Seconds without a report from the agent of pod `uid`, at most since `since` and the operator's start."""
         view = self.observed.reports.get(uid)
         if view is not None:
             return seconds_between(view.received_at, self.now)
@@ -161,27 +164,27 @@ class Situation:
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 
     def hears_someone_but(self, uid: str) -> bool:
-        """Another agent gets through, so that one's silence isn't the operator's or the network's fault."""
+        """Whether another agent gets through, so that a silence isn't the operator's or the network's fault."""
         return any(
             other != uid and facts.received_at is not None and facts.silence <= SILENT_WHILE_OTHERS_ENDED
             for other, facts in self.pods.items()
         )
 
     def candidates(self, kept: Iterable[str]) -> list[PodFacts]:
-        """Those of `kept` that could start now: on-demand first (rank 0 is the last to go), then the oldest."""
+        """Those of `kept` that could start now: on-demand first, as rank 0 should be lost last; then the oldest."""
         chosen = [facts for uid in kept if (facts := self.pods[uid]).candidate]
         return sorted(chosen, key=lambda facts: (facts.pod.capacity_type.value, facts.pod.sequence))
 
     @cached_property
     def run_hash(self) -> str:
-        """Changes when a generation would be run otherwise: with the pod template, or with what ranks are told.
+        """Hash that changes if a generation would run differently: with the pod template or the ranks' settings.
 
         Defaults are left out, so that an operator with a new optional field doesn't drain all jobs.
         """
         return self.run_hash_on((self.observed.template_hash,))
 
     def run_hash_on(self, templates: Iterable[str]) -> str:
-        """The same on pods of these templates: if they are of several, it's nobody's."""
+        """The same, for pods of these templates. If there are several templates, it matches none."""
         template = "-".join(sorted(set(templates)))
         told = self.spec.model_dump_json(include=_TOLD_TO_RANKS, exclude_defaults=True)
         return f"{template}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"

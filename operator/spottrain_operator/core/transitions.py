@@ -1,4 +1,4 @@
-"""The history of membership: each change with what it cost, as the user felt it."""
+"""The history of membership: each change, with its cost in steps and seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 
 def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:
-    """Note that the newest generation has ended; what that cost is known after the next one's first step."""
+    """Record that the newest generation has ended. Its cost is known after the next generation's first step."""
     status = draft.status
     generation = status.generation
     if generation is None:
@@ -26,7 +26,7 @@ def open_transition(situation: Situation, draft: Draft, cause: Cause, message: s
         with_notice=cause is Cause.PREEMPTED,
         at=situation.now,
         last_step=_last_step(situation, draft, generation),
-        # Without a step of its own it has only prolonged the gap that began before it.
+        # Without a step of its own, it only prolonged the gap that started before it.
         last_step_at=_last_step_at(situation, draft, generation) if stepped else situation.now,
         world_size_before=generation.world_size,
     )
@@ -48,7 +48,7 @@ def _last_step_at(situation: Situation, draft: Draft, generation: GenerationStat
 
 
 def fill_transitions(situation: Situation, draft: Draft) -> Draft:
-    """Once a generation has made its first step, say what the changes before it have cost."""
+    """Once a generation has made its first step, fill in the cost of the changes before it."""
     generation = draft.status.generation
     if generation is None or generation.first_step_at is None:
         return draft
@@ -60,10 +60,10 @@ def fill_transitions(situation: Situation, draft: Draft) -> Draft:
 
 
 def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds: float = 0.0) -> Draft:
-    """Fill the open transitions: training went on after `resume_step` at `at`.
+    """Fill the open transitions: training continued after `resume_step` at `at`.
 
-    Several are open where generations ended without a step: the first is charged with the steps that are done
-    again, and each with the seconds up to the next, so that their sums are the truth.
+    Several transitions are open if generations ended without a step. The first one is charged with the steps that are
+    redone, and each one with the seconds up to the next, so that the sums are right.
     """
     generation = draft.status.generation
     number = generation.number if generation is not None else 0
@@ -82,7 +82,7 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds
         transitions[i] = transition.model_copy(
             update={
                 "resume_step": resume_step,
-                # Ranks that couldn't read it there have fallen back to the newest commit, which is older.
+                # Ranks that couldn't read the replicas fell back to the newest commit, which is older.
                 "from_replicas": replicated is not None and resume_step >= replicated.step,
                 "steps_redone": steps,
                 "seconds_without_step": round(max(0.0, seconds_between(since, until)), 3),
@@ -92,6 +92,6 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds
     return draft.update(
         transitions=tuple(transitions),
         steps_redone=status.steps_redone + redone,
-        # Steps that are done twice were productive once.
+        # Steps that are redone were productive once.
         productive_seconds=max(0.0, status.productive_seconds - redone * step_seconds),
     )

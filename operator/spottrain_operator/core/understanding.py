@@ -1,4 +1,4 @@
-"""A job that a newer version wrote: what this operator doesn't understand of it disturbs nothing that runs."""
+"""A job that a newer version wrote. What this operator doesn't understand disturbs nothing that runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ REASON = "NewerVersion"
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
-    """The job has never run: it would begin as something else than its user asked for."""
+    """Whether a job that has never run has to wait: it would start with other settings than its user asked for."""
     return bool(situation.observed.job.not_understood) and draft.status.generation is None
 
 
 def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
-    """SpecNotUnderstood: names the fields that this operator leaves out; an event tells when that begins."""
+    """SpecNotUnderstood: names the fields that this operator leaves out. An event reports the start."""
     unknown, now = situation.observed.job.not_understood, situation.now
     known = draft.status.condition(NOT_UNDERSTOOD)
     if unknown:
@@ -33,7 +33,7 @@ def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
 
 
 def sentence(fields: Sequence[str], consequence: str) -> str:
-    """What isn't understood, what to do, and what happens until then."""
+    """What this operator doesn't understand, what to do, and what happens until then."""
     return (
         f"This operator doesn't understand {listed(fields)}, which a newer version may have written: upgrade the "
         f"operator, or remove what it doesn't understand. {consequence} until then"
