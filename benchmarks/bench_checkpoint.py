@@ -139,7 +139,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=devices or 2)
     parser.add_argument("--resume-ranks", type=int, default=3)
     parser.add_argument(
-        "--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"], help="stores to save to; file is always one"
+        "--stores",
+        nargs="+",
+        choices=["file", "s3"],
+        default=["file", "s3"],
+        help="stores to save to; file is always one",
     )
     parser.add_argument("--scratch", type=Path, help="folder for the files and the S3 server (default: TMPDIR)")
     arguments = parser.parse_args()
