@@ -269,7 +269,7 @@ class Checkpointer:
                 frozen_entries=frozen_part.entries,
                 rank_state=encoded.rank_state,
             ),
-            shared=frozen_part.kept,
+            frozen_files=frozen_part.kept,
             tree=encoded.tree,
             extra=encoded.extra,
             resumed_from_step=self._resumed_from_step,

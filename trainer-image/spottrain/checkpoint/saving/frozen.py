@@ -1,5 +1,5 @@
-"""What the script doesn't train is written once (shared.py): which tensors that are, and whether they still are what
-was written."""
+"""Frozen weights: tensors that the script doesn't train are written once (frozen_files.py). This module finds them,
+and notices if they change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain.checkpoint.collectives import Collectives
-from spottrain.checkpoint.errors import SharedWeightsGone
+from spottrain.checkpoint.errors import FrozenWeightsGone
 from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.manifest import Entry, Manifest
 from spottrain.checkpoint.saving.fingerprint import fingerprints, is_comparable
 from spottrain.checkpoint.saving.save_handle import SaveHandle
-from spottrain.checkpoint.saving.shared import Shared
 from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class FrozenPart:
     """What a save has of frozen weights."""
 
-    kept: Shared = field(default_factory=Shared)
+    kept: FrozenFiles = field(default_factory=FrozenFiles)
     """Of earlier commits; as rank 0 knows it."""
     entries: tuple[Entry, ...] = ()
     staged: Staged | None = None
@@ -52,7 +52,7 @@ class FrozenWeights:
         self._rank = rank
         self._world_size = world_size
         self._group = group
-        self._stored = Shared()  # on rank 0, after a load on all
+        self._stored = FrozenFiles()  # on rank 0, after a load on all
         self._seen: dict[str, int] = {}  # fingerprints of what was written or loaded
         self._changing: set[str] = set()
         self._changed: set[str] = set()  # of these, what this rank has just noticed
@@ -106,7 +106,7 @@ class FrozenWeights:
 
     def before_load(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> None:
         """Look at what the script brought, which the first try to load overwrites."""
-        stored = Shared.of(manifest).tensors or manifest.tensors
+        stored = FrozenFiles.of(manifest).tensors or manifest.tensors
         brought = self._fingerprints({n: t for n, t in tensors.items() if n in frozen and n in stored})
         self._of_script = brought | self._of_script
 
@@ -115,7 +115,7 @@ class FrozenWeights:
         this rank looks at."""
         brought, self._of_script = self._of_script, {}
         now = self._fingerprints({name: tensors[name] for name in brought if name in tensors})
-        self._newest, self._stored = None, Shared.of(manifest)
+        self._newest, self._stored = None, FrozenFiles.of(manifest)
         self._seen = {name: value for name, value in now.items() if name in self._stored.tensors}
         # What was saved like the trained weights, though it wasn't trained, had changed.
         self._changing = {n for n in frozen if n in tensors and n not in self._seen} if manifest.shared else set()
@@ -132,10 +132,10 @@ class FrozenWeights:
         if handle is None or not handle.done:
             return
         self._newest = None
-        if handle.commit is not None and handle.shared is not None:
-            self._stored = handle.shared
-        elif isinstance(handle.error, SharedWeightsGone):
-            self._stored = Shared()
+        if handle.commit is not None and handle.frozen_files is not None:
+            self._stored = handle.frozen_files
+        elif isinstance(handle.error, FrozenWeightsGone):
+            self._stored = FrozenFiles()
 
     def _fingerprints(self, tensors: Tensors) -> dict[str, int]:
         return fingerprints(tensors, rank=self._rank, world_size=self._world_size)
