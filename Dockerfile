@@ -1,5 +1,5 @@
 # The image of the operator and the watcher: no torch, no cloud SDK, not root. The wheel holds the packages that are
-# copied here; the command line, whose script it brings, isn't among them.
+# copied here. It installs the script `spottrain` without its package, so the script is removed.
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./

@@ -1,6 +1,6 @@
-# Everything a person or CI does with the checkout. Nothing is installed outside the checkout but the cache of
-# built binaries and of pip's downloads (~/.cache/spottrain), and nothing needs root.
-# A PYTHON that is given: `make gpu` uses it as it is.
+# All commands for the checkout. Nothing is installed outside of it, except the cache of built binaries and of pip's
+# downloads (~/.cache/spottrain). Nothing needs root.
+# `make gpu` uses a PYTHON from the environment or the command line as it is.
 GIVEN := $(if $(filter environment command,$(firstword $(origin PYTHON))),$(PYTHON))
 PYTHON ?= python3
 VENV := .venv
@@ -19,32 +19,32 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	@echo "Installing spottrain and what it needs (torch is large; a minute or two) ..."
-	# Not compiled: that takes pip half a minute more, for modules that nobody imports.
+	# Not compiled: that takes pip 30 s more, for modules that nobody imports.
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-env: $(STAMP) ## Make the virtual environment .venv with everything pinned by constraints.txt.
+env: $(STAMP) ## Create the virtual environment .venv, with all packages pinned by constraints.txt.
 
-binaries: $(STAMP) ## Build the control plane (Kubernetes, etcd, Helm) into the cache, once; KUBEBUILDER_ASSETS skips it.
+binaries: $(STAMP) ## Build Kubernetes, etcd and Helm into the cache, once. Skipped if KUBEBUILDER_ASSETS is set.
 	$(BIN)/python -m spottrain_local.binaries
 
-demo: binaries ## Train a GPT on a local cluster, preempt it, and write demo-out/report.html.
+demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
-lint: $(STAMP) ## Style, spelling, types and import contracts.
+lint: $(STAMP) ## Check style, spelling, types and import contracts.
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## Build the documentation into build/docs; a link that leads nowhere is an error.
+docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
 test: lint docs binaries ## Check style, types and docs, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
 
-constraints: $(STAMP) ## Bring constraints.txt to the newest releases that work together; then run `make test`.
+constraints: $(STAMP) ## Update constraints.txt to the newest releases that work together. Run `make test` next.
 	$(BIN)/python release/pins.py dev > constraints.new
 	mv constraints.new constraints.txt
 
@@ -60,7 +60,7 @@ release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and che
 	done
 	cd dist && sha256sum -- * > SHA256SUMS
 
-crds: $(STAMP) ## Write crds/ from the models, and the chart's copy.
+crds: $(STAMP) ## Generate crds/ from the models, and copy them to the chart.
 	$(BIN)/python -m spottrain_api.crd
 	cp crds/*.yaml charts/spottrain/crds/
 
@@ -68,55 +68,55 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 OPERATOR_IMAGE = $(REGISTRY)/spottrain-operator:$(VERSION)
 TRAINER_IMAGE = $(REGISTRY)/spottrain-trainer:$(VERSION)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))))
-CHECK_IMAGES = $(if $(REGISTRY),,$(error Say which registry: make images push REGISTRY=registry.example/team)) \
-	$(if $(BUILDER),,$(error Neither docker, podman nor buildah is on the PATH: install one of them))
+CHECK_IMAGES = $(if $(REGISTRY),,$(error REGISTRY is not set: make images push REGISTRY=registry.example/team)) \
+	$(if $(BUILDER),,$(error None of docker, podman and buildah is on the PATH: install one of them))
 
 images: ## Build both images with docker, podman or buildah: make images REGISTRY=registry.example/team
 	$(CHECK_IMAGES)
 	$(BUILDER) build -t $(OPERATOR_IMAGE) .
 	$(BUILDER) build -t $(TRAINER_IMAGE) -f trainer-image/Dockerfile .
 
-push: ## Push what `make images` built, with the version as tag.
+push: ## Push the images of `make images`, with the version as tag.
 	$(CHECK_IMAGES)
 	$(BUILDER) push $(OPERATOR_IMAGE)
 	$(BUILDER) push $(TRAINER_IMAGE)
 
-bench-recovery: binaries ## Recovery, side by side with plain elastic torchrun.
+bench-recovery: binaries ## Benchmark: recovery, compared with plain elastic torchrun.
 	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
 
-rehearse: binaries ## Twenty random preemptions of 1 to 3 of 6 nodes; no step may be done again.
+rehearse: binaries ## Preempt 1 to 3 of 6 nodes at random, twenty times. Fails if a step is repeated.
 	SPOTTRAIN_PREEMPTIONS=20 $(BIN)/python -m pytest -s --timeout=1800 tests/e2e/test_preemptions.py
 
-kill-points: $(STAMP) ## SIGKILL at every operation on a store, every object damaged, 1,000 rounds of rivals; on each store.
+kill-points: $(STAMP) ## SIGKILL at every store operation, damage to every object, 1,000 rounds of rivals; on each store.
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
-bench-checkpoint: $(STAMP) ## Checkpoints beside torch.save, DCP and DeepSpeed: stall, throughput, resume.
+bench-checkpoint: $(STAMP) ## Benchmark: checkpoints compared with torch.save, DCP and DeepSpeed (stall, throughput, resume).
 	$(BIN)/python -m benchmarks.bench_checkpoint
 
-bench-replicas: $(STAMP) ## What replicas in members' memory cost a step, and how soon a state is back from there.
+bench-replicas: $(STAMP) ## Benchmark: cost of replicas in members' memory in a step, and time to resume from them.
 	$(BIN)/python -m benchmarks.bench_replicas
 
-bench-notice: binaries ## From the cloud's notice to the flag that ranks read.
+bench-notice: binaries ## Benchmark: time from the cloud's notice to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
-bench-agreement: $(STAMP) ## What agreement and heartbeat cost a step.
+bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.
 	$(BIN)/torchrun --nproc-per-node=4 --standalone benchmarks/bench_agreement.py
 
-bench-memory: $(STAMP) ## The estimate of memory beside the measured peak, by model and strategy.
+bench-memory: $(STAMP) ## Benchmark: estimated memory compared with the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory
 
-bench-plan: $(STAMP) ## How long 1,000 jobs take to plan.
+bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 	$(BIN)/python -m benchmarks.bench_plan
 
-bench-throughput: $(STAMP) ## Tokens a second and MFU beside a plain torch loop, without and with checkpoints.
+bench-throughput: $(STAMP) ## Benchmark: tokens a second and MFU compared with a plain torch loop.
 	$(BIN)/python -W ignore -m benchmarks.bench_throughput
 
-bench-data: $(STAMP) ## A step by the number of data workers, for cheap and dear samples.
+bench-data: $(STAMP) ## Benchmark: time of a step by the number of data workers, for cheap and expensive samples.
 	$(BIN)/python -m benchmarks.bench_data
 
-gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: the tests that need one, checkpoints, tokens a second. 8 minutes.
+gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: its tests, then checkpoints and tokens a second. 8 minutes.
 	$(or $(GIVEN),$(BIN)/python) -W ignore -m benchmarks.on_gpu
 
-clean: ## Remove what demos and benchmarks wrote.
+clean: ## Remove the output of demos and benchmarks.
 	rm -rf demo-out bench-out .spottrain

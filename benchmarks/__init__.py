@@ -7,5 +7,5 @@ import sys
 
 
 def clean_up_on_sigterm() -> None:
-    """Let SIGTERM end a benchmark as Ctrl-C does: its processes, clusters and folders go with it."""
+    """Let SIGTERM end a benchmark as Ctrl-C does, with its processes, clusters and folders."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

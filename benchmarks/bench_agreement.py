@@ -2,11 +2,11 @@
 
 Run: torchrun --standalone --nproc-per-node 4 benchmarks/bench_agreement.py
 
-Every rank runs steps that take 50 ms each and end with a small all-reduce, as gradients do. At each boundary
-it does what the step loop does: read the agreement, stat drain.json, cast its ballot, report progress. The time
-spent there is measured directly: the difference of whole steps would drown in the noise of the machine. `judge` is
-what `stability` adds before the update: the losses of all ranks, at once. Where ranks outnumber processors they wait
-for one; the processor time of the training thread leaves that out.
+Every rank runs steps that take 50 ms each and end with a small all-reduce, as gradients do. At each boundary it does
+what the step loop does: read the agreement, stat drain.json, cast its ballot, report progress. The time of this is
+measured directly, because the difference of whole steps would drown in the noise of the machine. `judge` is what
+`stability` adds before the update: the losses of all ranks, at once. If there are more ranks than processors, they
+wait for one; the processor time of the training thread leaves that out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ways to save a checkpoint, side by side in one run: what training waits for, and what the store does.
+"""Ways to save a checkpoint, compared in one run: how long training waits, and what the store does.
 
-`make bench-checkpoint` saves one sharded state again and again by torch.save from rank 0, DCP's save and async_save,
-DeepSpeed's save_checkpoint, and spottrain, to files and to S3 (a local SeaweedFS), beside a bare copy of the same
-bytes and plain parallel writers and readers; then another number of ranks loads the newest. It prints tables and
-writes them, with a plot, to bench-out/. Where there are GPUs the state lies on them, a rank each.
+`make bench-checkpoint` saves one sharded state repeatedly by torch.save from rank 0, DCP's save and async_save,
+DeepSpeed's save_checkpoint, and spottrain, to files and to S3 (a local SeaweedFS). For comparison it also measures a
+bare copy of the same bytes, and plain parallel writers and readers. Then a different number of ranks loads the newest
+save. It prints tables and writes them, with a plot, to bench-out/. With GPUs, the state is on them, one rank each.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Report]:
         reports["file"] = measure(f"file://{folder}/files", arguments, folder, {})
         shutil.rmtree(folder / "files")
         if "s3" in arguments.stores:
-            from benchmarks.checkpoint.s3 import BUCKET, s3_server  # which needs its client, and a server
+            from benchmarks.checkpoint.s3 import BUCKET, s3_server  # it needs the client, and a server
 
             console.print("[dim]S3 …[/dim]")
             with s3_server(folder / "s3") as environment:
                 reports["s3"] = measure(f"s3://{BUCKET}/run", arguments, folder, environment)
-            # The bare copy knows no store.
+            # The bare copy uses no store.
             reports["s3"]["ways"][COPY] = reports["file"]["ways"][COPY]
     return reports
 
@@ -71,7 +71,7 @@ def share(best: float | None, seconds: float | None) -> str:
 
 
 def table(store: str, report: Report) -> Table:
-    """One row for each way; shares are of the plain parallel writer and reader on the same store."""
+    """One row for each way. Shares are of the plain parallel writer and reader on the same store."""
     ways, size = report["ways"], report["bytes"]
     copy, plain = ways[COPY]["stall"], ways[PLAIN]
     title = f"{store}: {size / 2**20:.0f} MiB from {report['world_size']} ranks on {report['device']}"
@@ -134,12 +134,16 @@ def main() -> None:
     devices = torch.cuda.device_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--mib", type=int, default=8192 if devices else 256, help="size of the state in all")
+    parser.add_argument("--mib", type=int, default=8192 if devices else 256, help="size of the whole state in MiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=devices or 2)
     parser.add_argument("--resume-ranks", type=int, default=3)
     parser.add_argument(
-        "--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"], help="file in any case"
+        "--stores",
+        nargs="+",
+        choices=["file", "s3"],
+        default=["file", "s3"],
+        help="stores to save to; file is always one",
     )
     parser.add_argument("--scratch", type=Path, help="folder for the files and the S3 server (default: TMPDIR)")
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Seconds a step by the number of data workers, for samples that are cheap, waited for, and computed.
+"""Seconds of a step by the number of data workers, for samples that are cheap, fetched, or computed.
 
 Run: python -m benchmarks.bench_data [--steps 60]
 
-One rank, one sample a step, and a step that computes for 20 ms on an accelerator (here: sleeps). "default" is what a
-script that says nothing gets. The first steps, in which workers start, are left out.
+One rank, one sample a step, and a step that computes for 20 ms on an accelerator (here it sleeps). "default" is what
+a script gets that sets nothing. The first steps, in which workers start, don't count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_SAMPLES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A data set of which every sample is got in the same way."""
+    """A data set that produces every sample in the same way."""
 
     get: Callable[[], None]
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
-    print("| a sample | workers | ms a step | of them waiting for data |")
+    print("| a sample | workers | ms a step | of these, waiting for data |")
     print("|---|---|---|---|")
     for kind, get in KINDS.items():
         for num_workers in WORKERS:
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(samples: Samples, num_workers: int | None, num_steps: int) -> tuple[float, float]:
-    """Medians of the seconds of a step, and of those in which it waits for data."""
+    """Medians of the seconds of a step, and of the seconds in which it waits for data."""
     whole, waited = [], []
     batches = load_batches(
         Data(samples, num_workers=num_workers),

@@ -1,10 +1,10 @@
-"""The estimate of memory beside the measured peak, for a table of models and strategies.
+"""The estimate of memory compared with the measured peak, for a table of models and strategies.
 
 Run: python -m benchmarks.bench_memory [--ranks 2]
 
-Each case is built, spread and trained for a few steps by real ranks on gloo, each in a fresh process. What is counted
-are the storages that live at the same time on rank 0, at the start (while the model is built and spread) and in a
-step; what the runtime needs for itself (on a GPU: CUDA's context, NCCL's buffers) is in no figure.
+Real ranks on gloo build, shard and train each case for a few steps, in fresh processes. Counted are the storages that
+live at the same time on rank 0, at the start (while the model is built and sharded) and in a step. The runtime's own
+memory (on a GPU: CUDA's context, NCCL's buffers) is in no figure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(case: Case, num_ranks: int) -> Peaks:
         for process in ranks:
             process.join(300)
         if any(process.exitcode != 0 for process in ranks):
-            raise SystemExit(f"{case} failed; see above")
+            raise SystemExit(f"{case} failed; see above.")
         return found.get(timeout=10)
     finally:
         for process in ranks:

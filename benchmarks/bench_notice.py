@@ -1,9 +1,9 @@
 """From a cloud's notice to the flag that the ranks see, with the operator running and with it stopped.
 
-`make bench-notice` preempts a spot node of a job on a local cluster over and over, takes the notice back as soon as
-it is acted on, and compares two times of this machine's clock: when the metadata server began to show the notice,
-and the `drainSeenAt` of the first rank that found a flag, which it writes at that step boundary. One rank's flag
-stops all of them, so each notice is one sample.
+`make bench-notice` repeatedly preempts a spot node of a job on a local cluster, and takes the notice back as soon as
+the job has acted on it. It compares two times of this machine's clock: when the metadata server starts to show the
+notice, and the `drainSeenAt` of the first rank that finds a flag, which the rank writes at that step boundary. One
+rank's flag stops all ranks, so each notice is one sample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATOR = "deployment/spottrain-operator"
 
 
 def wait(what: str, condition: Callable[[], object]) -> None:
-    """Raises TimeoutError with `what` was missing."""
+    """Wait for a condition. Raises TimeoutError, which names `what` was missing."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > give_up_at:
@@ -45,13 +45,13 @@ def wait(what: str, condition: Callable[[], object]) -> None:
 
 
 class NoticeBench:
-    """A job of whose spot nodes one after the other is announced to go, and stays."""
+    """A job whose spot nodes get notices, one after the other, but stay."""
 
     def __init__(self, job: ManagedJob) -> None:
         self._job = job
 
     def sample(self, *, with_operator: bool) -> float:
-        """Announce that a spot node goes; seconds until the first rank saw a flag."""
+        """Give notice to a spot node. Returns the seconds until the first rank saw a flag."""
         wait("a generation trains on a spot node", self._trains)
         generation = self._generation()
         assert generation is not None
@@ -79,7 +79,7 @@ class NoticeBench:
         return any(m.capacity_type is CapacityType.SPOT for m in generation.members)
 
     def _progress(self, generation: GenerationStatus) -> list[Progress]:
-        """What the first rank of each member said last."""
+        """The newest report of each member's first rank."""
         root = self._job.cluster.layout.root
         files = (
             path
@@ -103,13 +103,13 @@ class NoticeBench:
             try:
                 command = process.cmdline()
                 found += "spottrain_operator" in command and root in " ".join(process.environ().values())
-            except psutil.Error:  # it ended, or is another user's
+            except psutil.Error:  # it ended, or belongs to a different user
                 continue
         return found
 
 
 def percentile(samples: list[float], share: float) -> float:
-    """The smallest sample that at least `share` of all don't exceed."""
+    """The smallest sample that is at least as large as `share` of all samples."""
     ordered = sorted(samples)
     return ordered[max(0, -(-int(share * 100) * len(ordered) // 100) - 1)]
 

@@ -1,7 +1,7 @@
 """How long `plan` takes for 1,000 jobs of 8 members: `python -m benchmarks.bench_plan`.
 
-The jobs train: each has a running generation, a report from each agent, and progress to record, so that no
-policy is skipped. Observing and writing aren't measured; they are the API server's.
+The jobs train: each has a running generation, a report of each agent, and progress to record, so that no policy is
+skipped. Observing and writing aren't measured, because they depend on the API server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def training_job(number: int) -> Observed:
-    """A job whose eight pods are up; its first generation starts with the first plan."""
+    """A job whose eight pods are up. Its first generation starts with the first plan."""
     spec = TrainingJobSpec.model_validate(
         {
             "image": "train:1",
@@ -63,7 +63,7 @@ def pod(number: int, sequence: int) -> PodView:
 
 
 def reports(observed: Observed, now: datetime, generation: int, step: int) -> dict[str, ReportView]:
-    """What all agents say at `now`."""
+    """What all agents report at `now`."""
     progress = Progress(
         generation=generation,
         phase=TrainerPhase.TRAINING,

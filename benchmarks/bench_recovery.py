@@ -1,7 +1,7 @@
-"""How long a training stands still when a node leaves: plain elastic torchrun and spottrain, in one run.
+"""How long a training makes no step after a node leaves: plain elastic torchrun and spottrain, in one run.
 
 `make bench-recovery` prints a table and writes it, with a plot, to bench-out/. Both sides train the same model with
-four ranks on this machine; each case is done `--rounds` times on both sides in turn, and medians are shown.
+four ranks on this machine. Each case runs `--rounds` times on both sides in turn, and the table shows medians.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one case came to on both sides, and where spottrain's seconds went."""
+    """The results of one case on both sides, and where spottrain's seconds went."""
 
     title: str
     plain: Outcome
@@ -53,7 +53,7 @@ class Result:
 
 
 def median(outcomes: list[Outcome]) -> Outcome:
-    """Medians; the first round in which the job didn't come back, where there is one."""
+    """Medians; or the first round in which the job didn't come back, if there is one."""
     lost = next((outcome for outcome in outcomes if outcome.seconds_without_step is None), None)
     if lost is not None:
         return lost
@@ -91,7 +91,7 @@ def run(out: Path, rounds: int) -> list[Result]:
 
 
 def shown(outcome: Outcome) -> tuple[str, str]:
-    """Seconds without a step, and steps redone."""
+    """Seconds without a step, and steps that were repeated."""
     if outcome.has_ended:
         return "never: all agents have ended", "–"
     if outcome.seconds_without_step is None:

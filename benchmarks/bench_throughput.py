@@ -1,9 +1,9 @@
 """Tokens a second and MFU of a transformer of about a billion parameters, in bf16: a plain torch loop and spottrain.
 
-`make bench-throughput` trains the same model on the same data by a plain loop (autocast, a fused AdamW, DDP where
-there are several ranks) and by spottrain, without and with checkpoints every `--every` steps, each way in processes
-of its own, one after the other, `--rounds` times in turn. The ratios are to the plain loop. Where there is no GPU a
-tiny model shows that it works, and no more. It prints a table and writes it, with a plot, to bench-out/.
+`make bench-throughput` trains the same model on the same data by a plain loop (autocast, a fused AdamW, DDP with
+several ranks) and by spottrain, without and with checkpoints every `--every` steps. Each way runs in processes of its
+own, one after the other, `--rounds` times in turn. The ratios are to the plain loop. Without a GPU, a tiny model only
+shows that it works. The benchmark prints a table and writes it, with a plot, to bench-out/.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Report]:
                 run_world([*command, str(arguments.every), str(result)], arguments.ranks)
                 rounds[way].append(json.loads(result.read_text()))
                 shutil.rmtree(folder)
-    # What the device has shown that it can do, where no data sheet says it.
+    # The throughput that the device has reached, if no data sheet is known.
     measured = max(each["measured_tflops"] for of in rounds.values() for each in of)
     return {way: summary(of, arguments, measured) for way, of in rounds.items()}
 
 
 def summary(rounds: list[Report], arguments: argparse.Namespace, measured_tflops: float) -> Report:
-    """The median of the rounds and what follows from it: tokens a second of all ranks, TFLOP/s and MFU of each."""
+    """The median of the rounds, and what follows from it: tokens a second of all ranks, TFLOP/s and MFU of each."""
     first = rounds[0]
     seconds = statistics.median(each["seconds"] for each in rounds)
     rate = first["tokens"] / seconds
@@ -98,7 +98,7 @@ def table(reports: dict[str, Report], arguments: argparse.Namespace) -> Table:
 
 
 def checkpoint_cost(way: str, reports: dict[str, Report], arguments: argparse.Namespace) -> str:
-    """Milliseconds of training that one takes: the difference to the same loop without."""
+    """Milliseconds of training that one checkpoint takes: the difference to the same loop without checkpoints."""
     if way not in (PLAIN_SAVES, OURS_COMMITS):
         return "–"
     if reports[way]["saved"] == 0:
@@ -127,11 +127,9 @@ def main() -> None:
     devices = torch.cuda.device_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument(
-        "--ranks", type=int, default=devices or 1, help="no more than there are GPUs, if there are any"
-    )
+    parser.add_argument("--ranks", type=int, default=devices or 1, help="at most one for each GPU, if there are any")
     parser.add_argument("--every", type=int, default=40, help="steps from one checkpoint to the next")
-    parser.add_argument("--steps", type=int, help="that count (default: as many as have one checkpoint)")
+    parser.add_argument("--steps", type=int, help="steps that count (default: enough for one checkpoint)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scratch", type=Path, help="folder for the checkpoints (default: TMPDIR)")
     arguments = parser.parse_args()

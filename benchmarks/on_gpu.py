@@ -1,8 +1,8 @@
-"""Everything that only a GPU can show, in one command and eight minutes: `make gpu`.
+"""All that only a GPU can show, in one command and eight minutes: `make gpu`.
 
-The tests with the mark `gpu`, then checkpoints beside torch's and DeepSpeed's (files alone), then tokens a second and
-MFU. One part that fails doesn't keep the next from being run. It needs neither Kubernetes nor an S3 server. Arguments
-are the parts to run (tests, checkpoint, throughput; all where there are none).
+It runs the tests with the mark `gpu`, then checkpoints compared with torch's and DeepSpeed's (files alone), then
+tokens a second and MFU. If one part fails, the next one still runs. It needs neither Kubernetes nor an S3 server.
+Arguments: the parts to run (tests, checkpoint, throughput). Default: all.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 480.0
-# What a rank alone needs; several need what pyproject.toml asks for, as FSDP2 of those before mixes ranks up that use
-# different parameters.
+# What one rank needs. Several ranks need the version of pyproject.toml, because FSDP2 of earlier versions mixes up
+# ranks that use different parameters.
 OLDEST_TORCH, OLDEST_OF_SEVERAL = (2, 11), (2, 13)
 PACKAGES = ("torch", "numpy", "pydantic", "zlib_ng", "deepspeed", "pytest", "pytest_timeout", "matplotlib", "rich")
-# Without the fixtures of other tests, which need more packages.
+# Without the fixtures of other tests, because they need more packages.
 TESTS = ["pytest", "-q", "-m", "gpu", "--noconftest", "--durations=8", "-p", "no:cacheprovider"]
 TEST_FILES = sorted((ROOT / "tests/integration").glob("test_*gpu*.py"))
 PARTS = {
@@ -35,18 +35,18 @@ PARTS = {
 
 
 def what_is_missing() -> str | None:
-    """Why nothing can be run here, as a sentence."""
+    """Why nothing can run here, as a sentence."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         return f"{sys.executable} can't import {', '.join(missing)}; install them, or put them on PYTHONPATH."
     import torch
 
     if not torch.cuda.is_available():
-        return "There is no NVIDIA GPU that torch can use here; run this where there is one."
+        return "torch finds no NVIDIA GPU here. Run this on a machine with one."
     return unfit_torch(torch.__version__, torch.cuda.device_count())
 
 
 def unfit_torch(version: str, num_devices: int) -> str | None:
-    """Why this version won't do for so many GPUs, as a sentence."""
+    """Why this version doesn't work for so many GPUs, as a sentence."""
     found = tuple(int(part) for part in version.partition("+")[0].split(".")[:2])
     if found < OLDEST_TORCH:
         return f"torch {version} is too old; use 2.13 or newer (2.11 does for one GPU)."
@@ -68,7 +68,7 @@ def hardware() -> str:
 
 
 def run(command: list[str], seconds: float) -> int:
-    """The exit code of a module, which is ended with all its processes where it takes longer."""
+    """Run a module, and return its exit code. If it takes longer, end it with all its processes."""
     paths = [
         ROOT / "api",
         ROOT / "operator",
@@ -86,7 +86,7 @@ def run(command: list[str], seconds: float) -> int:
         try:
             return process.wait(max(1.0, seconds))
         except subprocess.TimeoutExpired:
-            print(f"{command[0]} was not done in {seconds:.0f} s.", flush=True)
+            print(f"{command[0]} did not finish in {seconds:.0f} s.", flush=True)
             return 1
         finally:
             with contextlib.suppress(ProcessLookupError):  # all have ended
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - PARTS.keys():
-        parser.error(f"{unknown.pop()!r} is no part; use {', '.join(PARTS)}")
+        parser.error(f"{unknown.pop()!r} is not a part; use {', '.join(PARTS)}")
     if (missing := what_is_missing()) is not None:
         raise SystemExit(missing)
     print(hardware(), flush=True)

@@ -11,15 +11,17 @@ from contextlib import ExitStack
 
 
 def free_ports(count: int) -> list[int]:
-    """All are held until the last is found, so that no two are the same."""
+    """Free ports. All are held until the last is found, so that no two are the same."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
 
 
 def run_world(module: Sequence[str], world_size: int, environment: Mapping[str, str] | None = None) -> None:
-    """Run `python -m`, with what else is in `module`, as ranks of one node with torchrun's environment. No process is
-    left, whatever happens; where one fails, SystemExit is raised."""
+    """Run `python -m` with the words of `module` as ranks of one node, with torchrun's environment.
+
+    No process is left, whatever happens. If one fails, it raises SystemExit.
+    """
     (port,) = free_ports(1)
     size = str(world_size)
     world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -16,8 +16,8 @@ from benchmarks.checkpoint.state import TENSOR_BYTES
 
 
 class DeepSpeedSave:
-    """Half of the bytes are the model's weights, written by rank 0, the other half every rank's part of their
-    fp32 copy in the optimizer, which is plain SGD. Another number of ranks can't load it without a conversion."""
+    """Half of the bytes are the model's weights, which rank 0 writes. The other half is every rank's part of their
+    fp32 copy in the optimizer, which is plain SGD. A different number of ranks needs a conversion to load it."""
 
     name = "DeepSpeed save_checkpoint"
 
@@ -25,7 +25,7 @@ class DeepSpeedSave:
         os.environ.setdefault("DS_ACCELERATOR", device.type)
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled for minutes on a CPU
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its compilation on a CPU takes minutes
         self._root = root
         shape = (TENSOR_BYTES // 4 // 1024, 1024)
         layers = [nn.Parameter(torch.randn(shape, device=device)) for _ in range((mib << 20) // TENSOR_BYTES // 2)]
@@ -62,7 +62,7 @@ class DeepSpeedSave:
 
 
 def sync(path: Path) -> None:
-    """Make a file durable that something else has written."""
+    """Make a file durable that other code has written."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

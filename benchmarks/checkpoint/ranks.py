@@ -1,4 +1,4 @@
-"""What one rank of the benchmark does; bench_checkpoint starts it, with torchrun's environment.
+"""What one rank of the benchmark does. bench_checkpoint starts it, with torchrun's environment.
 
 Arguments: phase (save or resume), storage URI, MiB of the state, rounds, file for the results.
 """
@@ -24,20 +24,20 @@ Numbers = dict[str, dict[str, float]]
 
 
 def slowest(seconds: float) -> float:
-    """Of all ranks."""
+    """The largest value of all ranks."""
     found = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return float(found)
 
 
 def together() -> float:
-    """Now, once all ranks are here."""
+    """The time, once all ranks are here."""
     dist.barrier()
     return time.perf_counter()
 
 
 def bytes_below(uri: str) -> int:
-    """What the folder holds; 0 for a bucket."""
+    """Bytes in the folder; 0 for a bucket."""
     parts = urlsplit(uri)
     if parts.scheme != "file":
         return 0
@@ -45,7 +45,8 @@ def bytes_below(uri: str) -> int:
 
 
 def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
-    """All ways in turn, round after round; the first round, in which they plan and allocate, counts apart."""
+    """Run all ways in turn, round after round. The first round, in which they plan and allocate, counts
+    separately."""
     seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(1, rounds + 2):
         for way in ways:
@@ -55,7 +56,7 @@ def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
             stall = time.perf_counter() - started
             way.finish()
             durable = slowest(time.perf_counter() - started)
-            # Only now: async_save uses the same group from its thread, until it has finished.
+            # Not earlier: async_save uses the same group from its thread until it has finished.
             stall = slowest(stall)
             written = bytes_below(uri) - before
             if number > 1:
@@ -68,7 +69,7 @@ def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
 
 
 def load_all(ways: list[Way], state: State, rounds: int, save_rounds: int) -> Numbers:
-    """The newest save of each way, read by this world."""
+    """Load the newest save of each way into this world."""
     seen: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for way in ways:
@@ -80,7 +81,7 @@ def load_all(ways: list[Way], state: State, rounds: int, save_rounds: int) -> Nu
 
 def main() -> None:
     phase, uri, mib, rounds, result = sys.argv[1:]
-    writers = [WriterProcess.fork() for _ in range(2)]  # before there are threads and CUDA, as the agent does
+    writers = [WriterProcess.fork() for _ in range(2)]  # before threads and CUDA start, as the agent does
     cuda = torch.cuda.is_available() and phase == "save"
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")

@@ -30,7 +30,7 @@ _PART_BYTES = 8 << 20
 
 @dataclass
 class PlainS3:
-    """boto3's own multipart transfers, as many parts at once as spottrain sends."""
+    """boto3's own multipart transfers, with as many parallel parts as spottrain sends."""
 
     uri: str
     name: str = "plain parallel writer"
@@ -64,7 +64,7 @@ class PlainS3:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
-    """SeaweedFS with one bucket while the block runs; yields the environment of its clients."""
+    """SeaweedFS with one bucket while the block runs. Yields the environment of its clients."""
     names = (*PORT_NAMES, *GRPC_PORT_NAMES)
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     store = ObjectStore(layout=ClusterLayout(root=folder), ports=ports)
@@ -93,7 +93,7 @@ def _make_bucket(environment: dict[str, str]) -> None:
         try:
             if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
                 client.create_bucket(Bucket=BUCKET)
-            # Buckets can be made a moment before data can be stored.
+            # Buckets can be created a moment before data can be stored.
             client.put_object(Bucket=BUCKET, Key="ready", Body=b"1")
             return
         except (BotoCoreError, ClientError):

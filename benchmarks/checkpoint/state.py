@@ -1,4 +1,4 @@
-"""The state that is saved: sharded tensors, as FSDP2's, spread evenly over the ranks."""
+"""The state to save: sharded tensors, as FSDP2's, spread evenly over the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 1024
 
 
 def sharded_state(mib: int, device: torch.device, *, fill: bool) -> dict[str, dict[str, DTensor]]:
-    """About `mib` MiB in all, in tensors of 16 MiB; random where they are filled, else zero."""
+    """About `mib` MiB in total, in tensors of 16 MiB. Random if they are filled, otherwise zero."""
     world_size = dist.get_world_size()
     mesh = init_device_mesh(device.type, (world_size,))
     rows = TENSOR_BYTES // 4 // _WIDTH
@@ -33,7 +33,7 @@ def sharded_state(mib: int, device: torch.device, *, fill: bool) -> dict[str, di
 
 
 def local_tensors(state: dict[str, dict[str, DTensor]]) -> list[torch.Tensor]:
-    """What this rank holds."""
+    """Bytes that this rank holds."""
     return [tensor.to_local() for tensor in state["model"].values()]
 
 

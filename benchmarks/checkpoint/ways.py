@@ -1,7 +1,7 @@
-"""The ways to save and load a state, side by side.
+"""The ways to save and load a state, to compare them.
 
-Each `save` returns once training could go on (what it took is the stall), `finish` when the checkpoint is durable.
-All of them sync what they write to a file; the plain writer and reader show what the store gives at best.
+`save` returns once training can continue; its time is the stall. `finish` returns when the checkpoint is durable. All
+ways sync what they write to a file. The plain writer and reader show the best that the store can do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spottrain.world.launch import gloo_group
 
 
 class Way(Protocol):
-    """One way to save a state of this rank's, called in step on all ranks."""
+    """One way to save this rank's state. All ranks call it in step."""
 
     name: str
 
@@ -36,13 +36,13 @@ class Way(Protocol):
     def finish(self) -> None: ...
 
     def load(self, state: State, number: int) -> None:
-        """Fill `state` from the save of that number, at any world size if the way can."""
+        """Fill `state` from the save of that number, at any world size if the way supports it."""
         ...
 
 
 @dataclass
 class BareCopy:
-    """The copy of this rank's bytes into host memory that is there: no save can stall less."""
+    """The copy of this rank's bytes into host memory that exists already: no save can stall less."""
 
     name: str = "bare copy"
     _memory: list[torch.Tensor] = field(default_factory=list)
@@ -63,7 +63,7 @@ class BareCopy:
 
 @dataclass
 class PlainFile:
-    """Every rank writes and reads its own bytes, in parallel with the others, and nothing else."""
+    """Every rank writes and reads only its own bytes, in parallel with the others."""
 
     root: Path
     name: str = "plain parallel writer"
@@ -90,7 +90,7 @@ class PlainFile:
 
 @dataclass
 class TorchSave:
-    """All that there is, gathered on rank 0 and saved by it."""
+    """Rank 0 gathers everything, and saves it."""
 
     root: Path
     name: str = "torch.save from rank 0"
@@ -150,7 +150,7 @@ class Dcp:
 
 
 class Spottrain:
-    """This project's checkpointer, as the step loop uses it; also with all tensors frozen but the first."""
+    """This project's checkpointer, as the step loop uses it; also with all tensors frozen except the first."""
 
     def __init__(self, uri: str, generation: int, writer: WriterProcess, *, freezes: bool = False) -> None:
         self.name = "spottrain, one tensor trained" if freezes else "spottrain"
@@ -171,7 +171,7 @@ class Spottrain:
         self._under_way: SaveHandle | None = None
 
     def prepare(self, state: State) -> None:
-        """As the loop does after its first step or a resume; some steps pass until the first save."""
+        """Prepare as the loop does after its first step or a resume. Some steps pass until the first save."""
         self._checkpointer.prepare(dict(state), frozen=self._frozen(state))
 
     def save(self, state: State, number: int) -> None:
@@ -194,15 +194,15 @@ class Spottrain:
 def ways_for(
     uri: str, generation: int, writers: Sequence[WriterProcess], *, mib: int, device: torch.device, saves: bool
 ) -> list[Way]:
-    """Those that can write to this store: torch's and DeepSpeed's own know files alone. Not all can be read by
-    another world than the one that `saves`. DeepSpeed's is left out where it isn't installed."""
+    """The ways that can write to this store: torch's and DeepSpeed's own know only files. A world other than the one
+    that `saves` can't read all of them. DeepSpeed's is left out if it isn't installed."""
     parts = urlsplit(uri)
     ours = [
         Spottrain(f"{uri}/spottrain", generation, writers[0]),
         Spottrain(f"{uri}/frozen", generation, writers[1], freezes=True),
     ]
     if parts.scheme != "file":
-        from benchmarks.checkpoint.s3 import PlainS3  # which needs S3's client
+        from benchmarks.checkpoint.s3 import PlainS3  # it needs S3's client
 
         plain: list[Way] = [PlainS3(uri)] if saves else []
         return [*plain, *ours]

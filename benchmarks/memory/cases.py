@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A GPT; `micro_batch` sequences of `context` tokens at once."""
+    """A GPT, with `micro_batch` sequences of `context` tokens at once."""
 
     layers: int
     width: int
@@ -35,7 +35,7 @@ class Case:
 
 
 class Block(nn.Module):
-    """As the example's, with fused attention. Input and output: (batch, context, width)."""
+    """As the example's block, with fused attention. Input and output: (batch, context, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

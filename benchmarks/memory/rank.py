@@ -1,7 +1,7 @@
-"""One rank that builds a case's model, spreads it and trains it for a few steps, and measures its peaks.
+"""One rank that builds, shards and trains a case's model for a few steps, and measures its peaks.
 
-On the CPU every storage that is made is counted by torch's MemTracker; on a GPU it is the allocator's own peak, and
-the model is built on the CPU, as scripts do.
+On the CPU, torch's MemTracker counts every storage. On a GPU, the figure is the allocator's own peak, and the model
+is built on the CPU, as scripts do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Bytes while the model is built and spread, and in a step, without the runtime, which no allocator knows of."""
+    """Bytes while the model is built and sharded, and in a step. The runtime's own memory isn't in them."""
 
     start: int
     step: int
@@ -67,7 +67,7 @@ def _is_of(estimate: Estimate, case: Case) -> bool:
 
 
 def measured(case: Case, device: torch.device) -> Peaks:
-    """Of this rank, at the start and in its second step. A collective of the default process group."""
+    """Peaks of this rank, at the start and in its second step. A collective of the default process group."""
     torch.manual_seed(0)
     tracker = MemTracker()
     with _counting(tracker, device):
@@ -76,8 +76,8 @@ def measured(case: Case, device: torch.device) -> Peaks:
         engine = _engine(case, device)
         spread, _ = engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, foreach=True))
     start = _peak(tracker, device)
-    for _ in range(2):  # the optimizer makes its state in the first step
-        with _counting(tracker, device):  # from what is there now
+    for _ in range(2):  # the optimizer creates its state in the first step
+        with _counting(tracker, device):  # starts with what exists now
             _step(engine, spread, case, device)
     return Peaks(start=start, step=_peak(tracker, device))
 
@@ -123,7 +123,7 @@ def _step(engine: Engine, model: Any, case: Case, device: torch.device) -> None:
 
 
 def join(rank: int, world_size: int, port: int) -> None:
-    """Make the default process group."""
+    """Create the default process group."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ SPEC = ClusterSpec(
 
 
 class ManagedJob:
-    """A local cluster with the job on it; closing it leaves nothing behind."""
+    """A local cluster with the job on it. To close it leaves nothing behind."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class ManagedJob:
         return read_steps(self.steps_file)
 
     def wait_until_whole(self, warm_steps: int) -> None:
-        """Until all nodes train together and the newest generation has made `warm_steps` steps."""
+        """Wait until all nodes train together and the newest generation has made `warm_steps` steps."""
         while True:
             status = self.status()
             if status.phase is Phase.FAILED:
@@ -98,7 +98,7 @@ class ManagedJob:
         return next(member.node for member in generation.members if member.node_rank == rank)
 
     def hurt(self, case: str) -> str:
-        """Do to a node what `case` says; returns the node."""
+        """Do to a node what `case` says. Returns the node."""
         node = self.node_of_rank(0 if case == "store-host" else NUM_NODES - 1)
         if case == "sigterm":
             self.cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
@@ -107,7 +107,7 @@ class ManagedJob:
         return node
 
     def restore(self, node: str) -> None:
-        """Bring a fresh node, once the old one is gone."""
+        """Add a fresh node, once the old one is gone."""
         while (
             next(item for item in self.cluster.running_status()["nodes"] if item["node"] == node)["state"] != "gone"
         ):
@@ -115,7 +115,7 @@ class ManagedJob:
         self.cluster.restore([node])
 
     def phases(self, last_step_at: float) -> dict[str, float]:
-        """Where the seconds between `last_step_at` and the newest generation's first step went."""
+        """Where the seconds went between `last_step_at` and the newest generation's first step."""
         status = self.status()
         generation = status.generation
         assert generation is not None
@@ -148,7 +148,7 @@ class ManagedJob:
 def measure(
     job: ManagedJob, case: str, *, warm_steps: int, patience_seconds: float
 ) -> tuple[Outcome, dict[str, float]]:
-    """Hurt a whole job, wait until it steps again, and bring the node back for the next case."""
+    """Apply one case to a whole job, wait until it steps again, and restore the node for the next case."""
     job.wait_until_whole(warm_steps)
     hurt_at = time.time()
     node = job.hurt(case)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 GLOBAL_BATCH = 256
 WIDTH = 512
 NUM_SAMPLES = 1 << 16
-# Both sides save this often.
+# Both sides save at this interval.
 CHECKPOINT_STEPS = 50
 
 
@@ -34,6 +34,6 @@ def build_model() -> nn.Module:
 
 
 def log_step(step: int) -> None:
-    """Append "seconds step" to the file in STEP_LOG; called by rank 0 after each optimizer step."""
+    """Append "seconds step" to the file in STEP_LOG. Rank 0 calls it after each optimizer step."""
     with Path(os.environ["STEP_LOG"]).open("a") as log:
         log.write(f"{time.time():.3f} {step}\n")

@@ -1,4 +1,4 @@
-"""What a fault cost: the seconds without a new step, and the steps done again."""
+"""What a fault cost: the seconds without a new step, and the repeated steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CompletedStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`seconds_without_step` is None where the job didn't come back in time, or, with `has_ended`, never will."""
+    """`seconds_without_step` is None if the job didn't come back in time or, with `has_ended`, never will."""
 
     seconds_without_step: float | None
     steps_redone: int | None
@@ -41,10 +41,10 @@ def outcome_of(
     patience_seconds: float,
     has_ended: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Wait until steps are made by a world that came after `hurt_at`, and read off what it cost; or until
-    `has_ended` says that none will.
+    """Wait until a world that started after `hurt_at` makes steps, and return the cost; or until `has_ended` says
+    that no world will.
 
-    The world before may make a few more steps after the fault; the gap is the longest one between two steps.
+    The old world may make a few more steps after the fault. The gap is the longest one between two steps.
     """
     deadline = time.time() + patience_seconds
     while time.time() < deadline:

@@ -19,7 +19,7 @@ LOCAL_ADDRESS = "127.0.0.1"
 
 
 class PlainJob:
-    """Four torchrun agents; node 0 hosts the rendezvous store."""
+    """Four torchrun agents. Node 0 hosts the rendezvous store."""
 
     def __init__(self, folder: Path, port: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,15 +50,15 @@ class PlainJob:
         return read_steps(self.steps_file)
 
     def terminate(self, node: int) -> None:
-        """As when a pod is evicted: SIGTERM to the agent."""
+        """Send SIGTERM to the agent, as when a pod is evicted."""
         self._agents[node].terminate()
 
     def kill(self, node: int) -> None:
-        """As when a machine is gone: the agent and all its workers at once."""
+        """Kill the agent and all its workers at once, as when a machine is gone."""
         _kill_tree(self._agents[node].pid)
 
     def has_ended(self) -> bool:
-        """Whether no agent is left to bring the job back."""
+        """Whether no agent is left that could bring the job back."""
         return all(agent.poll() is not None for agent in self._agents)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ def _kill_tree(pid: int) -> None:
 
 
 def measure(case: str, folder: Path, port: int, *, warm_steps: int, patience_seconds: float) -> Outcome:
-    """Run the job, hurt it as `case` says ("sigterm", "sigkill", "store-host") and wait until it steps again."""
+    """Run the job, apply `case` to it ("sigterm", "sigkill", "store-host"), and wait until it steps again."""
     job = PlainJob(folder, port)
     try:
         while len(job.steps()) < warm_steps:

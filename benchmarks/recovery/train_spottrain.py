@@ -1,4 +1,4 @@
-"""The same training under spottrain: DDP, commits at the same interval."""
+"""The same training with spottrain: DDP, commits at the same interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained, how much arithmetic that is, and how much the device can do."""
+"""The model to train, its amount of arithmetic, and the peak of the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from benchmarks.memory.cases import Case, Gpt, Shape
 from benchmarks.memory.rank import estimated
 
-# About a billion parameters; less where the device hasn't the memory.
+# About a billion parameters; fewer if the device lacks the memory.
 ON_A_GPU = (
     Shape(layers=16, width=2048, context=2048, micro_batch=8, vocabulary=50_304),
     Shape(layers=16, width=2048, context=2048, micro_batch=1, vocabulary=50_304),
@@ -17,7 +17,7 @@ ON_A_GPU = (
     Shape(layers=12, width=512, context=512, micro_batch=2, vocabulary=8_192),
 )
 ON_THE_CPU = Shape(layers=2, width=128, context=64, micro_batch=2, vocabulary=256)
-# Dense bf16, of the makers' data sheets, in TFLOP/s; by a part of the device's name, longer ones first.
+# TFLOP/s of dense bf16 in the makers' data sheets, by a part of the device's name, longer ones first.
 _PEAKS = {
     "B200": 2250.0,
     "GH200": 989.0,
@@ -31,7 +31,7 @@ _PEAKS = {
 }
 _MATRIX = 8192, 1024  # on a GPU, and on the CPU
 _REPEATS = 20
-# Of the device's memory; the rest is for what the runtime and the allocator need.
+# Share of the device's memory. The rest is for the runtime and the allocator.
 _SHARE = 0.8
 
 
@@ -46,8 +46,8 @@ def shape_for(device: torch.device) -> Shape:
 
 
 def flops_per_token(shape: Shape) -> float:
-    """Of forward and backward, as Chowdhery et al. count them ("PaLM", 2022, appendix B): 6 for each weight that is
-    multiplied with, which the embedding is not, and 12 for each pair of tokens, hidden unit and layer."""
+    """FLOP of forward and backward, as Chowdhery et al. count them ("PaLM", 2022, appendix B): 6 for each weight in a
+    multiplication, which excludes the embedding, and 12 for each pair of tokens, hidden unit and layer."""
     with torch.device("meta"):
         model = Gpt(shape)
     multiplied = sum(parameter.numel() for parameter in model.parameters()) - model.tokens.weight.numel()
@@ -60,7 +60,7 @@ def num_parameters(shape: Shape) -> int:
 
 
 def measured_tflops(device: torch.device) -> float:
-    """Of a large matrix product in bf16, right here."""
+    """TFLOP/s of a large matrix product in bf16, measured here."""
     size = _MATRIX[0] if device.type == "cuda" else _MATRIX[1]
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
@@ -74,7 +74,7 @@ def measured_tflops(device: torch.device) -> float:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """By the data sheet, where it is known here."""
+    """TFLOP/s in the data sheet, if it is known here."""
     return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
 
 

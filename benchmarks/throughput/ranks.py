@@ -1,4 +1,4 @@
-"""What one rank of the benchmark does; bench_throughput starts it, with torchrun's environment.
+"""What one rank of the benchmark does. bench_throughput starts it, with torchrun's environment.
 
 Arguments: way, folder for checkpoints, steps to measure, steps from one commit to the next, file for the results.
 """
@@ -34,7 +34,7 @@ WARM_UP = 5  # after the first save, if there are any
 
 
 class Tokens(Dataset[torch.Tensor]):
-    """Random ones, made as they are asked for."""
+    """Random tokens, created when they are read."""
 
     def __init__(self, shape: Shape, length: int) -> None:
         self._shape = shape
@@ -49,7 +49,7 @@ class Tokens(Dataset[torch.Tensor]):
 
 
 class Clock:
-    """Seconds of the steps that count: from after `first` to after `last`, the device's work included."""
+    """Seconds of the steps that count: from after `first` to after `last`, including the device's work."""
 
     def __init__(self, device: torch.device, first: int, last: int) -> None:
         self._device = device
@@ -84,7 +84,7 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train_plainly(launch: Launch, shape: Shape, clock: Clock, last: int, save: Callable[[int, Any], None]) -> None:
-    """As a script without this library does it: autocast, a fused AdamW, and DDP where there are several ranks."""
+    """A script without this library: autocast, a fused AdamW, and DDP with several ranks."""
     device = launch.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -136,7 +136,7 @@ def main() -> None:
     way, folder, steps, every, result = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5]
     launch = Launch.from_environment()
     shape = shape_for(launch.device)
-    first = every + WARM_UP  # so that the first save, which makes its memory, doesn't count
+    first = every + WARM_UP  # so that the first save, which allocates its memory, doesn't count
     clock = Clock(launch.device, first, first + steps)
     last = first + steps
 
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def _saved(way: str, folder: Path, every: int, last: int) -> list[int]:
-    """The steps of which a checkpoint was made: a commit is left out while the one before is under way."""
+    """The steps with a checkpoint. A commit is left out while the previous one is under way."""
     if way == PLAIN_SAVES:
         return [*range(every, last + 1, every)]
     if way != OURS_COMMITS:

@@ -1,4 +1,4 @@
-"""Train a classifier of handwritten digits (scikit-learn's) in a loop of one's own, with Accelerate.
+"""Train a classifier of handwritten digits (scikit-learn's) with Accelerate, in a loop of its own.
 
 In a TrainingJob: see trainingjob.yaml. By hand: python examples/accelerate/train.py
 """
@@ -24,7 +24,7 @@ NUM_TEST = 297
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--checkpoints", help="URI; only without an operator, where the job doesn't name one")
+    parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
     digits = load_digits()

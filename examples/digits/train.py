@@ -35,7 +35,7 @@ class Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--checkpoints", help="URI; only without an operator, where the job doesn't name one")
+    parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
     digits = load_digits()

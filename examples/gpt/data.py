@@ -10,10 +10,10 @@ import torch
 
 
 class StandardLibrary:
-    """Windows of `context` bytes and the bytes that follow each of them."""
+    """Windows of `context` bytes, and for each byte the one that follows."""
 
     def __init__(self, context: int) -> None:
-        # The modules alone, without packages: 5 MB are plenty, and every generation reads them again.
+        # The modules alone, without packages: 5 MB are enough, and every generation reads them again.
         paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         self._text = np.frombuffer(b"".join(path.read_bytes() for path in paths), dtype=np.uint8)
         self._context = context

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--checkpoints", help="URI; only without an operator, where the job doesn't name one")
+    parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
     with spottrain.session(

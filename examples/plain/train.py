@@ -1,8 +1,8 @@
-"""A plain torchrun script that knows nothing of spottrain: it saves to a file on SIGTERM, and resumes from it.
+"""A plain torchrun script that does not use spottrain. It saves to a file on SIGTERM, and resumes from it.
 
-spottrain sends SIGTERM before a node goes, says in SPOTTRAIN_GRACE_SECONDS how long there is, and starts the
-script again with the nodes that are left. All ranks see --folder (a shared volume), as is usual for such
-scripts. They agree on the step to stop at, since the signal reaches them at different steps.
+spottrain sends SIGTERM before a node goes, and SPOTTRAIN_GRACE_SECONDS says how much time is left. Then it starts the
+script again on the nodes that remain. All ranks see --folder (a shared volume), as is usual for such scripts. The
+signal reaches the ranks at different steps, so they agree on the step to stop at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class StopSignal:
-    """Whether SIGTERM has come to this rank."""
+    """Whether this rank has received SIGTERM."""
 
     def __init__(self) -> None:
         self.received = False
@@ -29,7 +29,7 @@ class StopSignal:
         self.received = True
 
     def on_any_rank(self) -> bool:
-        """A collective: the same answer on all ranks."""
+        """Whether any rank has received it: a collective, with the same answer on all ranks."""
         flag = torch.tensor(int(self.received))
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
@@ -44,7 +44,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: i
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--step-seconds", type=float, default=0.05, help="pretend that a step takes so long")
+    parser.add_argument("--step-seconds", type=float, default=0.05, help="pretend that a step takes this long")
     parser.add_argument("--folder", type=Path, required=True)
     args = parser.parse_args()
 

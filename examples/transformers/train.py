@@ -19,7 +19,7 @@ from spottrain.adapters.transformers import SpottrainTrainer
 
 
 class StandardLibrary:
-    """Windows of `context` bytes; the model shifts labels by itself."""
+    """Windows of `context` bytes. The model shifts the labels itself."""
 
     def __init__(self, context: int) -> None:
         paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--checkpoints", help="URI; only without an operator, where the job doesn't name one")
+    parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
     with spottrain.session(global_batch=24, micro_batch=12, checkpoint_uri=args.checkpoints) as session:

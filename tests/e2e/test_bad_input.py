@@ -83,7 +83,7 @@ WRONG = [
         name="no-script",
         spec={"entrypoint": {"script": "nowhere.py"}},
         reason="EntrypointNotFound",
-        sentences=("entrypoint.script: there is no file nowhere.py in the image", "Correct the path"),
+        sentences=("entrypoint.script: file nowhere.py does not exist in the image", "Correct the path"),
         failures=1,
     ),
     Wrong(

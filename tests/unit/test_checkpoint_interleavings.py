@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint.errors import Fenced, SharedWeightsGone, StepBehind
+from spottrain.checkpoint.errors import Fenced, FrozenWeightsGone, StepBehind
 from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import commit, fence, read_head
@@ -61,7 +61,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         try:
             self._work(GatedStorage(self))
-        except (Killed, Fenced, StepBehind, SharedWeightsGone):
+        except (Killed, Fenced, StepBehind, FrozenWeightsGone):
             pass
         finally:
             self.over = True

@@ -10,7 +10,7 @@ import torch
 
 from memory_storage import MemoryStorage
 from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Retention
-from spottrain.checkpoint.errors import SharedWeightsGone, StorageUnavailable
+from spottrain.checkpoint.errors import FrozenWeightsGone, StorageUnavailable
 from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX, read_manifest
@@ -253,7 +253,7 @@ def test_weights_that_are_gone_from_the_store_are_written_anew(in_background: bo
     storage.delete(frozen_files(storage))
     handle = saver.save_in_background(state(30), step=30, frozen=FROZEN)
     assert handle is not None
-    with pytest.raises(SharedWeightsGone, match=r"rank-00000\.frozen\.data, which holds frozen weights"):
+    with pytest.raises(FrozenWeightsGone, match=r"rank-00000\.frozen\.data, which holds frozen weights"):
         handle.wait()
     save_again = saver.save_in_background if in_background else saver.save
     newest = save_again(state(40), step=40, frozen=FROZEN)
@@ -291,7 +291,7 @@ def test_a_commit_whose_weights_a_rival_has_dropped_is_refused() -> None:
     clean_up(storage, 1, Retention(last=1))
     assert len(frozen_files(storage)) == 1
     storage.put(gone, whole)  # deleted a moment later: after the late one has looked
-    with pytest.raises(SharedWeightsGone, match="no commit holds the frozen weights"):
+    with pytest.raises(FrozenWeightsGone, match="no commit holds the frozen weights"):
         save(late, 30)
     save(late, 40)
     clean_up(storage, 1, Retention(last=2))

@@ -18,7 +18,7 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     found = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=120)
     assert found.returncode == 1
-    assert found.stderr.strip() == "There is no NVIDIA GPU that torch can use here; run this where there is one."
+    assert found.stderr.strip() == "torch finds no NVIDIA GPU here. Run this on a machine with one."
     assert found.stdout == ""
 
 

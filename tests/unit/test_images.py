@@ -74,4 +74,4 @@ def test_make_images_says_that_it_needs_a_registry() -> None:
         ["make", "images", "BUILDER=docker", "REGISTRY="], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "Say which registry: make images push REGISTRY=" in done.stderr
+    assert "REGISTRY is not set: make images push REGISTRY=" in done.stderr

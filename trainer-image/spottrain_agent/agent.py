@@ -1,4 +1,4 @@
-"""The agent's shell: feeds events to the state machine and carries out its commands."""
+"""The agent's shell: it feeds events to the state machine and carries out its commands."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_SECONDS = 1.0
 OBSERVE_INTERVAL_SECONDS = 0.05
-# After its ranks have ended well, torchrun waits at its exit barrier for the other members, which may still need
-# the store. The next assignment ends that sooner.
+# After its ranks have succeeded, torchrun waits at its exit barrier for the other members, which may still need the
+# rendezvous store. The next assignment ends that wait.
 LINGER_SECONDS = 60.0
-# How long a leaving agent tries to deliver its last report.
+# How long an agent that leaves tries to send its last report.
 LAST_REPORT_SECONDS = 3.0
 
 
 def initial_state(settings: AgentSettings) -> AgentState:
-    """A new agent; or one that follows another in the same pod, whose generation is broken."""
+    """The state of a new agent. If it follows a different agent in the same pod, that one's generation has failed."""
     generation = newest_generation(settings.run_root)
     if generation == 0:
         return AgentState()
-    failure = Failure(reason=FailureReason.KILLED, message="The agent was restarted, and its ranks went with it.")
+    failure = Failure(reason=FailureReason.KILLED, message="The agent restarted, and its ranks were killed with it.")
     return AgentState(generation=generation, phase=AgentPhase.FAILED, failure=failure)
 
 
 @dataclass(slots=True)
 class _Activity:
-    """What belongs to the current generation."""
+    """The tasks and times of the current generation."""
 
     run: GenerationRun
     started_at: float = field(default_factory=time.monotonic)
@@ -131,7 +131,7 @@ class Agent:
         for task in (leave, *tasks):
             task.cancel()
         for task in done - {leave}:
-            # These loops never end: this is a bug, and a pod that fails is better than one that pretends.
+            # These loops never end, so this is a bug. A pod that fails is better than one that only seems to work.
             task.result()
 
     async def _send_last_report(self, control: ControlClient) -> None:
@@ -146,7 +146,7 @@ class Agent:
     def _on_assignment(self, assignment: Assignment) -> None:
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
-        if assignment.shutdown_grace_seconds is not None:  # a node whose object is gone may still be there
+        if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
         self._dispatch(AssignmentReceived(assignment=assignment))
 
@@ -169,7 +169,7 @@ class Agent:
         self._dispatch(SigtermReceived(notice=notice))
 
     def _grace_seconds(self) -> float:
-        """What a SIGTERM leaves: nothing says whether it's the pod that is deleted or the node that shuts down."""
+        """Seconds that a SIGTERM leaves. Nothing says whether the pod is deleted or the node shuts down."""
         grace = self._settings.grace_seconds
         return grace if self._shutdown_grace is None else min(grace, self._shutdown_grace)
 
@@ -219,7 +219,7 @@ class Agent:
             except (LaunchFailed, OSError) as error:
                 failure = Failure(reason=FailureReason.START_FAILED, message=str(error))
         else:
-            # Leaves a trace of the generation, for an agent that follows this one in the pod.
+            # An agent that follows this one in the pod finds the generation by its run directory.
             run.directory.create(run.assignment.trainer)
         ended = GenerationEnded(generation=run.assignment.number, phase=AgentPhase.FAILED, failure=failure)
         self._dispatch(ended)
@@ -231,7 +231,7 @@ class Agent:
     async def _kill_all(self, activity: _Activity) -> None:
         if activity.start is not None and not activity.start.done():
             activity.start.cancel()
-            # The launch itself may be what asked for the kill: let it return first.
+            # The launch itself may have asked for the kill: let it return first.
             await asyncio.wait({activity.start})
         await self._zygote.settle()
         await kill_descendants(keep={pid for pid in (self._zygote.pid, self._replicas.pid) if pid is not None})
@@ -270,7 +270,7 @@ class Agent:
             )
 
     def _report_milestones(self, run: GenerationRun) -> None:
-        """The operator waits for these: they don't wait for the next report."""
+        """Report at once what the operator waits for."""
         progress = run.progress()
         reached = progress and (progress.phase, progress.first_step_at, progress.commit, progress.drain_seen_at)
         if reached != self._reached:
@@ -278,7 +278,7 @@ class Agent:
             self._report_soon()
 
     def _clear_away(self, activity: _Activity) -> None:
-        """The ranks have ended: once torchrun has too, or has lingered too long, nothing may be left."""
+        """After the ranks have ended: kill what is left, once torchrun has ended or has lingered too long."""
         activity.ended_at = activity.ended_at or time.monotonic()
         if activity.run.is_launcher_gone() or time.monotonic() - activity.ended_at > LINGER_SECONDS:
             self._kill()

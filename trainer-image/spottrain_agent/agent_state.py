@@ -1,11 +1,12 @@
 """What the agent does next: a pure state machine. (state, event) -> (state, commands); no clock, no I/O.
 
-Rules it keeps:
-- at most one generation has processes; the next one starts when all of the last one's are gone;
-- an assignment about another generation than the current one changes nothing (it is late), except that RUN of a
-  higher number replaces what is there;
-- WAIT never stops a running generation: an operator that has just started may not know it yet;
-- the earliest deadline wins when several ask for a drain.
+Rules:
+- At most one generation has processes. The next one starts when all processes of the last one are gone.
+- An assignment for a different generation than the current one changes nothing, because it is late. The exception is
+a
+  RUN of a higher number, which replaces the current generation.
+- WAIT never stops a running generation: an operator that has just started may not know it yet.
+- If several sources ask for a drain, the earliest deadline wins.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 
-# A rebalance recommendation is only a hint: the operator may act on it, the agent doesn't.
+# A rebalance recommendation is only a hint. The operator may act on it; the agent doesn't.
 DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
 ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 SIGTERM_SOURCE = "sigterm"
@@ -34,12 +35,23 @@ SIGTERM_SOURCE = "sigterm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """`generation` is the newest that was run or is running, 0 for none; `phase` is what became of it.
+    """What the agent knows about itself.
 
-    `has_processes`: some of its processes may be alive, also after its end. `pending` waits for them to go.
-    `abandoned` is the newest generation that was over before it was run here.
-    `drain` is the request in force, `drain_is_local` that only a notice asked for it, so that a cancelled notice
-    takes it back unless `drain_seen`. `leaving`: no generation is started any more.
+    Attributes:
+        generation: The newest generation that was run or is running; 0 for none.
+        phase: What became of it.
+        has_processes: Some of its processes may be alive, even after its end.
+        pending: The next generation, which waits until they are gone.
+        abandoned: The newest generation that was over before it ran here.
+        drain: The drain request in force.
+        drain_is_local: Only a notice asked for the drain. If the notice is cancelled, so is the drain, unless
+            `drain_seen`.
+        drain_seen: The ranks act on the drain.
+        leaving: No generation starts any more.
+        notices: The watcher's notices.
+        sigterm: The notice that stands for a SIGTERM.
+        commit: The newest commit of the generation.
+        failure: Why the generation failed.
     """
 
     generation: int = 0
@@ -83,7 +95,7 @@ class NoticesChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigtermReceived:
-    """The pod is being deleted; SIGKILL comes at the notice's deadline."""
+    """The pod is being deleted. SIGKILL comes at the notice's deadline."""
 
     notice: Notice
 
@@ -95,14 +107,14 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainSeen:
-    """The ranks act on the drain request: it can't be taken back any more."""
+    """The ranks act on the drain request, so that it can't be taken back any more."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """It is known how the generation ended on this member; some of its processes may still be there."""
+    """It is known how the generation ended on this member. Some of its processes may still be there."""
 
     generation: int
     phase: AgentPhase
@@ -140,7 +152,7 @@ class CancelDrain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillGeneration:
-    """SIGKILL all its processes, workers and their children included."""
+    """Send SIGKILL to all its processes, including workers and their children."""
 
     generation: int
 
@@ -162,7 +174,7 @@ class Reaction:
 
 
 def transition(state: AgentState, event: Event) -> Reaction:
-    """The next state, and what to do now."""
+    """Return the next state, and the commands to carry out now. Pure."""
     match event:
         case AssignmentReceived(assignment=assignment):
             return _assigned(state, assignment)
@@ -225,7 +237,7 @@ def _start(state: AgentState, generation: GenerationAssignment) -> Reaction:
         failure=None,
     )
     start = StartGeneration(assignment=generation)
-    # The operator didn't know of this notice, or it would not have chosen this pod: drain as soon as possible.
+    # The operator didn't know about this notice, or it would not have chosen this pod: drain as soon as possible.
     request = _drain_for(started.all_notices)
     if request is None:
         return Reaction(state=started, commands=(start,))
@@ -248,7 +260,7 @@ def _stop(state: AgentState, number: int) -> Reaction:
 
 
 def _never_run(state: AgentState, number: int) -> Reaction:
-    """A generation is over before this agent has started it: say so, as nobody else can."""
+    """A generation is over before this agent has started it. Only this agent can report that."""
     if number <= state.generation:
         return Reaction(state=state)
     pending = state.pending if state.pending and state.pending.number > number else None
@@ -330,7 +342,7 @@ def _processes_gone(state: AgentState) -> Reaction:
     gone = replace(state, has_processes=False)
     if gone.is_active:
         failure = Failure(
-            reason=FailureReason.KILLED, message="All processes of the generation vanished without a trace."
+            reason=FailureReason.KILLED, message="All processes of the generation disappeared without a trace."
         )
         gone = replace(gone, phase=AgentPhase.FAILED, failure=failure)
     if gone.leaving:

@@ -1,4 +1,5 @@
-"""The agent's side of the operator's control API and of the watcher's notice API: long polls that never give up."""
+"""The agent's clients of the operator's control API and of the watcher's notice API: long polls that never give
+up."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
 class BackOff:
-    """Waits between attempts: doubling, jittered, never above a second, so that a restart is noticed at once."""
+    """Waits between attempts: the pause doubles, with jitter, up to a second, so that it notices a restart soon."""
 
     def __init__(self) -> None:
         self._seconds = MIN_BACK_OFF_SECONDS
@@ -96,7 +97,7 @@ class Outage:
 
 
 class ControlClient:
-    """Talks to the operator. The projected token is read for each request, since the kubelet renews it."""
+    """Talks to the operator. It reads the projected token for each request, because the kubelet renews it."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class ControlClient:
         self._outage = Outage(url, clock)
 
     async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
-        """Hand over each new assignment, until cancelled. Trouble is logged: training goes on."""
+        """Pass on each new assignment, until cancelled. Errors are only logged, because training continues."""
         revision = ""
         back_off = BackOff()
         while True:
@@ -123,7 +124,7 @@ class ControlClient:
                 continue
             self._outage.succeeded(PATH_ASSIGNMENT)
             if assignment is not None and assignment.revision == revision:
-                # A newer operator, whose additional fields this agent doesn't count: don't ask in a tight loop.
+                # A newer operator has changed fields that this agent doesn't know: don't ask in a tight loop.
                 await back_off.wait()
                 continue
             back_off.reset()
@@ -133,7 +134,8 @@ class ControlClient:
                 on_assignment(assignment.model_copy(update={"drain": drain}))
 
     async def send_report(self, report: AgentReport) -> bool:
-        """Whether the operator has taken the report; if not, the next one says it all again."""
+        """Send a report. Returns whether the operator has taken it; if not, the next report holds the same and
+        more."""
         try:
             async with self._session.post(
                 self._url + PATH_REPORT,
@@ -149,7 +151,7 @@ class ControlClient:
         return True
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
-        """What is new, and how far our clock is ahead of the operator's."""
+        """The new assignment, if there is one, and how far this clock is ahead of the operator's."""
         async with self._session.get(
             self._url + PATH_ASSIGNMENT, params={"after": revision}, headers=self._headers(), timeout=POLL_TIMEOUT
         ) as response:
@@ -166,7 +168,7 @@ class ControlClient:
 async def follow_notices(
     session: aiohttp.ClientSession, watcher_url: str, on_notices: Callable[[NoticeList], None]
 ) -> None:
-    """Hand over the watcher's notices whenever they change, until cancelled; a missing watcher is waited for."""
+    """Pass on the watcher's notices whenever they change, until cancelled. If there is no watcher, wait for it."""
     revision = ""
     back_off = BackOff()
     while True:

@@ -1,4 +1,4 @@
-"""One generation on this member: starts it, watches its processes and files, drains and kills it."""
+"""One generation on this member: start, watch, drain and kill its processes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from spottrain_api.contract import (
 
 logger = logging.getLogger(__name__)
 
-# After a worker has vanished, torchrun gets this long to tell its exit code (it looks every 0.1 s).
+# After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s.
 SETTLE_SECONDS = 0.4
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
 RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
-# A script that hasn't declared itself as a library user in its first seconds gets SIGTERM for a drain.
+# A script that hasn't opened a session of the library after this long gets SIGTERM for a drain.
 UNDECLARED_SECONDS = 5.0
-# SIGTERM is sent by then at the latest, as a share of the time until the deadline.
+# SIGTERM is sent after this share of the time until the deadline at the latest.
 UNDECLARED_SHARE = 0.25
 
 
 def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
-    """Why the program can't be there, found out before any process is started."""
+    """Why the program can't be in the image, found before any process starts. None if it may be there."""
     base = Path(entrypoint.working_dir or ".")
     message = None
     if entrypoint.working_dir and not base.is_dir():
         message = (
-            f"entrypoint.workingDir: there is no folder {entrypoint.working_dir} in the image. "
+            f"entrypoint.workingDir: folder {entrypoint.working_dir} does not exist in the image. "
             "Correct the path, or add the folder to the image."
         )
     elif entrypoint.script and not (base / entrypoint.script).is_file():
         message = (
-            f"entrypoint.script: there is no file {entrypoint.script} in the image"
+            f"entrypoint.script: file {entrypoint.script} does not exist in the image"
             f" (looked in {base.resolve()}). Correct the path, or add the file to the image."
         )
     elif entrypoint.module and not _has_module(entrypoint.module, base):
@@ -61,7 +61,7 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
 
 
 def _has_module(name: str, base: Path) -> bool:
-    """Looks for the top-level package only: finding a submodule would import its parents."""
+    """Look for the top-level package only: to find a submodule would import its parents."""
     top = name.partition(".")[0]
     if not top:
         return False
@@ -71,10 +71,10 @@ def _has_module(name: str, base: Path) -> bool:
 
 
 async def wait_for_rendezvous_store(endpoint: str) -> None:
-    """Until the store's host listens, or for RENDEZVOUS_STORE_TIMEOUT_SECONDS, after which torchrun may wait for it.
+    """Wait until the store's host listens. After RENDEZVOUS_STORE_TIMEOUT_SECONDS, leave the wait to torchrun.
 
-    torch's own client sleeps about half a second, and then longer, after each refused connection: in a recovery
-    that takes a second, that is most of it.
+    torch's own client sleeps for half a second or more after each refused connection. In a recovery that takes a
+    second, that is most of the time.
     """
     host, _, port = endpoint.rpartition(":")
     give_up_at = time.monotonic() + RENDEZVOUS_STORE_TIMEOUT_SECONDS
@@ -104,7 +104,7 @@ class GenerationRun:
         self._terminated: set[int] = set()
 
     async def start(self, zygote: ZygoteProcess, reaper: Reaper) -> None:
-        """Raises LaunchFailed."""
+        """Start torchrun. Raises LaunchFailed."""
         self.directory.create(self.assignment.trainer)
         if self._drain is not None:
             self.directory.write_drain(self._drain)
@@ -142,16 +142,16 @@ class GenerationRun:
         self.directory.remove_drain()
 
     def drain_seen(self) -> bool:
-        """Whether any rank acts on the drain: one that can't be taken back."""
+        """Whether any rank acts on the drain, so that it can't be taken back."""
         return bool(self._terminated) or any(
             progress is not None and progress.drain_seen_at is not None for progress in self._all_progress()
         )
 
     def terminate_plain_scripts(self) -> None:
-        """Send SIGTERM, once a worker, to the ranks that don't read drain.json: those without the library.
+        """Send SIGTERM to ranks that don't read drain.json, because their script doesn't use the library.
 
-        A rank that uses the library writes its progress when its session opens; one that is too young to have
-        done so gets a little time.
+        Each worker gets it once. A rank that uses the library writes its progress when its session opens; a young
+        rank gets a little time for that.
         """
         if self._drain is None:
             return
@@ -174,18 +174,18 @@ class GenerationRun:
     # --- observation -------------------------------------------------------------------------------------
 
     def has_started(self) -> bool:
-        """Whether all local ranks have begun to run the script."""
+        """Whether all local ranks have started to run the script."""
         return all(self.directory.worker_started(r) for r in range(self.assignment.processes_per_node))
 
     def progress(self) -> Progress | None:
-        """Local rank 0's newest; that it starts, until the session opens that its script is going to open."""
+        """The newest progress of local rank 0. Before its session opens: that it starts, if its script opens one."""
         progress, started = self.directory.progress(0), self.directory.worker_started(0)
         if progress is None and started is not None and started.expects_session:
             return Progress(generation=self.assignment.number, updated_at=started.started_at)
         return progress
 
     def step_age_seconds(self) -> float:
-        """Time since the newest step, or since the start, by this process's monotonic clock."""
+        """Seconds since the newest step, or since the start, on this process's monotonic clock."""
         step = max((progress.step for progress in self._all_progress() if progress), default=-1)
         if step > self._step_seen[0]:
             self._step_seen = (step, time.monotonic())
@@ -208,7 +208,7 @@ class GenerationRun:
 
     def _observe_rank(self, local_rank: int) -> RankObservation:
         started = self.directory.worker_started(local_rank)
-        # Life first, files after: a worker that is gone by now has written all that it ever will.
+        # First look for the process, then at its files: a worker that is gone by now has written all its files.
         alive = started is not None and is_alive(started.pid)
         return RankObservation(
             rank=self.assignment.node_rank * self.assignment.processes_per_node + local_rank,

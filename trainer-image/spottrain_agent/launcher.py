@@ -1,8 +1,8 @@
-"""Runs torchrun in this process, for one generation. Forked from the zygote, which has torch imported.
+"""Runs torchrun in this process, for one generation. It is forked from the zygote, which has torch imported.
 
-The command line is torchrun's own and goes through torchrun's own parser. What differs from typing it in a
-shell: the workers are forked too (`--start-method=fork` with a function as entrypoint), so that nobody imports
-torch again. They run the script as `python script.py` would, see worker.py.
+The command line is torchrun's own, and torchrun's own parser reads it. There is one difference from a shell: the
+workers are forked, too (`--start-method=fork` with a function as entrypoint), so that nobody imports torch again.
+They run the script as `python script.py` would (worker.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spottrain_agent.records import FILE_LAUNCHER, FILE_TORCHRUN_LOG, LauncherEn
 from spottrain_agent.worker import Console, run_worker
 from spottrain_api.contract import Entrypoint, GenerationAssignment, Message
 
-# How long a member waits for the others to appear at the store.
+# How long a member waits for the other members at the rendezvous store.
 RENDEZVOUS_TIMEOUT_SECONDS = 120
 
 
@@ -30,10 +30,10 @@ class LaunchRequest(Message):
 def torchrun_arguments(generation: GenerationAssignment, address: str, run_dir: Path) -> tuple[str, ...]:
     """The torchrun command line of one member, without the leading `torchrun`.
 
-    The rendezvous is torchrun's static one, not c10d: the operator has decided already who takes part and with
-    which rank. It needs no polling (c10d looks once a second), it keeps the operator's node ranks, and with it
-    the process group's store is the one on the member with node rank 0; c10d puts that one on whichever member
-    has the lowest address.
+    The rendezvous is torchrun's static one, not c10d, because the operator has already decided who takes part and
+    with which rank. It needs no polling (c10d looks once a second), and it keeps the operator's node ranks. With it,
+    the process group's store is on the member with node rank 0; with c10d, it is on the member with the lowest
+    address.
     """
     entrypoint = generation.entrypoint
     program = ("--module", entrypoint.module) if entrypoint.module else (entrypoint.script or "",)
@@ -56,7 +56,7 @@ def torchrun_arguments(generation: GenerationAssignment, address: str, run_dir: 
 
 
 def run_launcher(request: LaunchRequest) -> int:
-    """Run a member of a generation to its end; returns the process's exit code."""
+    """Run a member of a generation to its end. Returns the process's exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ.update(request.environment)
@@ -69,7 +69,7 @@ def run_launcher(request: LaunchRequest) -> int:
         LauncherEnded(exit_codes=exit_codes).write(run_dir / FILE_LAUNCHER)
         return 1
     except BaseException as error:
-        # Whatever it was, the agent turns it into the failure that the user sees.
+        # Whatever the error, the agent turns it into the failure that the user sees.
         ended = LauncherEnded(exception=type(error).__qualname__, message=str(error))
         ended.write(run_dir / FILE_LAUNCHER)
         return 1

@@ -8,8 +8,8 @@ import socket
 class ReservedPort:
     """A port that is bound but not listened on, so that the system gives it to nobody else.
 
-    torch's store binds it all the same, since both set SO_REUSEADDR. Each generation gets a port of its own: a
-    member that is late must not reach the store of the generation before.
+    torch's store can bind it anyway, because both set SO_REUSEADDR. Each generation gets a port of its own, so that a
+    late member can't reach the store of the previous generation.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class ReservedPort:
 
     @property
     def descriptor(self) -> int:
-        """Of the bound socket, for a child that is to listen on it."""
+        """File descriptor of the bound socket, for a child that listens on it."""
         return self._socket.fileno()
 
     def release(self) -> None:
@@ -26,7 +26,7 @@ class ReservedPort:
 
 
 def _bind_any() -> socket.socket:
-    """On all addresses, as torch does; IPv4 alone where the machine has no IPv6."""
+    """Bind on all addresses, as torch does. On IPv4 alone if the machine has no IPv6."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             bound = socket.socket(family)

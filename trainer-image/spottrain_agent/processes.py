@@ -1,7 +1,7 @@
-"""Processes as PID 1 sees them: reaping orphans, and killing everything that is left.
+"""Processes as PID 1 sees them: reap orphans, and kill everything that is left.
 
-Workers and their children may sit in sessions of their own, so process groups are no help: descendants are
-found by parent in /proc. Linux only.
+Workers and their children may be in sessions of their own, so that process groups don't help. Descendants are found
+by parent in /proc. Linux only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _stat(pid: int | str) -> tuple[str, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still runs; a zombie doesn't."""
+    """Whether the process still runs. A zombie doesn't."""
     stat = _stat(pid)
     return stat is not None and stat[0] not in "ZX"
 
@@ -55,7 +55,7 @@ def _walk(root: int, children: dict[int, list[int]]) -> Iterator[int]:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal; a process that is gone already is as good."""
+    """Send a signal. It is fine if the process is gone already."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -63,10 +63,10 @@ def send_signal(pid: int, number: int) -> None:
 
 
 async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.02) -> None:
-    """SIGKILL every descendant of this process but `keep`, until none is left.
+    """Send SIGKILL to every descendant of this process except `keep`, until none is left.
 
-    Repeats, because a process may fork between the look and the kill. Waits as long as it takes: a process in
-    uninterruptible sleep can't be killed, and starting its successor beside it would be worse.
+    It repeats, because a process may fork between the look and the kill. It waits as long as it takes: a process in
+    uninterruptible sleep can't be killed, and to start its successor beside it would be worse.
     """
     while left := [pid for pid in descendants(os.getpid()) if pid not in keep]:
         for pid in left:
@@ -75,24 +75,24 @@ async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.
 
 
 class Reaper:
-    """Collects every child that ends, adopted ones included, and tells who waits for it.
+    """Collects every child that ends, including adopted ones, and reports the end to those who wait for it.
 
-    The one place that calls waitpid: a second one would steal the exit statuses.
+    Only this class calls waitpid: a second caller would steal the exit statuses.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[int]] = {}
-        # Children that ended before anyone asked: a fork is announced by message, which may come later.
+        # Children that ended before anyone asked: the message that announces a fork may come later.
         self._unclaimed: OrderedDict[int, tuple[int, float]] = OrderedDict()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def ended(self, pid: int) -> asyncio.Future[int]:
-        """Resolves to the exit code of the child `pid` (negative: a signal)."""
+        """A future of the exit code of the child `pid`. A negative one is a signal."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         exit_code, ended_at = self._unclaimed.pop(pid, (0, -math.inf))
-        # An older one was another process, of the same number.
+        # An older entry is of a different process with the same number.
         if time.monotonic() - ended_at < _CLAIM_SECONDS:
             future.set_result(exit_code)
         else:

@@ -1,4 +1,4 @@
-"""Files that the agent's own forked processes leave in the run directory, beside those of the contract."""
+"""Files that the agent's own forked processes leave in the run directory, besides those of the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def worker_ended_file(local_rank: int) -> str:
 
 
 class WorkerStarted(Message):
-    """Written by a worker as its first act. `expects_session`: its script is going to open one of the library."""
+    """Written by a worker as its first act. `expects_session`: its script is going to open a session of the
+    library."""
 
     pid: int
     started_at: datetime
@@ -31,7 +32,7 @@ class WorkerStarted(Message):
 class WorkerEnded(Message):
     """Written by a worker when its script is over, however it ended.
 
-    Missing where the process was killed or called `os._exit`. `exception` is the qualified name of the
+    It is missing if the process was killed or called `os._exit`. `exception` is the qualified name of the
     exception's type, `message` the last line of the traceback.
     """
 
@@ -43,7 +44,7 @@ class WorkerEnded(Message):
 class LauncherEnded(Message):
     """Written by the process that ran torchrun, unless it was killed.
 
-    `exit_codes` holds those of the failed workers by local rank (negative: a signal).
+    `exit_codes` holds those of the failed workers by local rank. A negative one is a signal.
     """
 
     exit_codes: dict[int, int] = Field(default_factory=dict)

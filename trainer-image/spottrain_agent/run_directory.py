@@ -1,4 +1,4 @@
-"""A generation's run directory: what the agent writes there, and what it reads of its ranks."""
+"""A generation's run directory: what the agent writes there, and what it reads from its ranks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from spottrain_api.contract import (
 
 _NAME = re.compile(r"g(\d+)")
 _M = TypeVar("_M", bound=Message)
-# Run directories that are kept, the current one included, for whoever looks into a pod afterwards.
+# Number of run directories to keep, including the current one, for people who look into a pod afterwards.
 NUM_KEPT = 3
 
 
 def newest_generation(root: Path) -> int:
-    """The highest generation that was ever started under `root`, 0 for none."""
+    """The highest generation that was ever started under `root`; 0 for none."""
     return max((number for number, _ in _generations(root)), default=0)
 
 
@@ -49,7 +49,7 @@ def _generations(root: Path) -> list[tuple[int, Path]]:
 
 
 class RunDirectory:
-    """The folder `<root>/g<generation>`. Files are read again only when they have changed."""
+    """The folder `<root>/g<generation>`. A file is read again only after it has changed."""
 
     def __init__(self, root: Path, generation: int) -> None:
         self.root = root
@@ -58,7 +58,7 @@ class RunDirectory:
         self._read: dict[Path, tuple[tuple[int, int], Message | None]] = {}
 
     def create(self, config: TrainerConfig) -> None:
-        """Make it anew, with run.json in it, and drop the oldest ones."""
+        """Create it empty, except for run.json, and drop the oldest run directories."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         config.write(self.path / FILE_RUN)
@@ -102,7 +102,7 @@ class RunDirectory:
         cached = self._read.get(path)
         if cached is None or cached[0] != version:
             message: _M | None = None
-            # The ranks' files are user space: one that can't be read counts as not there.
+            # The user's processes write these files: one that can't be read counts as missing.
             with contextlib.suppress(ValidationError, OSError):
                 message = kind.read(path)
             cached = (version, message)

@@ -14,8 +14,8 @@ _LIBRARY = "spottrain"
 def opens_session(entrypoint: Entrypoint) -> bool:
     """Whether the program is going to open a session of the library: it imports it, and names its `session`.
 
-    One whose own modules do so for it isn't recognised, and one that can't be read or parsed says so itself when it
-    runs.
+    A program whose own modules do that isn't recognised. A program that can't be read or parsed fails by itself when
+    it runs.
     """
     path = _source(entrypoint)
     try:
@@ -25,7 +25,7 @@ def opens_session(entrypoint: Entrypoint) -> bool:
 
 
 def names_session(source: bytes) -> bool:
-    """Whether a source imports `spottrain` and has `spottrain.session`, or imports `session` from there."""
+    """Whether a source imports `spottrain` and uses `spottrain.session`, or imports `session` from there."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -41,7 +41,7 @@ def names_session(source: bytes) -> bool:
 
 
 def _is_session(node: ast.AST, libraries: set[str]) -> bool:
-    """Whether it is `library.session` or an import of `session`; `libraries` are the names of what was imported."""
+    """Whether a node is `library.session` or an import of `session`. `libraries`: names of the imported library."""
     match node:
         case ast.Attribute(value=ast.Name(id=name), attr="session"):
             return name in libraries
@@ -55,7 +55,7 @@ def _is_of_library(module: str) -> bool:
 
 
 def _source(entrypoint: Entrypoint) -> Path | None:
-    """The program's file. Modules are looked for without importing their packages, which is the program's own act."""
+    """The program's file. Modules are found without an import of their packages, which is left to the program."""
     base = Path(entrypoint.working_dir or ".")
     if entrypoint.module is None:
         return base / (entrypoint.script or "")

@@ -1,4 +1,4 @@
-"""What the agent reads from its environment, once, at start."""
+"""What the agent reads from its environment, once, when it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 from spottrain_api import contract
 
-# Folder of the run directories, one `g<n>` a generation.
+# Folder of the run directories, `g<n>` for generation n.
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
 DEFAULT_GRACE_SECONDS = 30.0
 
@@ -22,10 +22,10 @@ class InvalidEnvironment(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """The agent's surroundings.
+    """What the pod's environment says.
 
-    `watcher_url` is None on nodes that nobody takes back. `grace_seconds` is the pod's termination grace: the
-    time between SIGTERM and SIGKILL.
+    `watcher_url` is None on nodes that no cloud takes back. `grace_seconds` is the pod's termination grace period:
+    the time between SIGTERM and SIGKILL.
     """
 
     control_url: str
@@ -40,7 +40,7 @@ class AgentSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Raises InvalidEnvironment with a sentence that names what is missing."""
+        """Read the environment. Raises InvalidEnvironment, which names what is missing."""
         pod = _required(environ, contract.ENV_POD_NAME)
         token_file = environ.get(contract.ENV_TOKEN_FILE)
         default_root = Path(tempfile.gettempdir()) / "spottrain" / pod
@@ -71,7 +71,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(environ.get(name) or default)
     except ValueError:
-        raise InvalidEnvironment(f"{name} is {environ[name]!r}, but has to be a number of seconds.") from None
+        raise InvalidEnvironment(f"{name} is {environ[name]!r}, but must be a number of seconds.") from None
 
 
 def _watcher_url(environ: Mapping[str, str]) -> str | None:

@@ -1,6 +1,6 @@
-"""How a generation ended on this member, from what its processes left behind. Pure.
+"""How a generation ended on this member, by what its processes have left behind. Pure.
 
-The ranks' own outcomes come first, then what the workers' exits say, then torchrun.
+The ranks' own outcomes come first, then the workers' exits, then torchrun's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """What is known of one local rank. `is_alive`: its process was seen and still runs."""
+    """What is known about one local rank. `is_alive`: its process was seen and still runs."""
 
     rank: int
     local_rank: int
@@ -38,7 +38,8 @@ class RankObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationObservation:
-    """`is_settled`: the launcher has had time to tell how its workers ended, or is gone."""
+    """What is known about all local ranks. `is_settled`: the launcher has had time to report its workers, or is
+    gone."""
 
     ranks: tuple[RankObservation, ...]
     launcher: LauncherEnded | None = None
@@ -57,7 +58,7 @@ class Verdict:
 
 
 def judge(observation: GenerationObservation) -> Verdict | None:
-    """How the generation ended, or None while it runs. One failed rank ends it."""
+    """How the generation ended, or None while it runs. One failed rank ends the generation."""
     ends = [_rank_end(rank, observation) for rank in observation.ranks]
     failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
     if failed:
@@ -86,7 +87,7 @@ def _rank_end(rank: RankObservation, observation: GenerationObservation) -> Verd
     if rank.started is None or rank.is_alive or not observation.is_settled:
         return None
     exit_codes = observation.launcher.exit_codes if observation.launcher else {}
-    # torchrun notices every exit code but 0, with which os._exit may leave without a word.
+    # torchrun notices every exit code except 0, with which os._exit may end a worker without a record.
     ended = WorkerEnded(exit_code=exit_codes.get(rank.local_rank, observation.launcher_exit_code or 0))
     return _of_exit(rank, ended, observation)
 
@@ -139,7 +140,7 @@ def _describe_exit(rank: int, exit_code: int) -> str:
 
 
 def _launcher_end(observation: GenerationObservation) -> Verdict | None:
-    """torchrun itself gave up, mostly because the others didn't come together."""
+    """torchrun itself gave up, usually because the other members didn't come."""
     launcher = observation.launcher
     if launcher is None and observation.launcher_exit_code is None:
         return None

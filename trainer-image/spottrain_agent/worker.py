@@ -1,7 +1,7 @@
-"""Runs the user's program in a forked worker, so that it can't tell the difference from `python script.py`.
+"""Runs the user's program in a forked worker, so that it looks the same as `python script.py`.
 
-That means its own `__main__`, sys.argv and sys.path[0], default signal handlers, fresh random state, exit codes
-and tracebacks as usual, and exit handlers and threads that are waited for at the end.
+The program has its own `__main__`, sys.argv and sys.path[0], default signal handlers and fresh random state. Exit
+codes and tracebacks are as usual, and at the end the worker waits for exit handlers and threads.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MAX_MESSAGE_LENGTH = 1000
 class Console:
     """The pod's stdout and stderr, kept for the workers while torchrun itself writes to a file.
 
-    torchrun reports a failed worker with tracebacks of its own process handling, and a member whose peers end
-    first with its store's: in the pod's log they would bury what the script says.
+    torchrun reports a failed worker with tracebacks of its own process handling. A member whose peers end first
+    reports tracebacks of the rendezvous store. In the pod's log, these would bury the script's own words.
     """
 
     stdout: int
@@ -42,7 +42,7 @@ class Console:
 
     @classmethod
     def redirect(cls, path: Path) -> Self:
-        """From now on this process writes to the file at `path`."""
+        """Let this process write to the file at `path` from now on."""
         console = cls(os.dup(1), os.dup(2))
         with path.open("ab") as log:
             os.dup2(log.fileno(), 1)
@@ -68,23 +68,24 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
         _finish()
         ended.write(run_dir / worker_ended_file(local_rank))
         return
-    # A failure is told at once: exit handlers of a broken job may hang on peers that are gone.
+    # Report a failure at once: exit handlers of a broken job may hang on peers that are gone.
     ended.write(run_dir / worker_ended_file(local_rank))
     _finish()
     os._exit(ended.exit_code)
 
 
 def _start_writer() -> None:
-    """While nothing of the script has run: there are no threads and no CUDA context yet that a fork would break."""
+    """Fork the writer before the script runs: there are no threads and no CUDA context yet, which a fork would
+    break."""
     try:
-        from spottrain.checkpoint.saving.writer import start_writer  # of what the zygote has imported
+        from spottrain.checkpoint.saving.writer import start_writer  # the zygote has imported it
     except ImportError:
-        return  # the script will say so itself
+        return  # the script reports that itself
     start_writer()
 
 
 def _reset_inherited_state() -> None:
-    """Undo what a fork inherits from the launcher and the zygote and a new interpreter wouldn't have."""
+    """Undo what a fork inherits from launcher and zygote, and a new interpreter wouldn't have."""
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -136,17 +137,17 @@ def _uncaught(error: BaseException) -> WorkerEnded:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's own first frame on."""
+    """The traceback from the script's own first frame."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
         trace = trace.tb_next
     return trace
 
 
 def _finish() -> None:
-    """What the interpreter does at its end, in the same order, before a fork leaves by os._exit."""
+    """Do what the interpreter does at its end, in the same order, before a fork leaves by os._exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # A stream that can't be flushed any more doesn't change how the program ended.
+        # If a stream can't be flushed any more, that doesn't change how the program ended.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,14 +1,13 @@
-"""The zygote: an interpreter with torch imported, from which each generation's torchrun is forked.
+"""The zygote: an interpreter with torch imported. Each generation's torchrun is forked from it.
 
-Plain torchrun imports torch once in its own process and once more in every worker. On a machine where several
-members start together, that is most of the time between two generations. The zygote pays for the imports when
-the pod starts, and a generation starts by forking: launcher.py runs torchrun in the fork, and its workers are
-forks again.
+Plain torchrun imports torch once in its own process and once more in every worker. On a machine on which several
+members start together, that is most of the time between two generations. The zygote imports torch when the pod
+starts, and a generation starts with a fork: launcher.py runs torchrun in the fork, and its workers are forks again.
 
 A fork is only safe from a process without threads and without a CUDA context, so nothing here may compute.
 
-Protocol: JSON lines on the socket whose descriptor is the only argument. The zygote says `{"warm": true}` once
-(or `{"error": …}` and ends), then answers each `LaunchRequest` with `{"pid": …}`, a child of the agent.
+Protocol: JSON lines on the socket whose descriptor is the only argument. The zygote sends `{"warm": true}` once
+(or `{"error": …}`, and ends). Then it answers each `LaunchRequest` with `{"pid": …}`, a child of the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from spottrain_agent.launcher import LaunchRequest, run_launcher
 from spottrain_api.processes import die_with_parent
 
 REQUIRED_MODULES = ("torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing")
-# What nearly every training script imports sooner or later; torch._dynamo is imported by the first optimizer.
+# What nearly every training script imports. The first optimizer imports torch._dynamo.
 PRELOADED_MODULES = (
     "numpy",
     "torch.nn.parallel",
@@ -60,12 +59,12 @@ def _preload(channel: socket.socket) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            # Not every image has all of them; a script that needs one will say so itself.
+            # Not every image has all of them. A script that needs one reports that itself.
             print(f"spottrain: not preloaded: {name} ({error})", file=sys.stderr)
 
 
 def _fork_launcher(channel: socket.socket, request: LaunchRequest) -> None:
-    """Fork twice, so that the launcher's parent is the agent, which alone watches and reaps it."""
+    """Fork twice, so that the launcher's parent is the agent. Only the agent watches and reaps it."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -97,10 +96,10 @@ def main(descriptor: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
-    # To look for garbage among what is imported takes a third of the time, and finds next to nothing.
+    # A search for garbage among the imports takes a third of the time, and finds next to nothing.
     gc.disable()
     _preload(channel)
-    # Everything moves to the permanent generation, so that collections in the forks don't copy its pages.
+    # Move everything to the permanent generation, so that collections in the forks don't copy its pages.
     gc.freeze()
     gc.enable()
     _say(channel, warm=True)

@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: keeps one running, and asks it to start generations."""
+"""The agent's side of the zygote: keep one running, and ask it to start generations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spottrain_agent.processes import Reaper
 logger = logging.getLogger(__name__)
 
 RESTART_DELAY_SECONDS = 0.5
-# A zygote that dies over a request takes two: one for the lost answer, one for its end.
+# A zygote that dies over a request takes two attempts: one for the lost answer, one for its end.
 LAUNCH_ATTEMPTS = 5
 
 
@@ -26,7 +26,7 @@ class LaunchFailed(Exception):
 
 
 class ZygoteProcess:
-    """Runs zygotes, one after the other should one die, and forwards launch requests to the living one."""
+    """Runs zygotes, a new one whenever one dies, and sends launch requests to the living one."""
 
     def __init__(self, reaper: Reaper, on_change: Callable[[], None]) -> None:
         self._reaper = reaper
@@ -49,9 +49,15 @@ class ZygoteProcess:
             await asyncio.sleep(RESTART_DELAY_SECONDS)
 
     async def launch(self, request: LaunchRequest) -> int:
-        """Start torchrun for a generation; returns the launcher's process id, a child of this process.
+        """Start torchrun for a generation.
 
-        Waits for the zygote to be warm. If it dies over the request, the next one is asked. Raises LaunchFailed.
+        It waits until the zygote is warm. If the zygote dies over the request, the next one gets it.
+
+        Returns:
+            The launcher's process id. It is a child of this process.
+
+        Raises:
+            LaunchFailed: No zygote could start it.
         """
         async with self._launching:
             for _ in range(LAUNCH_ATTEMPTS):
@@ -60,12 +66,12 @@ class ZygoteProcess:
                     return pid
         raise LaunchFailed(
             self._error
-            or f"The processes of the generation could not be started in {LAUNCH_ATTEMPTS} attempts; "
-            "the pod's log says why."
+            or f"The processes of the generation could not start in {LAUNCH_ATTEMPTS} attempts. "
+            "Read the pod's log for the reason."
         )
 
     async def settle(self) -> None:
-        """Wait until no request is under way: after a cancelled launch, its process exists or never will."""
+        """Wait until no request is under way. After a cancelled launch, its process exists by then, or never will."""
         if self._exchange is not None:
             await asyncio.wait({self._exchange})
 
@@ -78,7 +84,7 @@ class ZygoteProcess:
         self._exchange = asyncio.create_task(_ask(*streams, request))
         pid = await asyncio.shield(self._exchange)
         if pid is None and self._streams is streams:
-            # It is dead, though its end isn't known yet: don't ask it again.
+            # It is dead, even if its end isn't known yet: don't ask it again.
             self._ready.clear()
         return pid
 
@@ -91,12 +97,12 @@ class ZygoteProcess:
             await self._greet(reader, writer)
             exit_code = await ended
             process.returncode = exit_code
-            logger.warning("the zygote ended with exit code %s; starting another", exit_code)
+            logger.warning("the zygote ended with exit code %s; starting a new one", exit_code)
         finally:
             self._streams = None
             self.pid = None
             writer.close()
-            # Wake a waiting launch, so that it counts the attempt.
+            # Wake up a launch that waits, so that it counts the attempt.
             self._ready.set()
             self._on_change()
 
@@ -111,7 +117,7 @@ class ZygoteProcess:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a zygote; returns it and our end of its socket. The reaper collects it, not `Popen`."""
+    """Start a zygote. Returns it and our end of its socket. The reaper collects it, not `Popen`."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "spottrain_agent.zygote", str(theirs.fileno())],
@@ -134,16 +140,16 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
 
 
 def _environment() -> dict[str, str]:
-    """Settings that have to be there before torch is imported."""
+    """The zygote's environment: settings that must be there before torch is imported."""
     environment = dict(os.environ)
-    # torchrun's default; here also because thread pools don't survive a fork.
+    # torchrun's default. Here it is also necessary because thread pools don't survive a fork.
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    # torchrun asks how many GPUs there are; through NVML that leaves no CUDA state behind that a fork would break.
+    # torchrun counts the GPUs. Through NVML, that leaves no CUDA state behind that a fork would break.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    # The local cluster gives pods the names of Services by libnss_wrapper. That refuses the IPv6-mapped look-up of
-    # an address with which torch's store begins, so that the ranks would never connect.
+    # The local cluster gives pods the names of Services by libnss_wrapper, which refuses the IPv6-mapped look-up of
+    # an address. torch's store starts with such a look-up, so that the ranks would never connect.
     if "libnss_wrapper" in environment.get("LD_PRELOAD", ""):
         del environment["LD_PRELOAD"]
     return environment

@@ -5,7 +5,7 @@ What a store holds:
     HEAD                                        the kept commits, newest first, and the fence (commits.py, head.py)
     attempts/g000003-s000000120-<unique>/       one save of generation 3 after step 120 (attempt.py)
         rank-00000.data                         raw bytes of the tensors that rank 0 wrote (dcp.py)
-        rank-00000.frozen.data                  weights that aren't trained; later manifests refer to it (shared.py)
+        rank-00000.frozen.data                  weights that aren't trained; later commits share it (frozen_files.py)
         rank-00000.receipt.json                 their places, size and checksums, and the rank's own state
         manifest.json                           all of that together, and the state that is not tensors
 

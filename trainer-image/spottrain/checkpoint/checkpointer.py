@@ -369,7 +369,7 @@ class Checkpointer:
                 frozen_entries=frozen_part.entries,
                 rank_state=parts.rank_state,
             ),
-            shared=frozen_part.kept,
+            frozen_files=frozen_part.kept,
             tree=parts.tree,
             extra=parts.extra,
             resumed_from_step=self._resumed_from_step,

@@ -80,7 +80,7 @@ class SaveFailed(CheckpointError):
     """This save did not become a commit. The newest commit is still valid."""
 
 
-class SharedWeightsGone(SaveFailed):
+class FrozenWeightsGone(SaveFailed):
     """Frozen weights that this save refers to are gone. The next save writes them again."""
 
 

@@ -13,8 +13,8 @@ from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verif
 # A manifest or HEAD that refers to objects of other commits has a version of its own: older readers would take it for
 # damaged.
 FORMAT_VERSION = 1
-SHARING_VERSION = 2
-FORMAT_VERSIONS = (FORMAT_VERSION, SHARING_VERSION)
+FROZEN_FILES_VERSION = 2
+FORMAT_VERSIONS = (FORMAT_VERSION, FROZEN_FILES_VERSION)
 
 
 def manifest_key(prefix: str) -> str:
@@ -35,7 +35,8 @@ class Commit(BaseModel):
     committed_at: str
     """UTC, ISO 8601. For people: no decision depends on it."""
     needs: tuple[str, ...] = ()
-    """Attempts of other commits whose frozen weights this one refers to (shared.py). They stay as long as it does."""
+    """Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long as
+    it."""
 
     @property
     def manifest(self) -> str:
@@ -66,8 +67,8 @@ class Head(BaseModel):
     def serialise(self) -> bytes:
         """The bytes to store. Older readers know this form, unless a commit refers to objects of another one."""
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
-        shares = len(plain) < len(self.commits)
-        head = self.model_copy(update={"format_version": SHARING_VERSION if shares else FORMAT_VERSION})
+        refers = len(plain) < len(self.commits)
+        head = self.model_copy(update={"format_version": FROZEN_FILES_VERSION if refers else FORMAT_VERSION})
         return dump_checksummed(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
 
     @classmethod
@@ -79,7 +80,7 @@ class Head(BaseModel):
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{SHARING_VERSION}. Use the spottrain that wrote them, or a different checkpoint.uri."
+                    f"{FROZEN_FILES_VERSION}. Use the spottrain that wrote them, or a different checkpoint.uri."
                 )
             return cls.model_validate_json(text)
         except (ValueError, KeyError, TypeError) as error:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from spottrain.checkpoint.errors import (
     CorruptCheckpoint,
     Fenced,
+    FrozenWeightsGone,
     ObjectNotFound,
     PreconditionFailed,
-    SharedWeightsGone,
     StepBehind,
     StorageUnavailable,
 )
@@ -71,7 +71,7 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
     Raises:
         Fenced: A newer generation has taken over.
         StepBehind: A commit of this step, or of a later one, exists.
-        SharedWeightsGone: No commit holds the frozen weights.
+        FrozenWeightsGone: No commit holds the frozen weights.
     """
 
     def add(head: Head | None) -> Head:
@@ -132,7 +132,7 @@ def _refuse_fenced(head: Head, generation: int) -> None:
 
 def _refuse_unheld(head: Head, new: Commit) -> None:
     if not all(head.holds(prefix) for prefix in new.needs):
-        raise SharedWeightsGone(
+        raise FrozenWeightsGone(
             f"Step {new.step} was not committed: no commit holds the frozen weights that it refers to any more. The "
             "next save writes them again."
         )

@@ -18,7 +18,7 @@ from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
-from spottrain.checkpoint.format.commits import FORMAT_VERSION, FORMAT_VERSIONS, SHARING_VERSION, Commit
+from spottrain.checkpoint.format.commits import FORMAT_VERSION, FORMAT_VERSIONS, FROZEN_FILES_VERSION, Commit
 from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
@@ -54,7 +54,7 @@ class DataFile(_Model):
         return self
 
 
-class SharedFile(_Model):
+class FrozenFile(_Model):
     """A rank's file of frozen weights. It belongs to the attempt that wrote it; commits of others refer to it."""
 
     attempt: str
@@ -70,7 +70,7 @@ class Chunk(_Model):
     """A box of a tensor: where it lies in the tensor (in elements) and in its file (in bytes)."""
 
     rank: NonNegativeInt
-    """The rank whose file it is. In a manifest: the number of the file, as shared files follow those of the ranks."""
+    """The rank whose file it is. In a manifest: the number of the file. Files of frozen weights follow the others."""
     begin: NonNegativeInt
     end: NonNegativeInt
     offsets: tuple[NonNegativeInt, ...]
@@ -140,8 +140,8 @@ class Manifest(_Model):
     step: int
     world_size: int
     files: tuple[DataFile, ...]
-    shared: tuple[SharedFile, ...] = ()
-    """Files of frozen weights, of this attempt or of older ones."""
+    shared: tuple[FrozenFile, ...] = ()
+    """Files of frozen weights, of this attempt or of older ones, which commits share."""
     tensors: dict[str, Tensor]
     tree: Any
     """The state with its tensors replaced by their names, as `codec.split` returns it."""
@@ -162,7 +162,7 @@ class Manifest(_Model):
 
     @property
     def num_files(self) -> int:
-        """The number of files: those of the ranks, and after these the shared ones."""
+        """The number of files: those of the ranks, and after these the files of frozen weights."""
         return len(self.files) + len(self.shared)
 
     def file(self, number: int) -> DataFile:
@@ -176,11 +176,11 @@ class Manifest(_Model):
 
     def needs(self, prefix: str) -> tuple[str, ...]:
         """Other attempts whose files the checkpoint at `prefix` refers to."""
-        return tuple(sorted({shared.attempt for shared in self.shared} - {prefix}))
+        return tuple(sorted({frozen.attempt for frozen in self.shared} - {prefix}))
 
     def size(self, prefix: str) -> tuple[int, int]:
         """Bytes of tensors and padding that this checkpoint has at its own `prefix`, and elsewhere."""
-        elsewhere = sum(shared.file.size for shared in self.shared if shared.attempt != prefix)
+        elsewhere = sum(frozen.file.size for frozen in self.shared if frozen.attempt != prefix)
         return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
     @classmethod
@@ -197,7 +197,7 @@ class Manifest(_Model):
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{SHARING_VERSION}."
+                    f"{FROZEN_FILES_VERSION}."
                 )
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -254,19 +254,20 @@ def build_manifest(
     tree: Any,
     extra: Any,
     saved_at: str = "",
-    shared: Sequence[SharedFile] = (),
-    frozen: Mapping[str, Tensor] | None = None,
+    frozen_files: Sequence[FrozenFile] = (),
+    frozen_tensors: Mapping[str, Tensor] | None = None,
 ) -> Manifest:
     """The manifest of an attempt whose receipts (in order of rank) are complete, with the tensors in files of frozen
     weights, if there are any."""
+    tensors = index_tensors(entry for receipt in receipts for entry in receipt.entries)
     return Manifest(
-        format_version=SHARING_VERSION if shared else FORMAT_VERSION,
+        format_version=FROZEN_FILES_VERSION if frozen_files else FORMAT_VERSION,
         generation=generation,
         step=step,
         world_size=len(receipts),
         files=tuple(receipt.file for receipt in receipts),
-        shared=tuple(shared),
-        tensors=index_tensors(entry for receipt in receipts for entry in receipt.entries) | dict(frozen or {}),
+        shared=tuple(frozen_files),
+        tensors=tensors | dict(frozen_tensors or {}),
         tree=tree,
         rank_states=tuple(receipt.rank_state for receipt in receipts),
         extra=extra,

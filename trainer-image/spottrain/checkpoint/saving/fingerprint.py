@@ -1,4 +1,4 @@
-"""Whether tensors still hold the bytes that they held before: sums over the bytes, made where the tensors are."""
+"""Whether tensors still hold the same bytes as before: sums over the bytes, computed where the tensors are."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from spottrain.checkpoint.format.codec import is_plain
 
-# Bytes that are summed at once: what a processor's cache holds, and enough to keep a GPU at work.
+# Bytes to sum at once: as many as a processor's cache holds, and enough to keep a GPU busy.
 _PIECE_BYTES = {"cpu": 1 << 20}
 _LARGEST_PIECE_BYTES = 32 << 20
 _WORD_BYTES = 8
 
 
 def is_comparable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is its shape, its type and its bytes, here or in shards, and nothing else."""
+    """Whether shape, dtype and bytes, here or in shards, are all that there is to a tensor."""
     return is_plain(tensor) or hasattr(tensor, "__create_chunk_list__")
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> dict[str, int]:
-    """A number for each tensor, which differs when its bytes do; for comparisons within this process.
+    """A number for each tensor, which differs if its bytes do. For comparisons within this process.
 
-    Of a sharded tensor it is of this rank's shard. Tensors that every rank has whole are shared out among the ranks:
-    0 for those of others.
+    For a sharded tensor, it is that of this rank's shard. The ranks divide tensors that all of them have whole among
+    themselves: a rank has 0 for those of others.
     """
     sums: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
@@ -36,14 +36,14 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: 
                 sums.setdefault(piece.device, []).append((name, _sum(piece)))
     found = dict.fromkeys(tensors, 0)
     for of_device in sums.values():
-        values = torch.stack([value for _, value in of_device]).tolist()  # a GPU is waited for once
+        values = torch.stack([value for _, value in of_device]).tolist()  # waits for a GPU only once
         for (name, _), value in zip(of_device, values, strict=True):
             found[name] = hash((found[name], value))
     return found
 
 
 def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator[torch.Tensor]:
-    """What this rank is to look at: its shards, by DCP's protocol for sharded tensors, or its share of whole ones."""
+    """What this rank looks at: its shards, by DCP's protocol for sharded tensors, or its share of whole tensors."""
     if hasattr(tensor, "__create_chunk_list__"):
         for chunk in tensor.__create_chunk_list__():
             yield tensor.__get_tensor_shard__(MetadataIndex(name, chunk.offsets)).detach()
@@ -61,7 +61,7 @@ def _piece_bytes(device: torch.device) -> int:
 
 
 def _sum(piece: torch.Tensor) -> torch.Tensor:
-    """Each word counts by its place, so that words that change places change the sum."""
+    """A sum in which each word counts by its place: words that change places change the sum."""
     missing = -len(piece) % _WORD_BYTES
     if missing:
         piece = torch.nn.functional.pad(piece, (0, missing))
@@ -69,7 +69,7 @@ def _sum(piece: torch.Tensor) -> torch.Tensor:
         piece = piece.clone()
     words = piece.view(torch.int64)
     weights = _weights(piece.device)[: len(words)]
-    # In one pass, faster than a copy; GPUs have none for integers.
+    # One pass, faster than a copy. GPUs have no dot product of integers.
     return torch.dot(words, weights) if words.device.type == "cpu" else (words * weights).sum()
 
 

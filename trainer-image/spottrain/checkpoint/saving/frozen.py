@@ -1,5 +1,5 @@
-"""What the script doesn't train is written once (shared.py): which tensors that are, and whether they still are what
-was written."""
+"""Frozen weights: tensors that the script doesn't train are written once (frozen_files.py). This module finds them,
+and notices if they change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain.checkpoint.collectives import Collectives
-from spottrain.checkpoint.errors import SharedWeightsGone
+from spottrain.checkpoint.errors import FrozenWeightsGone
 from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.manifest import Entry, Manifest
 from spottrain.checkpoint.saving.fingerprint import fingerprints, is_comparable
 from spottrain.checkpoint.saving.save_handle import SaveHandle
-from spottrain.checkpoint.saving.shared import Shared
 from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 
 logger = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPart:
-    """What a save has of frozen weights."""
+    """The part that frozen weights have in a save."""
 
-    kept: Shared = field(default_factory=Shared)
-    """Of earlier commits; as rank 0 knows it."""
+    kept: FrozenFiles = field(default_factory=FrozenFiles)
+    """Frozen weights of earlier commits, as rank 0 knows them."""
     entries: tuple[Entry, ...] = ()
     staged: Staged | None = None
     """What this rank writes to a file of frozen weights."""
@@ -39,10 +39,10 @@ class FrozenPart:
 
 
 class FrozenWeights:
-    """One rank's view. Frozen is what the script doesn't train and what keeps its bytes.
+    """One rank's view of the frozen weights: those that the script doesn't train and that keep their bytes.
 
-    A script may change by itself what it doesn't train, such as a teacher that follows by a moving average. So every
-    save compares fingerprints, and what has changed is saved like what is trained from then on.
+    A script may itself change weights that it doesn't train, such as a teacher that follows by a moving average. So
+    every save compares fingerprints. From a change on, such weights are saved like those that are trained.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class FrozenWeights:
         self._rank = rank
         self._world_size = world_size
         self._group = group
-        self._stored = Shared()  # on rank 0, after a load on all
+        self._stored = FrozenFiles()  # on rank 0, after a load on all
         self._seen: dict[str, int] = {}  # fingerprints of what was written or loaded
         self._changing: set[str] = set()
-        self._changed: set[str] = set()  # of these, what this rank has just noticed
+        self._changed: set[str] = set()  # of these, those that this rank has just noticed
         self._of_script: dict[str, int] = {}  # fingerprints before the load that is under way
         self._newest: SaveHandle | None = None
         self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
         self._staging: StagingBuffer | None = None  # ahead of a save
 
     def split(self, tensors: Tensors, frozen: Collection[str]) -> tuple[Tensors, Tensors]:
-        """Part a state's tensors into what every commit has of its own, and what is frozen."""
+        """Separate a state's tensors into those that every commit holds itself, and the frozen ones."""
         once = {
             name: tensor
             for name, tensor in tensors.items()
@@ -71,28 +71,28 @@ class FrozenWeights:
         return {name: tensor for name, tensor in tensors.items() if name not in once}, once
 
     def is_unwritten(self, frozen: Tensors) -> bool:
-        """Whether something of it is not in a commit as it is now, as this rank sees it."""
+        """Whether this rank sees a frozen tensor that no commit holds as it is now."""
         self._hear_of_newest()
         now = self._fingerprints({name: tensor for name, tensor in frozen.items() if name in self._seen})
         self._changed = {name for name, value in now.items() if value != self._seen[name]}
         return bool(self._changed or self._missing(frozen))
 
     def agree(self, frozen: Tensors) -> Tensors:
-        """What has to be written, where any rank's `is_unwritten` was true. A collective; `split` anew after it."""
+        """The tensors to write, if `is_unwritten` was true on any rank. A collective. Call `split` again after it."""
         self._changing |= self._collectives.union(self._changed)
         missing = self._collectives.union(self._missing(frozen))
         return {name: tensor for name, tensor in frozen.items() if name in missing - self._changing}
 
     def prepare(self, new: Tensors) -> None:
-        """Plan and allocate for `new`, which `agree` has named. A collective."""
+        """Plan and allocate for `new`, the result of `agree`. A collective."""
         plan = self._planned(new)
         self._staging = StagingBuffer()
         self._staging.prepare(plan)
 
     def stage(self, frozen: Tensors, new: Tensors) -> FrozenPart:
-        """Copy `new`, and keep of `frozen` what is stored. A collective where there is something new."""
+        """Copy `new`, and keep those of `frozen` that are stored. A collective if `new` isn't empty."""
         kept = self._stored.only(frozen.keys() - new.keys())
-        staging, self._staging = self._staging, None  # needed once: not kept for the next
+        staging, self._staging = self._staging, None  # needed once, so not kept
         if not new:
             return FrozenPart(kept=kept)
         self._seen |= self._fingerprints(new)
@@ -101,41 +101,41 @@ class FrozenWeights:
         return FrozenPart(kept=kept, entries=plan.entries, staged=staged)
 
     def saving(self, handle: SaveHandle) -> None:
-        """Note the newest save, whose end says what is stored."""
+        """Note the newest save. Its end decides what is stored."""
         self._newest = handle
 
     def before_load(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> None:
-        """Look at what the script brought, which the first try to load overwrites."""
-        stored = Shared.of(manifest).tensors or manifest.tensors
+        """Take fingerprints of what the script brought, before the first try to load overwrites it."""
+        stored = FrozenFiles.of(manifest).tensors or manifest.tensors
         brought = self._fingerprints({n: t for n, t in tensors.items() if n in frozen and n in stored})
         self._of_script = brought | self._of_script
 
     def loaded(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> set[str]:
-        """Take what was loaded for what is stored; the names of what the script brought with other values, of what
-        this rank looks at."""
+        """Note that what was loaded is stored. Returns the names of tensors that the script brought with other
+        values, among those that this rank looks at."""
         brought, self._of_script = self._of_script, {}
         now = self._fingerprints({name: tensors[name] for name in brought if name in tensors})
-        self._newest, self._stored = None, Shared.of(manifest)
+        self._newest, self._stored = None, FrozenFiles.of(manifest)
         self._seen = {name: value for name, value in now.items() if name in self._stored.tensors}
-        # What was saved like the trained weights, though it wasn't trained, had changed.
+        # Weights that weren't trained but were saved like trained ones had changed.
         self._changing = {n for n in frozen if n in tensors and n not in self._seen} if manifest.shared else set()
         return {name for name, value in now.items() if brought[name] != value}
 
     def _missing(self, frozen: Tensors) -> set[str]:
-        """What no commit has, as far as this rank can know."""
+        """What no commit holds, as far as this rank knows."""
         stored = self._stored.tensors if self._rank == 0 else self._seen
         return {name for name in frozen if name not in self._seen or name not in stored}
 
     def _hear_of_newest(self) -> None:
-        """What a save wrote is stored once rank 0 knows of the commit; not if that failed, or isn't known."""
+        """What a save wrote counts as stored once rank 0 knows of the commit, but not if the save failed."""
         handle = self._newest
         if handle is None or not handle.done:
             return
         self._newest = None
-        if handle.commit is not None and handle.shared is not None:
-            self._stored = handle.shared
-        elif isinstance(handle.error, SharedWeightsGone):
-            self._stored = Shared()
+        if handle.commit is not None and handle.frozen_files is not None:
+            self._stored = handle.frozen_files
+        elif isinstance(handle.error, FrozenWeightsGone):
+            self._stored = FrozenFiles()
 
     def _fingerprints(self, tensors: Tensors) -> dict[str, int]:
         return fingerprints(tensors, rank=self._rank, world_size=self._world_size)

@@ -6,7 +6,7 @@ import threading
 
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format.commits import Commit
-from spottrain.checkpoint.saving.shared import Shared
+from spottrain.checkpoint.format.frozen_files import FrozenFiles
 
 
 class SaveHandle:
@@ -26,7 +26,7 @@ class SaveHandle:
         """On rank 0: from then until HEAD named the checkpoint, including the wait for the other ranks."""
         self.commit: Commit | None = None
         """Known on rank 0 and, after a synchronous save, on every rank."""
-        self.shared: Shared | None = None
+        self.frozen_files: FrozenFiles | None = None
         """On rank 0: the frozen weights that `proposed` refers to."""
         self.proposed: Commit | None = None
         """On rank 0: the commit that it proposed for HEAD. HEAD may name it, even if the save has failed."""

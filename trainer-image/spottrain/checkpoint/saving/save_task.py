@@ -12,6 +12,7 @@ from typing import Any
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull
 from spottrain.checkpoint.format.attempt import Attempt, collect_receipts
 from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.head import commit
 from spottrain.checkpoint.format.manifest import (
     DataFile,
@@ -23,7 +24,6 @@ from spottrain.checkpoint.format.manifest import (
     serialise,
 )
 from spottrain.checkpoint.saving.save_handle import SaveHandle
-from spottrain.checkpoint.saving.shared import Shared
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class SaveTask:
     """Stores the staged bytes under a key."""
     write_frozen: Callable[[str], DataFile] | None = None
     """The same for frozen weights, if this rank writes any."""
-    shared: Shared = field(default_factory=Shared)
+    frozen_files: FrozenFiles = field(default_factory=FrozenFiles)
     """On rank 0: frozen weights in older attempts that this save refers to."""
     receipt: Receipt
     tree: Any
@@ -97,12 +97,12 @@ class SaveTask:
         receipts = collect_receipts(
             self.storage, self.attempt, self.receipt.world_size, deadline=deadline, pause=self.handle.pause
         )
-        self.shared.check(self.storage)
-        shared = self.shared.joined(Shared.written(self.attempt.prefix, receipts))
+        self.frozen_files.check(self.storage)
+        frozen_files = self.frozen_files.joined(FrozenFiles.written(self.attempt.prefix, receipts))
         manifest = build_manifest(
             receipts,
-            shared=shared.files,
-            frozen=shared.beyond(len(receipts)),
+            frozen_files=frozen_files.files,
+            frozen_tensors=frozen_files.beyond(len(receipts)),
             generation=self.attempt.generation,
             step=self.attempt.step,
             tree=self.tree,
@@ -119,7 +119,7 @@ class SaveTask:
             needs=manifest.needs(self.attempt.prefix),
         )
         self.storage.upload(new.manifest, data)
-        self.handle.proposed, self.handle.shared = new, shared
+        self.handle.proposed, self.handle.frozen_files = new, frozen_files
         commit(self.storage, new, resumed_from_step=self.resumed_from_step)
         return new
 

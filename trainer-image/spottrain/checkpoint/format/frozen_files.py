@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spottrain.checkpoint.errors import SharedWeightsGone
-from spottrain.checkpoint.format.manifest import Manifest, Receipt, SharedFile, Tensor, index_tensors
+from spottrain.checkpoint.errors import FrozenWeightsGone
+from spottrain.checkpoint.format.manifest import FrozenFile, Manifest, Receipt, Tensor, index_tensors
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class FrozenFiles:
     """Tensors that are stored, and the files that hold them."""
 
-    files: tuple[SharedFile, ...] = ()
+    files: tuple[FrozenFile, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """Their chunks hold the number of a file in `files`."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Shared:
+    def of(cls, manifest: Manifest) -> FrozenFiles:
         """The frozen weights that a commit refers to."""
         first = manifest.world_size
         numbers = {first + index: index for index in range(len(manifest.shared))}
@@ -37,25 +37,25 @@ class Shared:
         return cls(files=manifest.shared, tensors=tensors)
 
     @classmethod
-    def written(cls, attempt: str, receipts: Sequence[Receipt]) -> Shared:
-        """The frozen weights that the ranks have written in this attempt. Raises CorruptCheckpoint."""
-        files = [SharedFile(attempt=attempt, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
+    def written(cls, prefix: str, receipts: Sequence[Receipt]) -> FrozenFiles:
+        """The frozen weights that the ranks have written in the attempt at `prefix`. Raises CorruptCheckpoint."""
+        files = [FrozenFile(attempt=prefix, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
         numbers = {file.rank: index for index, file in enumerate(files)}
         tensors = index_tensors(entry for receipt in receipts for entry in receipt.frozen_entries)
         return cls(files=tuple(files), tensors={name: _renumbered(t, numbers) for name, t in tensors.items()})
 
-    def only(self, names: Collection[str]) -> Shared:
+    def only(self, names: Collection[str]) -> FrozenFiles:
         """These tensors, and the files that they need."""
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in names}
         used = sorted({chunk.rank for tensor in tensors.values() for chunk in tensor.chunks})
         numbers = {number: index for index, number in enumerate(used)}
-        return Shared(
+        return FrozenFiles(
             files=tuple(self.files[number] for number in used),
             tensors={name: _renumbered(tensor, numbers) for name, tensor in tensors.items()},
         )
 
-    def joined(self, other: Shared) -> Shared:
-        return Shared(files=self.files + other.files, tensors={**self.tensors, **other.beyond(len(self.files))})
+    def joined(self, other: FrozenFiles) -> FrozenFiles:
+        return FrozenFiles(files=self.files + other.files, tensors={**self.tensors, **other.beyond(len(self.files))})
 
     def beyond(self, first: int) -> dict[str, Tensor]:
         """The tensors, with the numbers of their files counted from `first`."""
@@ -63,12 +63,12 @@ class Shared:
         return {name: _renumbered(tensor, numbers) for name, tensor in self.tensors.items()}
 
     def check(self, storage: CheckpointStorage) -> None:
-        """Check that the store holds every file, with its size. Raises SharedWeightsGone."""
-        for attempt in {file.attempt for file in self.files}:
-            sizes = dict(storage.list(attempt))
+        """Check that the store holds every file, with its size. Raises FrozenWeightsGone."""
+        for prefix in {file.attempt for file in self.files}:
+            sizes = dict(storage.list(prefix))
             for file in self.files:
-                if file.attempt == attempt and sizes.get(file.key) != file.file.size:
-                    raise SharedWeightsGone(
+                if file.attempt == prefix and sizes.get(file.key) != file.file.size:
+                    raise FrozenWeightsGone(
                         f"{file.key}, which holds frozen weights of the newest commits, is missing or cut short in "
                         "the checkpoint store. The next save writes them again. Find out who else deletes objects "
                         "there."
