@@ -105,6 +105,6 @@ def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.Mo
     launch = Launch(
         rank=5, local_rank=1, world_size=8, local_world_size=4, device=torch.device("cuda", 1), run_dir=None
     )
-    with pytest.raises(UserError, match=r"runs 4 ranks and shows them 1 GPU\(s\)") as refused:
+    with pytest.raises(UserError, match=r"runs 4 ranks and has 1 visible GPU\(s\)") as refused:
         join_world(launch)
     assert "processesPerNode" in str(refused.value)
