@@ -96,7 +96,7 @@ def test_a_batch_with_fields_of_its_own_keeps_its_class() -> None:
 def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
     parallel = nn.DataParallel(nn.Linear(2, 2))
     parallel.device_ids = [0, 1]
-    with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and a rank for each GPU"):
+    with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and one rank per GPU"):
         AdoptedEngine.check("auto", parallel, 1)
 
 

@@ -38,8 +38,8 @@ OUT_OF_MEMORY = (
 _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
 UNUSED_PARAMETERS = (
     "Some of the model's parameters had no part in the loss on a rank, and DDP needs all trained parameters in it. "
-    "Let the framework find unused parameters (find_unused_parameters in its settings of DDP), or set requires_grad to "
-    "False for those that are never used."
+    "Let the framework find unused parameters (find_unused_parameters in its settings of DDP), or set requires_grad "
+    "to False for those that are never used."
 )
 # Messages of torch's DataLoader about its worker processes: an error of the data set, and the end of a worker.
 _RAISED_BY_WORKER = re.compile(
