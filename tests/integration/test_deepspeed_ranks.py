@@ -320,7 +320,7 @@ def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: An
     assert outcome.failure is not None
     assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
     assert outcome.failure.message == (
-        "the DeepSpeed JSON has another train_batch_size than the job's batch.global 10; remove it there"
+        "the DeepSpeed JSON has a train_batch_size that is not the job's batch.global 10; remove it there"
     )
 
 

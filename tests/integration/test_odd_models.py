@@ -41,7 +41,7 @@ REFUSED = {
     (
         "branches",
         "fsdp",
-    ): "The ranks called different blocks of the model, or in another order: rank 0 called branches.",
+    ): "The ranks called different blocks of the model, or in a different order: rank 0 called branches.",
     ("complex", "deepspeed 0"): "The parameter filter is of torch.complex64, which DeepSpeed can't train.",
     ("double", "deepspeed 0"): "The parameter offset is of torch.float64, which DeepSpeed can't train.",
     (

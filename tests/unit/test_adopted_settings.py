@@ -34,7 +34,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("said", "sentence"), REFUSED)
 def test_what_would_be_ignored_is_refused(said: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match="leave it out of the job") as caught:
+    with pytest.raises(ValueError, match="leave them out of the job") as caught:
         refuse_unapplied(config(**said), INSTEAD)
     assert sentence in str(caught.value)
 

@@ -96,8 +96,8 @@ def test_fp16_keeps_the_users_settings_of_the_loss_scaler() -> None:
 
 
 REFUSED: dict[str, tuple[EngineConfig, str]] = {
-    "train batch": (config({"train_batch_size": 64}), "train_batch_size than the job's batch.global 32"),
-    "micro batch": (config({"train_micro_batch_size_per_gpu": 1}), "than the job's batch.micro 4"),
+    "train batch": (config({"train_batch_size": 64}), "train_batch_size that is not the job's batch.global 32"),
+    "micro batch": (config({"train_micro_batch_size_per_gpu": 1}), "that is not the job's batch.micro 4"),
     "accumulation": (config({"gradient_accumulation_steps": 4}), "which follows from batch.global, batch.micro and"),
     "bf16": (config({"bf16": {"enabled": True}}), "bf16.enabled true, and the job's precision is fp32"),
     "not bf16": (config({"bf16": {"enabled": False}}, precision=torch.bfloat16), "enabled false.* is bf16"),
@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[EngineConfig, str]] = {
     "nvme": (config({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}), "to 'nvme'; checkpoints know"),
     "no section": (config({"zero_optimization": True}), "true, which is not an object; write {...}"),
     "no section of a precision": (config({"bf16": True}), "bf16 true, which is not an object"),
-    "autocast": (config({"torch_autocast": {"enabled": True}}), "'torch_autocast': the job's precision says"),
+    "autocast": (config({"torch_autocast": {"enabled": True}}), "'torch_autocast': the job's precision decides"),
     "curriculum": (config({"curriculum_learning": {"enabled": True}}), "its state is not in the checkpoints"),
     "no file": (config("/nowhere/deepspeed.json"), "can't be read .*correct its path"),
 }

@@ -52,5 +52,5 @@ def test_nothing_can_be_computed_with_a_part() -> None:
     part = FlatPart(torch.ones(3), shape=torch.Size([2, 4]), begin=2)
     assert (part.shape, part.dtype) == ((2, 4), torch.float32)
     assert repr(part) == "FlatPart([2, 5) of (2, 4), torch.float32)"
-    with pytest.raises(NotImplementedError, match="this rank has a part alone"):
+    with pytest.raises(NotImplementedError, match="this rank has only a part of it"):
         part + 1

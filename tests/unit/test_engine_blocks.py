@@ -160,5 +160,5 @@ def test_what_the_script_names_is_taken_inner_ones_last() -> None:
     assert len(found) == 10
     assert isinstance(found[0], Block)
     assert find_blocks(model, set()) == []
-    with pytest.raises(ValueError, match=r"no module of the classes to wrap \(Conv1d\); name others, or none"):
+    with pytest.raises(ValueError, match=r"no module of the classes to wrap \(Conv1d\); name other classes, or none"):
         find_blocks(model, {nn.Conv1d})

@@ -96,7 +96,7 @@ def test_a_batch_with_fields_of_its_own_keeps_its_class() -> None:
 def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
     parallel = nn.DataParallel(nn.Linear(2, 2))
     parallel.device_ids = [0, 1]
-    with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and a rank for each GPU"):
+    with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and one rank per GPU"):
         AdoptedEngine.check("auto", parallel, 1)
 
 
@@ -105,6 +105,6 @@ def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.Mo
     launch = Launch(
         rank=5, local_rank=1, world_size=8, local_world_size=4, device=torch.device("cuda", 1), run_dir=None
     )
-    with pytest.raises(UserError, match=r"runs 4 ranks and shows them 1 GPU\(s\)") as refused:
+    with pytest.raises(UserError, match=r"runs 4 ranks and has 1 visible GPU\(s\)") as refused:
         join_world(launch)
     assert "processesPerNode" in str(refused.value)

@@ -1,8 +1,8 @@
-"""Which samples were used at which step: written by the ranks, read back as the sequence of the run.
+"""A record of which samples each step used.
 
-With SPOTTRAIN_AUDIT_DIR set, every rank of every generation appends to a file of its own: a header that says
-what the order should be, then a line per completed step. `read_audit` merges the files, and
-`Audit.problems` compares them with the order of a run that was never interrupted.
+If SPOTTRAIN_AUDIT_DIR is set, every rank of every generation appends to a file of its own: a header that says what
+the order should be, then one line per completed step. `read_audit` merges the files, and `Audit.problems` compares
+them with the order of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spottrain.data.order import DataOrder
 
 
 class AuditHeader(BaseModel):
-    """What decides the order; the same in every file of a run."""
+    """What the order of the samples follows from; the same in every file of a run."""
 
     seed: int
     shuffle: bool
@@ -29,9 +29,16 @@ class AuditHeader(BaseModel):
 
 
 class AuditRecord(BaseModel):
-    """The samples (and their positions) that one rank used for one completed step, counted from 1.
+    """The samples that one rank used for one completed step.
 
-    `at` is when the rank had completed it, in Unix seconds.
+    Attributes:
+        at: When the rank completed the step, in Unix seconds.
+        generation: Generation that completed it.
+        step: Number of the step, from 1.
+        rank: Number of the rank.
+        world: Number of ranks.
+        positions: Positions of the samples in the order of the run.
+        samples: Indices of the samples in the data set.
     """
 
     at: float
@@ -44,7 +51,7 @@ class AuditRecord(BaseModel):
 
 
 class AuditWriter:
-    """Appends the records of one rank in one generation. A line reaches the system before `write` returns."""
+    """Appends the records of one rank in one generation. Each line is with the kernel before `write` returns."""
 
     def __init__(self, folder: Path, header: AuditHeader, *, generation: int, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +64,7 @@ class AuditWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedStep:
-    """A step as the run counts it: by the newest generation that all ranks of completed it."""
+    """A step of the run, from the newest generation of which all ranks completed it."""
 
     step: int
     generation: int
@@ -68,8 +75,15 @@ class AuditedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was used: `steps` in order, and how often steps were computed again (`num_redone`). `step_times` says in
-    order when a rank completed a step, of those as well that were computed again later."""
+    """Which samples a run used.
+
+    Attributes:
+        header: What the order should be.
+        steps: The completed steps, in order.
+        step_times: When ranks completed steps, in order and in Unix seconds; also steps that were computed again
+            later.
+        num_redone: How often a step was computed again.
+    """
 
     header: AuditHeader
     steps: tuple[AuditedStep, ...]
@@ -77,12 +91,13 @@ class Audit:
     num_redone: int
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time without a step, in seconds, that began or ended between two moments (Unix seconds)."""
+        """The longest time without a step, in seconds, that overlaps with the time between `begin` and `end` (Unix
+        seconds)."""
         gaps = [later - earlier for earlier, later in pairwise(self.step_times) if later > begin and earlier < end]
         return max(gaps, default=0.0)
 
     def problems(self, total_steps: int | None = None) -> list[str]:
-        """Sentences on what differs from an uninterrupted run; none where nothing does."""
+        """Sentences on differences from an uninterrupted run; empty if there are none."""
         header = self.header
         order = DataOrder(num_samples=header.num_samples, seed=header.seed, shuffle=header.shuffle)
         last = total_steps if total_steps is not None else max((step.step for step in self.steps), default=0)
@@ -101,7 +116,7 @@ class Audit:
 
 
 def read_audit(folder: Path) -> Audit:
-    """Merge the files of all ranks and generations. Raises ValueError where there are none."""
+    """Merge the files of all ranks and generations. Raises ValueError if there are none."""
     records: list[AuditRecord] = []
     headers: list[AuditHeader] = []
     for path in sorted(folder.glob("audit-*.jsonl")):
@@ -122,7 +137,7 @@ def _parse(line: str, headers: list[AuditHeader], records: list[AuditRecord]) ->
         else:
             headers.append(AuditHeader.model_validate(content))
     except (json.JSONDecodeError, ValidationError):
-        # The last line of a rank that was killed while it wrote: that step was not completed.
+        # The last line of a rank that was killed while it wrote. That step was not completed.
         return
 
 

@@ -1,9 +1,9 @@
-"""How the samples of one optimizer step are shared out over the ranks.
+"""How the ranks share the samples of one optimizer step.
 
-The global batch is what a step is; the world size is only how it is computed. Rank r of W takes a
-contiguous part of the batch's G positions, in micro-batches of at most `micro_batch` samples. All ranks
-run the same number of micro-batches, so that their collectives match; a rank with fewer samples runs empty
-ones. Losses are weighted so that the gradient is the mean over the G samples, also where W doesn't divide G.
+The global batch defines a step; the world size only decides how it is computed. Rank r of W takes a contiguous part
+of the batch's G positions, in micro-batches of at most `micro_batch` samples. All ranks run the same number of
+micro-batches, so that their collectives match; a rank with fewer samples runs empty ones. Losses are weighted so that
+the gradient is the mean over the G samples, even if W does not divide G.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 class MicroBatch:
     """The positions of one forward and backward pass on one rank.
 
-    A rank that has no samples left computes one that another rank computes too, with weight zero: it has to
-    take part in the collectives of forward and backward.
+    A rank that has no samples left computes a sample of another rank with weight zero, because it has to take part in
+    the collectives of forward and backward.
 
     Attributes:
-        positions: Places of its samples in the order of the whole run.
+        positions: Positions of its samples in the order of the whole run.
         num_samples: Samples that count; 0 if the weight is zero.
         loss_weight: Factor of the mean loss over the micro-batch, for engines that average gradients over the ranks.
-        is_last: Whether it is the step's last on this rank.
+        is_last: Whether it is the last one of the step on this rank.
     """
 
     positions: range
@@ -33,11 +33,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How the global batch is shared out. Step s (from 0) uses the positions s * G up to (s + 1) * G.
+    """How ranks share the global batch. Step s (from 0) uses the positions s * G up to (s + 1) * G.
 
     Attributes:
         global_batch: Samples of one optimizer step (G).
-        micro_batch: Samples of one forward pass, at most.
+        micro_batch: Largest number of samples of one forward pass.
         world_size: Number of ranks.
 
     Example:
@@ -62,7 +62,7 @@ class BatchPlan:
         return -(-largest_share // self.micro_batch)
 
     def share(self, rank: int, step: int = 0) -> range:
-        """The positions that a rank computes in a step; shares differ by one sample at most."""
+        """The positions that a rank computes in a step. Shares differ by at most one sample."""
         begin = step * self.global_batch
         return range(
             begin + rank * self.global_batch // self.world_size,
@@ -70,7 +70,7 @@ class BatchPlan:
         )
 
     def micro_batches(self, rank: int, step: int) -> list[MicroBatch]:
-        """What a rank runs in a step, in this order."""
+        """The micro-batches that a rank runs in a step, in order."""
         share = self.share(rank, step)
         return [self._micro_batch(share, index, step) for index in range(self.num_micro_batches)]
 

@@ -26,11 +26,12 @@ logger = logging.getLogger(__name__)
 Collate = Callable[[list[Any]], Any]
 Fetch = Callable[..., Iterator[Any]]
 
-# By default a worker fetches data ahead if the first micro-batches, which the rank fetches by itself, take longer. To
-# hand a micro-batch over takes a part of a millisecond.
+# By default, a worker fetches data ahead if the first micro-batches, which the rank fetches itself, take longer than
+# this. To pass a micro-batch between processes takes a fraction of a millisecond.
 NUM_MEASURED = 3
 CHEAP_SECONDS = 0.002
-# A worker that nobody asked for, and that brings nothing for so long, hangs: some libraries don't bear a fork.
+# A worker that was started by default, and that delivers nothing for so long, hangs: some libraries break after a
+# fork.
 FIRST_BATCH_SECONDS = 60.0
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
@@ -47,10 +48,14 @@ class MapDataset(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A data set and how it is read.
+    """A data set, and how it is read.
 
-    `collate` makes a batch of a list of items (None: torch's way). `num_workers` processes fetch items ahead; None:
-    one does if items take their time. `loader` are further arguments of torch's DataLoader, of `OPTIONS`.
+    Attributes:
+        dataset: The training data.
+        collate: Makes a batch from a list of items. None: as torch's DataLoader does.
+        num_workers: Processes that fetch items ahead. None: one process, if items are slow to fetch.
+        shuffle: Whether the order is random.
+        loader: Further arguments of torch's DataLoader, of `OPTIONS`.
     """
 
     dataset: MapDataset
@@ -60,19 +65,19 @@ class Data:
     loader: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises ValueError for values that don't fit together; mostly with torch's sentence, which some lack."""
+        """Raises ValueError for values that do not fit together, with torch's sentence if it has one."""
         num_workers = 1 if self.num_workers is None else self.num_workers
         if not isinstance(num_workers, int):
-            raise ValueError(f"num_workers is {num_workers!r}; give a whole number, or None")
+            raise ValueError(f"num_workers is {num_workers!r}; pass a whole number, or None")
         if self.loader.get("timeout") and not num_workers:
-            raise ValueError("loader: timeout is for workers; give num_workers of 1 or more, or leave timeout out")
+            raise ValueError("loader: timeout is for workers; set num_workers to 1 or more, or leave out timeout")
         if self.loader.get("prefetch_factor") == 0:
             raise ValueError("loader: prefetch_factor is 0, and a worker fetches one batch ahead at least; raise it")
         _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
 
 
 class Batches(Iterator[Any]):
-    """Collated micro-batches of a rank on its device, without end, and how long they were waited for."""
+    """A rank's collated micro-batches, on its device and without end, and how long the rank waited for them."""
 
     def __init__(self, fetched: Generator[Any], device: torch.device, now: Callable[[], float]) -> None:
         self._fetched = fetched
@@ -87,7 +92,7 @@ class Batches(Iterator[Any]):
         return to_device(batch, self._device)
 
     def take_wait(self) -> float:
-        """Seconds waited since the last call."""
+        """How many seconds the rank has waited since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -106,9 +111,21 @@ def load_batches(
     device: torch.device,
     now: Callable[[], float] = time.monotonic,
 ) -> Batches:
-    """The micro-batches from step `first_step` (counted from 0) on.
+    """A rank's micro-batches, without end.
 
-    What a data set draws at random depends on seed and position alone, not on who fetches the item.
+    What a data set draws at random depends on seed and position alone, not on the process that fetches the item.
+
+    Args:
+        data: The data set, and how it is read.
+        order: Which sample is at which position.
+        plan: How ranks share the batch.
+        rank: Number of this rank.
+        first_step: The first step, counted from 0.
+        device: Where the batches go.
+        now: Clock, in seconds.
+
+    Returns:
+        The micro-batches. Close them to end the workers.
     """
 
     def fetch(num_workers: int, *, after: int = 0) -> Iterator[Any]:
@@ -139,22 +156,26 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
 
 
 def _fetched_ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
-    """From a worker; from this process if the data set can't be read from another one, as those with tensors on a
-    GPU and some clients of stores can't, or if a batch, such as `like`, can't be handed over."""
+    """Micro-batches from a worker. They come from this process if the data set cannot be read from another one (it
+    has tensors on a GPU, or uses a client that breaks after a fork), or if a batch such as `like` cannot be
+    pickled."""
     try:
-        _PicklingTrial(BytesIO()).dump(like)  # a worker would drop it, and the rank would wait for it
+        # Otherwise a worker would drop the batch, and the rank would wait for it.
+        _PicklingTrial(BytesIO()).dump(like)
         ahead = fetch(1, after=after)
         return chain([next(ahead)], ahead)
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         logger.warning(
-            "No worker fetches data ahead, as one could not read them: %s: %s", type(error).__name__, first_line
+            "No worker fetches data ahead, because a worker could not read them: %s: %s",
+            type(error).__name__,
+            first_line,
         )
         return fetch(0, after=after)
 
 
 class _PicklingTrial(ForkingPickler):
-    """Pickles all but tensors, which workers hand over in another way."""
+    """Pickles all but tensors, which workers pass in shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
@@ -164,10 +185,10 @@ def _data_loader(
     data: Data, micro_batches: Any, positions: Iterable[list[int]], *, num_workers: int, pins_memory: bool
 ) -> DataLoader[Any]:
     options = dict(data.loader)
-    if data.num_workers is None and not num_workers:  # those of the worker that may follow
+    if data.num_workers is None and not num_workers:  # they are for the worker that may follow
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
     if data.num_workers is None and num_workers:
-        # Forked, as others run the script's main module again, which is made for a rank.
+        # Forked: other start methods run the script's main module again, which is written for a rank.
         options = {"timeout": FIRST_BATCH_SECONDS, "multiprocessing_context": "fork", **options}
     if num_workers:
         options["worker_init_fn"] = StartWorker(options.get("worker_init_fn"))
@@ -177,7 +198,7 @@ def _data_loader(
         batch_size=None,
         collate_fn=_unchanged,
         num_workers=num_workers,
-        # A generator of its own: the default one is part of the state that is resumed.
+        # A generator of its own, because the default one is part of the state that is resumed.
         generator=torch.Generator(),
         **{"pin_memory": pins_memory, **options},
     )
@@ -207,7 +228,8 @@ class _MicroBatches(Dataset[Any]):
 
 
 class _Positions:
-    """The positions of each micro-batch of a rank, without end, but for those before and the first `after`."""
+    """The positions of each micro-batch of a rank, without end: from `first_step` on, without its first `after`
+    micro-batches."""
 
     def __init__(self, plan: BatchPlan, rank: int, first_step: int, after: int) -> None:
         self._plan = plan

@@ -1,10 +1,10 @@
-"""The order of samples: a pure function of seed, epoch and position, whatever the world size.
+"""The order of samples: a pure function of seed, epoch and position, for any world size.
 
-A run reads positions 0, 1, 2, ... without end. Position p belongs to epoch p // N of a dataset of N
-samples, and each epoch is a permutation of the dataset of its own. The permutation is computed, not
-stored: a Feistel network on the smallest even number of bits that holds N, with cycle walking (Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So any position of any epoch of a dataset of any
-size is found in constant time and memory, on every rank alike, and nothing has to be saved to resume.
+A run reads positions 0, 1, 2, ... without end. Position p belongs to epoch p // N of a dataset of N samples, and each
+epoch is a different permutation of the dataset. The permutation is computed, not stored: a Feistel network on the
+smallest even number of bits that holds N, with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002). So every rank finds any position of any epoch in constant time and memory, and nothing has to be
+saved to resume.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOrder:
-    """Which sample stands at which position. With `shuffle` False: 0, 1, 2, ... in every epoch."""
+    """Which sample is at which position.
+
+    Attributes:
+        num_samples: Samples of the data set.
+        seed: Seed of the permutations.
+        shuffle: False: samples 0, 1, 2, ... in every epoch.
+    """
 
     num_samples: int
     seed: int = 0
@@ -35,7 +41,14 @@ class DataOrder:
             raise ValueError("the dataset has no samples; give one with at least one sample")
 
     def samples(self, positions: Sequence[int] | Indices) -> Indices:
-        """The sample indices (0 up to num_samples) at these positions (0 or above), in their order."""
+        """The sample indices at these positions.
+
+        Args:
+            positions: Positions in the run, 0 or above; shape `(n,)`.
+
+        Returns:
+            Indices from 0 to num_samples - 1; shape `(n,)`.
+        """
         asked = np.asarray(positions, dtype=np.int64)
         if not self.shuffle:
             return asked % self.num_samples
@@ -49,8 +62,8 @@ class DataOrder:
     def _permute(self, offsets: Indices, epoch: int) -> Indices:
         """Walk each offset along its cycle of the larger permutation until it falls inside the dataset.
 
-        That is a permutation again, and as the domain is less than four times the dataset, the walk takes
-        fewer than four steps on average.
+        The result is a permutation, too. The domain is less than four times the dataset, so that a walk takes fewer
+        than four steps on average.
         """
         half_bits = max(1, (max(self.num_samples - 1, 1).bit_length() + 1) // 2)
         keys = _round_keys(self.seed, epoch)
@@ -76,7 +89,7 @@ def _mix(value: int) -> int:
 
 
 def _feistel(values: _Words, half_bits: int, keys: Sequence[int]) -> _Words:
-    """Permute words of 2 * half_bits bits; numpy's unsigned arithmetic wraps round, as wanted here."""
+    """Permute words of 2 * half_bits bits. Unsigned arithmetic of numpy wraps around, as this needs."""
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
     left, right = values >> shift, values & mask

@@ -1,6 +1,6 @@
-"""Random numbers that go on where they stopped.
+"""Random numbers that continue after a resume.
 
-At the same world size every rank gets back the state it had. At another there is no rank that was the same
+At the same world size, every rank restores the state that it had. At a different world size no rank is the same as
 before, so all are seeded from (seed, step, rank).
 """
 
@@ -25,7 +25,7 @@ def seed_everything(seed: int, *, step: int = 0, rank: int = 0) -> None:
 
 
 def seed_host(seed: int, *, step: int) -> None:
-    """The same without the accelerators' generators, which takes a tenth of the time."""
+    """Seed as `seed_everything`, except for the accelerators' generators; that takes a tenth of the time."""
     number = _number(seed, step, 0)
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -34,7 +34,7 @@ def seed_host(seed: int, *, step: int) -> None:
 
 @contextmanager
 def host_untouched() -> Iterator[None]:
-    """What is drawn inside from the generators of the host is not missing outside."""
+    """Restore the host's generators afterwards, whatever was drawn from them inside."""
     python, legacy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -45,7 +45,7 @@ def host_untouched() -> Iterator[None]:
 
 
 def capture() -> dict[str, Any]:
-    """The state of every generator, in plain values that a checkpoint can hold."""
+    """The state of every generator, as plain values that a checkpoint can hold."""
     numpy_kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -56,7 +56,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Go on from what `capture` returned."""
+    """Set every generator to what `capture` returned."""
     random.setstate(state["python"])
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), position, has_gauss, cached))

@@ -15,8 +15,17 @@ from spottrain.data.order import DataOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankData:
-    """What one rank reads in one generation: which samples, at which step, how they are fetched, and the record of
-    it."""
+    """What one rank reads in one generation: which samples at which step, and how.
+
+    Attributes:
+        data: The data set, and how it is read.
+        order: Which sample is at which position.
+        plan: How ranks share the batch.
+        rank: Number of this rank.
+        generation: Number of the generation.
+        tokens_per_sample: For the reported throughput.
+        audit: Where the samples are recorded. None: nowhere.
+    """
 
     data: Data
     order: DataOrder
@@ -25,11 +34,10 @@ class RankData:
     generation: int
     tokens_per_sample: int | None = None
     audit: AuditWriter | None = None
-    """None: which samples were used is not recorded."""
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of the global batch; None if the script doesn't say how many a sample has."""
+        """Tokens of the global batch; None if the script does not say how many a sample has."""
         return self.tokens_per_sample * self.plan.global_batch if self.tokens_per_sample else None
 
     def batches(self, *, first_step: int, device: torch.device) -> Batches:
@@ -37,11 +45,11 @@ class RankData:
         return load_batches(self.data, self.order, self.plan, rank=self.rank, first_step=first_step, device=device)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this rank runs in a step (counted from 0), in this order."""
+        """The micro-batches that this rank runs in a step (counted from 0), in order."""
         return self.plan.micro_batches(self.rank, step)
 
     def record(self, step: int) -> None:
-        """Write to the audit which samples this rank used for a completed step, counted from 1."""
+        """Record which samples this rank used for a completed step, counted from 1."""
         if self.audit is None:
             return
         positions = self.plan.share(self.rank, step - 1)

@@ -1,4 +1,4 @@
-"""Batches of any structure on a rank's device."""
+"""Moving batches of any structure to a rank's device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The same structure of mappings, lists and tuples with its tensors on `device`; objects whose class knows how to
-    get there, such as a tokenizer's BatchEncoding or a PackedSequence, do so by themselves."""
+    """Move the tensors in a structure of mappings, lists and tuples to `device`. Objects whose class has a method
+    `to`, such as a tokenizer's BatchEncoding or a PackedSequence, move themselves."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if callable(getattr(type(batch), "to", None)):  # an attribute of the batch's own may be one of its fields
+    if callable(getattr(type(batch), "to", None)):  # of the class: an attribute of the batch may be one of its fields
         return batch.to(device)
-    if isinstance(batch, MutableMapping):  # as DataLoader does, which keeps the class when it pins memory
+    if isinstance(batch, MutableMapping):  # keeps the class, as DataLoader does when it pins memory
         moved = copy.copy(batch)
         for key, value in batch.items():
             moved[key] = to_device(value, device)

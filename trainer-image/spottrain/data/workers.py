@@ -1,4 +1,4 @@
-"""Processes that fetch data ahead: how one starts, and what comes from it."""
+"""Worker processes that fetch data ahead: what one does at its start, and how a rank reads from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from spottrain_api.processes import die_with_parent
 class FromWorkers(Iterator[Any]):
     """What workers fetch.
 
-    One that `waits_after_first` waits for any item but the first, which a worker that hangs never brings.
+    A worker that hangs never delivers its first item. If `waits_after_first`, a time-out counts for the first item
+    alone.
     """
 
     def __init__(self, fetched: Iterator[Any], *, waits_after_first: bool) -> None:
@@ -31,7 +32,7 @@ class FromWorkers(Iterator[Any]):
             except (ConnectionError, EOFError, FileNotFoundError) as error:
                 if str(error).startswith("Caught "):  # by a worker, from the data set
                     raise
-                # A worker has died while it handed over a batch. When torch is asked again it says so.
+                # A worker has died while it passed a batch. At the next call, torch says so.
             except RuntimeError as error:
                 if not (self._waits_after_first and self._has_begun and "DataLoader timed out" in str(error)):
                     raise
@@ -44,9 +45,9 @@ class FromWorkers(Iterator[Any]):
 class StartWorker:
     """What a worker does first.
 
-    It ends with its rank: it holds the rank's sockets, so that peers would not see the rank's end before its own. It
-    leaves the rank's process group, because torchrun sends SIGTERM to all of it, and that asks the rank to drain. A
-    worker that gets SIGTERM ends: so torch stops one that takes too long.
+    It ends with its rank, because it holds the rank's sockets: peers would not see the rank's end before the
+    worker's. It leaves the rank's process group, because torchrun sends SIGTERM to the whole group, which asks the
+    rank to drain. It restores the default action of SIGTERM, by which torch stops a worker that takes too long.
     """
 
     init: Callable[[int], Any] | None
@@ -61,8 +62,8 @@ class StartWorker:
 
 
 def _read_files_alone() -> None:
-    """Open the files that are read once more, at the place where they are. A fork shares that place with the rank,
-    whose script may read the same files, as for an evaluation: each would read what the other looks for."""
+    """Reopen the files that are open for reading, at the same offset. A fork shares the offset with the rank, whose
+    script may read the same files, as in an evaluation: each would move the other's offset."""
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -70,7 +71,7 @@ def _read_files_alone() -> None:
                 continue
             place = os.lseek(number, 0, os.SEEK_CUR)
             own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
-        except OSError:  # the listing's own, and what can't be opened any more
+        except OSError:  # the descriptor of the listing itself, and files that are gone
             continue
         os.lseek(own, place, os.SEEK_SET)
         os.dup2(own, number, inheritable=os.get_inheritable(number))

@@ -1,4 +1,4 @@
-"""A model that another framework has spread, and computes with."""
+"""A model that another framework has spread and trains."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from spottrain_api.contract import TrainerConfig
 
 
 def refuse_unapplied(config: TrainerConfig, instead: Mapping[str, str]) -> None:
-    """Raises ValueError where the job asks for what is only applied in a loop of this library's. `instead` says by
-    the field where the framework has it."""
+    """Raises ValueError if the job has settings that only this library's own loop applies.
+
+    Args:
+        config: The job's settings.
+        instead: The framework's own name for a setting, by the job's field.
+    """
     fields = list(_unapplied(config))
     if fields:
         advice = ", ".join(
             f"{field} ({instead.get(field.partition('.')[0], 'the setting of that library')})" for field in fields
         )
         raise ValueError(
-            "what the job says here has no effect in a loop that another library owns; leave it out of the job, and "
-            f"use that library's own: {advice}"
+            "these settings of the job have no effect in a loop that another library owns; leave them out of the "
+            f"job, and use that library's own: {advice}"
         )
 
 
@@ -48,8 +52,8 @@ def _unapplied(config: TrainerConfig) -> Iterator[str]:
 
 
 class AdoptedEngine:
-    """Implements Engine for loops that are not this library's: its state alone, as the framework calls
-    backward, clips and updates by itself."""
+    """Implements Engine for loops of other frameworks: the state alone, because the framework calls backward, clips
+    and updates itself."""
 
     _model: nn.Module
 
@@ -58,18 +62,21 @@ class AdoptedEngine:
 
     @staticmethod
     def check(strategy: str, model: nn.Module, world_size: int) -> None:
-        """Raises ValueError if the job wants another strategy than the framework has taken, or can take, if nobody
-        has spread the model over several ranks, or if one process is to drive several GPUs, as the Trainer without
-        torchrun does."""
+        """Check how the framework has spread the model.
+
+        Raises:
+            ValueError: The job's strategy is not the framework's, or one that frameworks cannot use; the model is not
+                spread over the ranks; or one process drives several GPUs, as the Trainer does without torchrun.
+        """
         if isinstance(model, nn.DataParallel):
             raise ValueError(
                 f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the "
-                "script with torchrun and a rank for each GPU, or show it one by CUDA_VISIBLE_DEVICES"
+                "script with torchrun and one rank per GPU, or set CUDA_VISIBLE_DEVICES to one GPU"
             )
         if strategy == "deepspeed":
             raise ValueError(
-                "strategy deepspeed needs spottrain's own loop (session.prepare); with another library's use its DDP "
-                "or FSDP2, and auto, ddp or fsdp in the job"
+                "strategy deepspeed needs spottrain's own loop (session.prepare); in the loop of another library, "
+                "use its DDP or FSDP2, and auto, ddp or fsdp in the job"
             )
         if any(isinstance(module, FSDPModule) for module in model.modules()):
             taken = "fsdp"
@@ -77,11 +84,11 @@ class AdoptedEngine:
             taken = "ddp"
         elif world_size > 1:
             raise ValueError(
-                f"the framework has not spread the model over the {world_size} ranks, so that each would train one "
-                "of its own; pass the model as the framework's prepare returns it, and let it use DDP or FSDP2"
+                f"the framework has not spread the model over the {world_size} ranks, so that each would train a "
+                "model of its own; pass the model as the framework's prepare returns it, and let it use DDP or FSDP2"
             )
         else:
-            return  # one rank alone, which frameworks leave as it is
+            return  # frameworks do not wrap the model of a single rank
         if strategy not in ("auto", taken):
             raise ValueError(
                 f"the job's strategy is {strategy}, but the framework has spread the model as {taken}; set the "
@@ -90,29 +97,29 @@ class AdoptedEngine:
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         self._model, self._buffers = model, SharedBuffers(model)
-        # DDP that looks for unused parameters leaves its buckets as they are.
+        # DDP that finds unused parameters does not rearrange its buckets.
         if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
             settle_buckets(model, model.module)
         return model, self._optimizer
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """The framework's business."""
+        """Does nothing: the framework synchronises gradients."""
 
     def backward(self, loss: Any) -> None:
-        """Not called: the framework has its own."""
+        """Not called: the framework calls backward."""
         raise RuntimeError("an adopted model's gradients are computed by its framework; call its own backward")
 
     def update(self) -> None:
-        """The framework has done it. What is left are buffers, which ranks have apart until DDP's next forward, and
-        under FSDP2 for good."""
+        """Share the buffers. The framework has made the update; buffers would differ between ranks until DDP's next
+        forward pass, and for ever under FSDP2."""
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
-        """The framework's business: they may be scaled for fp16, where it is usual that they aren't."""
+        """Always true. The framework checks: gradients may be scaled for fp16, and are then often not finite."""
         return True
 
     def discard(self) -> None:
-        """Without gradients, the update that the framework goes on to make changes nothing."""
+        """Clear the gradients, so that the framework's update changes nothing."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:

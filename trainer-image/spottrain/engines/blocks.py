@@ -1,8 +1,8 @@
 """The blocks of a model: the modules whose parameters are gathered, recomputed or compiled as one.
 
-A block has to be called as a module, as that is when its parameters are gathered. So only what models are known
-to call is taken: the items of lists, and where there are none, parts by their size. What belongs to no block is
-kept with the model as a whole, which always works and only costs memory.
+A block's parameters are gathered when the block is called as a module. So blocks are modules that models are known to
+call: the items of lists or, without lists, parts by their size. Parameters outside all blocks stay with the model as
+a whole, which always works and only costs memory.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# An item of a list with more than this part of the model's parameters is a stage, with a list of its own in it.
+# An item of a list with more than this share of the model's parameters is a stage, which holds a list of its own.
 STAGE_SHARE = 1 / 8
-# Where a model has no lists: the largest part of its parameters in one block.
+# Without lists: the largest share of the model's parameters in one block.
 BLOCK_SHARE = 1 / 4
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-# They use the parameters of their children without calling these.
+# Modules that use the parameters of their children without calling them.
 _WHOLE = (nn.MultiheadAttention,)
-# Lists of which each sample uses a few items: ranks would gather different ones, and wait for each other for ever.
+# Lists of which each sample uses a few items. Ranks would gather different ones, and wait for each other for ever.
 _CHOSEN_BY_SAMPLE = "expert"
 
 
 def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = None) -> list[nn.Module]:
-    """The blocks of `model`, outer ones before inner ones: the modules of `classes`, or where that is None, the
-    items of its lists, and in a model without lists its parts by size. Raises ValueError where `classes` don't
-    occur."""
+    """Find the blocks of a model, outer ones before inner ones.
+
+    Args:
+        model: The model.
+        classes: Classes of the blocks. None: the items of the model's lists or, without lists, its parts by size.
+
+    Raises:
+        ValueError: The model has no module of `classes`.
+    """
     if classes is not None:
         return _of_classes(model, classes)
     total = _num_parameters(model)
@@ -40,8 +46,8 @@ def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = 
 
 
 def used_from_outside(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Those of the modules that share a parameter with others of the model, which would not find it while the module
-    isn't called, and one such parameter of each."""
+    """Find the modules that share a parameter with other modules of the model, which need it while the module is not
+    called. Yields each with one such parameter."""
     places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     users = _users_of_parameters(model)
     for module in modules:
@@ -52,10 +58,9 @@ def used_from_outside(model: nn.Module, modules: Iterable[nn.Module]) -> Iterato
 
 
 def prepare_blocks(model: nn.Module, blocks: Iterable[nn.Module], *, compiled: bool, checkpointed: bool) -> None:
-    """From now on the blocks run compiled, and their activations are computed again in backward. A model without
-    blocks is taken as one.
+    """Compile the blocks, and recompute their activations in backward. A model without blocks is one block.
 
-    Only `forward` is replaced: hooks, such as those that gather parameters, stay outside, and names stay as they are.
+    Only `forward` is replaced: hooks, such as those that gather parameters, stay outside, and names do not change.
     """
     chosen = set(blocks) or {model}
     inner = {module for block in chosen for module in block.modules() if module is not block}
@@ -70,7 +75,7 @@ def _of_classes(model: nn.Module, classes: Collection[type[nn.Module]]) -> list[
     found = [module for module in model.modules() if isinstance(module, tuple(classes)) and module is not model]
     if classes and not found:
         names = ", ".join(sorted(cls.__name__ for cls in classes))
-        raise ValueError(f"the model has no module of the classes to wrap ({names}); name others, or none")
+        raise ValueError(f"the model has no module of the classes to wrap ({names}); name other classes, or none")
     return found
 
 
@@ -85,7 +90,7 @@ def _items(module: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _units(item: nn.Module, total: int) -> Iterator[nn.Module]:
-    """What an item of a list stands for: itself, or what it is there for."""
+    """The blocks that an item of a list stands for: itself, or blocks inside."""
     if isinstance(item, _LISTS) and not _is_called(item):
         for inner in item.children():
             yield from _units(inner, total)
@@ -96,7 +101,7 @@ def _units(item: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _is_stage(item: nn.Module, total: int) -> bool:
-    """Whether an item of a list is there for the blocks in it, which are more than single layers."""
+    """Whether an item of a list is a container of blocks that are more than single layers."""
     if isinstance(item, _LISTS):
         return _repeats(item)
     if _num_parameters(item) <= STAGE_SHARE * total:
@@ -106,22 +111,22 @@ def _is_stage(item: nn.Module, total: int) -> bool:
 
 
 def _children(module: nn.Module) -> Iterator[nn.Module]:
-    """Those that are called for every sample, and with them their parameters used."""
+    """The children that are called for every sample."""
     if not isinstance(module, _WHOLE):
         yield from (child for name, child in module.named_children() if _CHOSEN_BY_SAMPLE not in name.lower())
 
 
 def _repeats(module: nn.Module) -> bool:
-    """Whether it is a list with several items of one class, or of lists."""
+    """Whether it is a list of lists, or one with several items of one class."""
     if not isinstance(module, _LISTS):
         return False
-    items = module._modules.values()  # children() would leave out an item that is there several times
+    items = module._modules.values()  # children() would omit repeated items
     counted = Counter(type(item) for item in items if item is not None and _num_parameters(item))
     return any(number > 1 or issubclass(cls, _LISTS) for cls, number in counted.items())
 
 
 def _parts(module: nn.Module, total: int) -> Iterator[nn.Module]:
-    """The largest modules that hold no more than their share."""
+    """The largest modules with no more than BLOCK_SHARE of the parameters."""
     for child in _children(module):
         if _num_parameters(child) <= BLOCK_SHARE * total or isinstance(child, _WHOLE) or not any(child.children()):
             yield child
@@ -130,13 +135,12 @@ def _parts(module: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Lists have no forward; an embedding's weight is often used a second time without calling it."""
+    """Whether a module is called. Lists have no forward; an embedding's weight is often used without a call."""
     return type(module).forward is not nn.Module.forward and not isinstance(module, nn.Embedding)
 
 
 def _users_of_parameters(model: nn.Module) -> Counter[nn.Parameter]:
-    """At how many places each parameter is used: more than one where weights are tied, or a module is there several
-    times."""
+    """In how many places each parameter is used: several if weights are tied, or if a module occurs several times."""
     every = (module for _, module in model.named_modules(remove_duplicate=False))
     return Counter(parameter for module in every for parameter in module.parameters(recurse=False))
 

@@ -1,4 +1,4 @@
-"""Buffers: what a model keeps beside its parameters. Every rank has its own, while a checkpoint has rank 0's."""
+"""Buffers, which a model keeps besides its parameters. Every rank has its own; a checkpoint holds rank 0's."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SharedBuffers:
-    """Those of a model that checkpoints hold, as any of them may follow the samples that a rank has
-    seen, like the statistics of norms and the codebooks of quantizers. `share` after each step gives all ranks rank
-    0's, so that a rank that resumes has what it had. (DistributedDataParallel would do so before each forward: too
-    late for a commit, to which every rank writes some of what all of them have.)"""
+    """The buffers of a model that checkpoints hold.
+
+    Buffers may depend on the samples that a rank has seen, like the statistics of norms and the codebooks of
+    quantizers. `share` after each step gives all ranks rank 0's, so that a rank resumes with what it had.
+    DistributedDataParallel would share them before each forward pass. That is too late for a commit, in which every
+    rank writes a part of what is the same on all.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def share(self) -> None:
-        """A collective where the model has such buffers."""
+        """Give all ranks rank 0's buffers. A collective if the model has any."""
         take_over(_saved_buffers(self._model))
 
 
 def take_over(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """The first rank's values. A collective of the group."""
+    """Copy the values of the group's first rank. A collective of the group."""
     for tensor, whole, work in [_send(tensor, group) for tensor in tensors if tensor.numel()]:
         if work is not None:
             work.wait()
@@ -38,7 +41,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Looked up each time, as models put new tensors in their place."""
+    """The buffers in the state dict; looked up each time, because models replace their tensors."""
     return [
         buffer.detach()
         for module in model.modules()
@@ -50,7 +53,7 @@ def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
 def _send(
     tensor: torch.Tensor, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
-    """As bytes: backends don't know every type."""
+    """Broadcast as bytes, because backends do not support every type."""
     whole = tensor.contiguous()
     as_bytes = whole.view(-1).view(torch.uint8)
     return tensor, whole, dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)

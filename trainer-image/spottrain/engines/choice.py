@@ -1,4 +1,4 @@
-"""Which engine a strategy stands for."""
+"""Choosing the engine of a strategy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping
 from spottrain.engines.engine import Engine, EngineConfig
 from spottrain_api.contract import Strategy
 
-# Chosen by spottrain.engines.auto.
+# spottrain.engines.auto chooses one of the others.
 AUTO = Strategy.AUTO.value
 
 
 def choose_engine(strategy: str, config: EngineConfig) -> Engine:
-    """The engine of that strategy (ddp, fsdp, deepspeed). Raises ValueError, with a sentence, for any other, and
-    where the engine's library is missing."""
+    """Create the engine of a strategy.
+
+    Args:
+        strategy: "ddp", "fsdp" or "deepspeed".
+        config: What the engine needs to know.
+
+    Raises:
+        ValueError: The strategy is unknown, its settings contradict each other, or its library is missing.
+    """
     engines: Mapping[str, Callable[[EngineConfig], Engine]] = {
         Strategy.DDP: _ddp,
         Strategy.FSDP: _fsdp,
@@ -24,7 +31,7 @@ def choose_engine(strategy: str, config: EngineConfig) -> Engine:
     return engines[strategy](config)
 
 
-# Imported when they are needed: torch's parts take their time, and DeepSpeed need not be installed.
+# Imported when they are needed: parts of torch are slow to import, and DeepSpeed may not be installed.
 
 
 def _ddp(config: EngineConfig) -> Engine:

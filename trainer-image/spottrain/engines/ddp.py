@@ -15,7 +15,7 @@ from spottrain.engines.precision import autocast_forward
 
 
 class DdpEngine(NativeEngine):
-    """Implements Engine. Also for a world of one, where it averages over one."""
+    """Implements Engine, also for a world of one."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -28,7 +28,7 @@ class DdpEngine(NativeEngine):
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            # Shared after each step instead, so that commits don't have some of rank 0's and some of another's.
+            # Shared after each step instead, so that a commit does not mix buffers of several ranks.
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
@@ -39,7 +39,7 @@ class DdpEngine(NativeEngine):
         return self._ddp
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        # What DistributedDataParallel.no_sync() sets, without a context that would have to span the caller's loop.
+        # What DistributedDataParallel.no_sync() sets. As a context it would have to span the caller's loop.
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = is_last
             self._is_last = is_last
@@ -53,15 +53,17 @@ class DdpEngine(NativeEngine):
 
 
 class UnusedParameters:
-    """Those that a rank has not used in the last micro-batch, such as an expert's. DDP waits for all of them: `touch`
-    gives them a gradient of zero, on top of what earlier micro-batches gave them, as FSDP2 does. Its own search for
-    them (find_unused_parameters) looks at what forward returns, so that it takes those for unused that have a part in
-    the loss another way; and it leaves those that no rank used without state in the optimizer."""
+    """Parameters that a rank has not used in the last micro-batch, such as an expert's.
+
+    DDP waits for all parameters, so `touch` adds a gradient of zero to the unused ones, as FSDP2 does. DDP's own
+    search (find_unused_parameters) follows what forward returns: it misses parameters that enter the loss another
+    way, and leaves parameters that no rank used without state in the optimizer.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._trained = _trained(model)
         self._used: set[int] = set()
-        # The hooks that DDP has, at the nodes that add up gradients. They live as long as somebody has them.
+        # DDP's hooks are at the same nodes, which add up gradients. A node lives as long as somebody refers to it.
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._trained]
         for index, node in enumerate(self._nodes):
             node.register_hook(self._note(index))
@@ -78,19 +80,19 @@ class UnusedParameters:
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
-    """Run a backward pass with zero gradients, whose order DDP takes for its buckets.
+    """Run a backward pass with zero gradients, from whose order DDP arranges its buckets.
 
-    DDP rearranges its buckets once, after its first backward pass, and the place in a bucket decides in which
-    order the ranks' gradients are added up. So without this the first step after a resume would round
-    differently from the same step of a run that was not interrupted.
+    DDP rearranges its buckets once, after its first backward pass, and the place in a bucket decides in which order
+    the ranks' gradients are added up. Without this, the first step after a resume would round differently from the
+    same step of an uninterrupted run.
     """
 
-    ddp.module = _Nothing()  # not the model, whose hooks are made for its own inputs and outputs
+    ddp.module = _Nothing()  # not the model, whose hooks expect its own inputs and outputs
     try:
-        ddp(torch.zeros(()))  # on a GPU it can't be called without an argument, which it moves there
+        ddp(torch.zeros(()))  # on a GPU, DDP needs an argument, which it moves there
     finally:
         ddp.module = model
-    for parameter in reversed(_trained(model)):  # about as backward comes to them
+    for parameter in reversed(_trained(model)):  # roughly the order of backward
         _add_zeros([parameter])
     ddp.zero_grad(set_to_none=True)
 
@@ -105,6 +107,6 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _add_zeros(parameters: list[nn.Parameter]) -> None:
-    """Gradients of zero, which take no memory before they are added."""
+    """Add gradients of zero, which take no memory before they are added."""
     zeros = [torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in parameters]
     torch.autograd.backward(parameters, zeros)

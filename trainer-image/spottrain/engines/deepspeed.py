@@ -1,4 +1,4 @@
-"""ZeRO: parameters (stage 3), gradients (2) and optimizer state (1) spread over the ranks by DeepSpeed."""
+"""ZeRO: DeepSpeed spreads parameters (stage 3), gradients (stage 2) and optimizer state (stage 1) over the ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
 LOSS_SCALER = "loss_scaler"
-# Of DeepSpeed's DynamicLossScaler: what changes while it is used. A static one has the scale alone.
+# Attributes of DeepSpeed's DynamicLossScaler that change during training. A static scaler has the scale alone.
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-# Elements. DeepSpeed makes its bucket as large as this, its default, whatever the model.
+# Elements. DeepSpeed allocates its default bucket of this size for any model.
 _LARGEST_BUCKET = 500_000_000
-# Types that DeepSpeed casts to the precision that is computed in.
+# Types that DeepSpeed casts to the precision of the computation.
 _CAST = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -43,7 +43,7 @@ class DeepSpeedEngine:
     _state: EngineState
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError, with a sentence, for contradictions and where DeepSpeed is missing."""
+        """Raises ValueError for contradictory settings, and if DeepSpeed is missing."""
         self._config = config
         self._settings = merged_config(config)
         self._library = _import_library(config.device)
@@ -54,13 +54,13 @@ class DeepSpeedEngine:
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Raises UserError for a model that DeepSpeed can't train."""
+        """Raises UserError for a model that DeepSpeed cannot train."""
         config, stage = self._config, self._settings["zero_optimization"]["stage"]
         refusal = unfit_for_zero(model, stage, config.precision)
         if refusal is not None:
             raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
         if stage == 0:
-            model.to(config.device)  # at other stages DeepSpeed casts first, so that less is moved
+            model.to(config.device)  # at other stages DeepSpeed casts first, which moves less
         if config.precision is not torch.float32:
             if stage == 0:
                 weights_in_fp32(model)
@@ -83,7 +83,7 @@ class DeepSpeedEngine:
                 model=model, optimizer=base, config=self._settings, dist_init_required=False
             )
         if stage == 0:
-            # Its own way, of which it makes no use at other stages, can't clip a scalar's gradient.
+            # DeepSpeed's own function, which other stages do not use, cannot clip a scalar's gradient.
             self._engine.clip_fp32_gradients = self._clip
         elif self._config.plan.world_size > 1:
             self._check_before_sums(SameParameters(names))
@@ -96,8 +96,8 @@ class DeepSpeedEngine:
         return wrapped, self._base
 
     def _partition(self, model: nn.Module) -> None:
-        """Give each rank its part of the parameters, one parameter after the other: `initialize` would first move the
-        whole model to the device. Of a partitioned model it casts no parameters and moves no buffers."""
+        """Give each rank its part of each parameter in turn. `initialize` would first move the whole model to the
+        device. It does not cast the parameters of a partitioned model, nor move its buffers."""
         if self._config.precision is not torch.float32:
             for parameter in model.parameters():
                 if parameter.dtype in _CAST:
@@ -115,7 +115,7 @@ class DeepSpeedEngine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self) -> None:
-        """DeepSpeed clips by itself, and skips a step whose gradients are not finite."""
+        """DeepSpeed clips gradients itself, and skips a step whose gradients are not finite."""
         self._trained.check(may_freeze=False)
         if not self._engine.zero_optimization():
             zeros_for_unused(self._engine.module)
@@ -123,11 +123,12 @@ class DeepSpeedEngine:
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
-        """They are spread over buffers of its own; it looks at them itself, when it updates, unless in bf16."""
+        """Always true: gradients are in DeepSpeed's own buffers. DeepSpeed checks them in its update, except in
+        bf16."""
         return True
 
     def discard(self) -> None:
-        """DeepSpeed clears its buffers in its own step alone: it makes one in which the optimizer does nothing."""
+        """Step DeepSpeed with an optimizer that does nothing: only its step clears its buffers."""
         step = self._base.step
         self._base.step = _do_nothing  # type: ignore[assignment, method-assign]
         try:
@@ -137,7 +138,8 @@ class DeepSpeedEngine:
         self._buffers.share()
 
     def _check_before_sums(self, parameters: SameParameters) -> None:
-        """Before the last of a backward's sums over the ranks, the only one unless a bucket was full before."""
+        """Check the parameters before the last sum over the ranks in a backward pass. It is the only sum, unless a
+        bucket was full before."""
         add_up = self._engine.allreduce_gradients
 
         def check_and_add_up() -> None:
@@ -174,8 +176,8 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """While DeepSpeed gives all ranks rank 0's parameters: it views them as bytes, which torch refuses for tensors
-    without dimensions."""
+    """Let DeepSpeed broadcast parameters without dimensions: it views parameters as bytes, which torch refuses for
+    them."""
     if all(parameter.dim() for parameter in model.parameters()):
         return contextlib.nullcontext()
     original = torch.Tensor.view
@@ -187,26 +189,26 @@ def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 
 def _import_muon() -> None:
-    """DeepSpeed asks of every optimizer whether it is its Muon, and that module compiles when it is imported: loading
-    torch's compiler takes each rank 2.5 s. Here it is imported without; a script with Muon has done it already."""
+    """Import DeepSpeed's Muon without torch's compiler. DeepSpeed checks whether an optimizer is its Muon, and that
+    module compiles at its import: to load the compiler takes each rank 2.5 s. A script with Muon has imported it."""
     with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"), contextlib.suppress(ImportError):
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def _import_library(device: torch.device) -> Any:
-    # Read when the library is imported; it would choose by what it finds on the machine.
+    # Read at the import. Otherwise the library chooses by what it finds on the machine.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", "0")  # which it needs, and a world of one without torchrun doesn't have
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it, and only torchrun sets it
     try:
         library = importlib.import_module("deepspeed")
     except ImportError as error:
         raise ValueError(
-            "strategy deepspeed needs the package deepspeed, which this image doesn't have; install "
+            "strategy deepspeed needs the package deepspeed, which is not installed; install "
             f"spottrain[deepspeed], or use the strategy fsdp ({error})"
         ) from error
-    # Collectives for ranks on one host's CPU, which would be compiled for minutes when the first job starts.
+    # Collectives for ranks on the CPU of one host. Compiling them would take minutes when the first job starts.
     library.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Said at every step otherwise; DeepSpeed's to follow.
+    # Otherwise shown at every step; DeepSpeed has to adapt.
     warnings.filterwarnings("ignore", r".*reduce_scatter_tensor. is deprecated", FutureWarning)
     return library

@@ -1,7 +1,7 @@
-"""The configuration that DeepSpeed is given: what the job says, merged with the user's own DeepSpeed JSON.
+"""The configuration for DeepSpeed: the job's settings, merged with the user's own DeepSpeed JSON.
 
-Keys are those of https://www.deepspeed.ai/docs/config-json/. A value "auto", as Hugging Face's integration has
-it, means that the job decides; a value that contradicts the job is refused.
+Keys are those of https://www.deepspeed.ai/docs/config-json/. As in Hugging Face's integration, the value "auto" means
+that the job decides. A value that contradicts the job is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spottrain.engines.engine import EngineConfig
 AUTO = "auto"
 DEFAULT_ZERO_STAGE = 2
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-# Parts of DeepSpeed whose state the checkpoints don't know, or that would decide what the job decides.
+# Parts of DeepSpeed whose state checkpoints do not hold, or that would decide what the job decides.
 _REFUSED = {
     "optimizer": "the script makes the optimizer; pass it to session.prepare(optimizer=...)",
     "scheduler": "the script makes the schedule; pass it to session.prepare(scheduler=...)",
@@ -33,17 +33,18 @@ _REFUSED = {
     "data_efficiency": "the order of the samples is the job's",
     "curriculum_learning": "its state is not in the checkpoints",
     "progressive_layer_drop": "its state is not in the checkpoints",
-    "torch_autocast": "the job's precision says what is computed in; use precision bf16",
+    "torch_autocast": "the job's precision decides the type of the computation; use precision bf16",
 }
-# Those that are read here.
+# Sections that this module reads.
 _SECTIONS = ("zero_optimization", "bf16", "fp16")
 
 
 def merged_config(config: EngineConfig) -> dict[str, Any]:
     """The whole configuration for `deepspeed.initialize`.
 
-    Raises ValueError, with a sentence, where the JSON of the job (`deepspeed.config`) or of the script
-    contradict the job or each other.
+    Raises:
+        ValueError: The JSON of the job (`deepspeed.config`) or of the script contradicts the job, or they contradict
+            each other.
     """
     user = _of_user(config)
     _refuse_unsupported(user)
@@ -61,7 +62,7 @@ def named_stage(config: EngineConfig) -> int | None:
 
 
 def named_size(config: EngineConfig, key: str) -> int | None:
-    """A number of elements in a JSON's zero_optimization, if it is there. Raises ValueError as `merged_config`."""
+    """A number of elements in zero_optimization of a JSON, if there is one. Raises ValueError as `merged_config`."""
     size = _of_user(config).get("zero_optimization", {}).get(key)
     if size is None:
         return None
@@ -71,7 +72,7 @@ def named_size(config: EngineConfig, key: str) -> int | None:
 
 
 def _of_user(config: EngineConfig) -> dict[str, Any]:
-    """The JSON of the job and that of the script."""
+    """The JSON of the job, merged with the script's."""
     script = _read(config.deepspeed_config)
     user = _without_auto(_merge(config.deepspeed.config, script, "the script's DeepSpeed JSON"))
     for name in _SECTIONS:
@@ -79,13 +80,13 @@ def _of_user(config: EngineConfig) -> dict[str, Any]:
         if not isinstance(section, Mapping):
             raise ValueError(
                 f"the DeepSpeed JSON has {name} {json.dumps(section)}, which is not an object; write {{...}} there, "
-                "as DeepSpeed's documentation does"
+                "as in DeepSpeed's documentation"
             )
     return user
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
-    """What the job says, and defaults for what neither it nor the user's JSON says."""
+    """The job's settings, and defaults for what neither the job nor the user's JSON sets."""
     settings = config.deepspeed
     zero: dict[str, Any] = {}
     if settings.zero_stage is not None:
@@ -100,12 +101,12 @@ def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
     if config.clip_grad_norm is not None:
         job["gradient_clipping"] = config.clip_grad_norm
     defaults = {
-        # Sums of many small numbers lose too much in bf16.
+        # Sums of many small numbers lose too much precision in bf16.
         "communication_data_type": "fp32",
-        # The optimizer is the script's, whichever it is, on the CPU as well.
+        # The script chooses the optimizer, also on the CPU.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
-        # DeepSpeed's own default is to clip to 1, which no other strategy does unasked.
+        # By default DeepSpeed clips to 1, which no other strategy does.
         "gradient_clipping": 0.0,
         "steps_per_print": None,
     }
@@ -113,13 +114,14 @@ def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """DeepSpeed wants the product to fit. Where the global batch doesn't divide, this counts the empty
-    micro-batches in; nothing but DeepSpeed's own logging depends on it, as losses are weighted already."""
+    """Add the batch and the precision. DeepSpeed requires that the batch sizes multiply. If the global batch does not
+    divide, the product includes empty micro-batches; only DeepSpeed's logging depends on it, as losses are weighted
+    already."""
     plan = config.plan
     merged["train_micro_batch_size_per_gpu"] = plan.micro_batch
     merged["gradient_accumulation_steps"] = plan.num_micro_batches
     merged["train_batch_size"] = plan.micro_batch * plan.num_micro_batches * plan.world_size
-    # At stage 0 parameters stay in fp32, as under DDP, and autocast chooses what is computed in bf16.
+    # At stage 0, parameters stay in fp32, as under DDP, and autocast chooses what to compute in bf16.
     name = _PRECISIONS[config.precision] if merged["zero_optimization"]["stage"] > 0 else "fp32"
     for section in {"bf16", "fp16"} - {name}:
         merged.pop(section, None)
@@ -130,7 +132,7 @@ def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
 
 
 def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A JSON or the path of one, as it is given to session.prepare."""
+    """Read a DeepSpeed JSON, which the script passes to session.prepare as content or path."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -143,13 +145,13 @@ def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         raise ValueError(f"the DeepSpeed JSON {given} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"the DeepSpeed JSON {given} is not an object; write {{...}} as DeepSpeed's documentation does"
+            f"the DeepSpeed JSON {given} is not an object; write {{...}} as in DeepSpeed's documentation"
         )
     return content
 
 
 def _merge(base: Mapping[str, Any], other: Mapping[str, Any], source: str, path: str = "") -> dict[str, Any]:
-    """Both, with objects inside merged; a key to which both give another value is refused."""
+    """Merge both, nested objects included. Refuses a key that has different values."""
     merged = dict(base)
     for key, value in other.items():
         known = merged.get(key)
@@ -188,7 +190,7 @@ def _check_batch(user: dict[str, Any], config: EngineConfig) -> None:
     }
     for key, (field, value) in wanted.items():
         if user.pop(key, value) != value:
-            raise ValueError(f"the DeepSpeed JSON has another {key} than the job's {field} {value}; remove it there")
+            raise ValueError(f"the DeepSpeed JSON has a {key} that is not the job's {field} {value}; remove it there")
     if "gradient_accumulation_steps" in user:
         raise ValueError(
             "the DeepSpeed JSON has gradient_accumulation_steps, which follows from batch.global, batch.micro and "

@@ -1,16 +1,16 @@
-"""Models that DeepSpeed would stop at, or train on in other types, without saying what to do."""
+"""Models on which DeepSpeed fails, or which it trains in other types, without saying what to do."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-# Those whose gradients it adds up at stage 0.
+# Types whose gradients DeepSpeed adds up at stage 0.
 _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
 
 def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str | None:
-    """Why DeepSpeed can't train `model` at a ZeRO stage, as a sentence; None where it can."""
+    """Why DeepSpeed cannot train `model` at a ZeRO stage, as a sentence; None if it can."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     is_cast = stage > 0 and precision is not torch.float32
     types: dict[torch.dtype, str] = {}

@@ -1,7 +1,8 @@
-"""Parts of parameters as ZeRO has them: a stretch of the flattened tensor, wherever ranks' bounds fall.
+"""Parts of parameters under ZeRO: any contiguous range of the flattened tensor.
 
-Checkpoints hold boxes of whole tensors. A stretch of a flattened tensor is a few boxes, so a ZeRO checkpoint is
-one like any other: every tensor with its own name and shape, in parts that any other world size can read.
+Checkpoints hold boxes of whole tensors. A range of a flattened tensor consists of a few boxes, so a ZeRO checkpoint
+is
+like any other: every tensor with its own name and shape, in parts that any other world size can read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A box of a tensor, in elements, whose elements follow each other in the flattened tensor from `begin`."""
+    """A box of a tensor whose elements are contiguous in the flattened tensor, from `begin` on. In elements."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -30,7 +31,7 @@ class Box:
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
-    """The fewest boxes that the elements [begin, end) of a flattened tensor of this shape consist of."""
+    """The smallest number of boxes that make up the elements [begin, end) of a flattened tensor of this shape."""
     if begin >= end:
         return
     if not shape:
@@ -57,10 +58,13 @@ def _of_row(shape: tuple[int, ...], index: int, begin: int, end: int) -> Iterato
 
 
 class FlatPart(torch.Tensor):
-    """A tensor of which this rank has a stretch of the flattened elements; DCP saves and loads that.
+    """A tensor of which this rank has a range of the flattened elements, which DCP saves and loads.
 
-    `part` is a view of this rank's memory, of one dimension, and `begin` where it starts in the flattened tensor.
-    Nothing can be computed with it.
+    It holds no other elements, so that nothing can be computed with it.
+
+    Attributes:
+        part: A view of this rank's memory, of shape `(elements,)`.
+        begin: Where it starts in the flattened tensor.
     """
 
     part: torch.Tensor
@@ -75,13 +79,13 @@ class FlatPart(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func} of a tensor of which this rank has a part alone")
+        raise NotImplementedError(f"{func} needs a whole tensor, and this rank has only a part of it")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         end = self.begin + self.part.numel()
         return f"FlatPart([{self.begin}, {end}) of {tuple(self.shape)}, {self.dtype})"
 
-    # What DCP asks of a sharded tensor (torch.distributed.checkpoint._Checkpointable).
+    # What DCP requires of a sharded tensor (torch.distributed.checkpoint._Checkpointable).
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)

@@ -1,8 +1,7 @@
-"""The state of DeepSpeed's optimizers in the checkpoints' own format: every tensor by its name, in parts.
+"""The state of DeepSpeed's optimizers in the format of checkpoints: every tensor by its name, in parts.
 
-ZeRO flattens the weights that a rank optimises into a few fp32 tensors, and the optimizer has its state for
-these. Here each is cut into the parts of the parameters again, without a copy, so that what is saved and
-loaded is the memory that DeepSpeed works on.
+ZeRO flattens the weights that a rank optimises into a few fp32 tensors, for which the optimizer has its state. This
+module cuts them into parts of parameters again, without a copy: a save and a load use the memory of DeepSpeed itself.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Names = Mapping[nn.Parameter, str]
 
 
 class EngineState(Protocol):
-    """What a checkpoint has of an engine."""
+    """The state of an engine, for checkpoints."""
 
     def tensors(self) -> dict[str, Any]:
-        """The names are those of the strategies ddp and fsdp."""
+        """Model and optimizer, with the names of the strategies ddp and fsdp."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
@@ -59,8 +58,16 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """This rank's part of a parameter: `numel` elements from `begin` (in the flattened parameter), which lie in
-    the flat tensor number `flat` from `offset`. `numel` 0: another rank has it all."""
+    """This rank's part of a parameter, in a flat tensor.
+
+    Attributes:
+        parameter: The parameter.
+        shape: Its whole shape.
+        flat: Number of the flat tensor.
+        offset: Where the part starts in the flat tensor.
+        begin: Where it starts in the flattened parameter.
+        numel: Its number of elements; 0 if other ranks have the whole parameter.
+    """
 
     parameter: nn.Parameter
     shape: torch.Size
@@ -75,7 +82,7 @@ class Fragment:
 
 
 class Layout(Protocol):
-    """Where the weights of a ZeRO optimizer lie."""
+    """Where a ZeRO optimizer keeps its weights."""
 
     def flats(self) -> list[torch.Tensor]:
         """The fp32 tensors that the base optimizer works on."""
@@ -86,7 +93,7 @@ class Layout(Protocol):
         ...
 
     def fragments(self) -> Iterator[Fragment]:
-        """One of each parameter that is trained, in the same order on all ranks."""
+        """One fragment of each trained parameter, in the same order on all ranks."""
         ...
 
     def frozen(self, parameter: nn.Parameter) -> torch.Tensor:
@@ -94,13 +101,13 @@ class Layout(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Bring the parameters that the model computes with up to date with the flat tensors. A collective."""
+        """Copy the flat tensors to the parameters with which the model computes. A collective."""
         ...
 
 
 class PerGroup:
-    """Stages 1 and 2: the parameters of a group follow each other in one flat tensor, of which each rank has a
-    stretch. Implements Layout, also for DeepSpeed's bf16 optimizer of stage 1."""
+    """Stages 1 and 2: one flat tensor holds the parameters of a group, one after the other, and each rank has a range
+    of it. Implements Layout, also for DeepSpeed's bf16 optimizer of stage 1."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -145,8 +152,8 @@ class PerGroup:
 
 
 class PerParameter:
-    """Stage 3: each rank has a part of every parameter, and the parts follow each other in flat tensors of a
-    bounded size (sub-groups). Implements Layout."""
+    """Stage 3: each rank has a part of every parameter. Flat tensors of a bounded size (sub-groups) hold the parts,
+    one after the other. Implements Layout."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -175,8 +182,8 @@ class PerParameter:
                 )
 
     def _clear_padding(self) -> None:
-        """DeepSpeed leaves what was in that memory there, and optimizers that look at a tensor as a whole, such as
-        Adafactor, take it for weights."""
+        """Set padding to zero. DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a
+        whole, such as Adafactor, would take it for weights."""
         flats, ends = self.flats(), [0] * len(self.flats())
         for fragment in sorted(self.fragments(), key=lambda fragment: (fragment.flat, fragment.offset)):
             flats[fragment.flat].data[ends[fragment.flat] : fragment.offset] = 0
@@ -189,7 +196,7 @@ class PerParameter:
         return FlatPart(parameter.ds_tensor.flatten()[:numel], shape=parameter.ds_shape, begin=begin)
 
     def refresh(self) -> None:
-        # What the optimizer does at the end of a step.
+        # As the optimizer does at the end of a step.
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
         for index in range(len(self.flats())):
@@ -200,7 +207,7 @@ class PerParameter:
 
 
 def _own_part(parameter: Any) -> tuple[int, int]:
-    """Begin and number of elements of this rank's part; the last part may be padded, or be padding alone."""
+    """Start and number of elements of this rank's part. The last part may be padded, or be padding alone."""
     size = parameter.ds_tensor.ds_numel
     begin = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
     return begin, min(size, parameter.ds_numel - begin)
@@ -229,7 +236,7 @@ class ZeroState:
         return {"model": weights | frozen | self._buffers(), "optimizer": optimizer}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Tensors were loaded in place; this is for what isn't a tensor, and for the parameters in use."""
+        """Take over values that are not tensors, and refresh the parameters. Tensors were loaded in place."""
         flats = self._layout.flats()
         stored = state["optimizer"]
         for fragment in self._fragments:
@@ -260,8 +267,8 @@ class ZeroState:
         return {name: value for name, value in self._model.state_dict().items() if name not in parameters}
 
     def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
-        """Optimizers make their state in their first step. Before that there is something to be loaded into it:
-        one step with zero gradients makes it, as PyTorch's own state dict API does, and all is overwritten."""
+        """Create the optimizer's state before its first step, so that there is something to load into. One step with
+        zero gradients creates it, as in PyTorch's own state dict API; the load overwrites all of it."""
         groups = self._base.param_groups
         for index, flat in enumerate(flats):
             if flat in self._base.state:

@@ -1,4 +1,4 @@
-"""The seam between the step loop and PyTorch's ways to spread a model."""
+"""The interface between the step loop and PyTorch's ways to spread a model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ MakeOptimizer = Callable[[nn.Module], Optimizer]
 class EngineConfig:
     """What engines need to know.
 
-    `wrap`: classes of modules that are gathered as one, None to choose. `clip_grad_norm`: the largest norm of the
-    whole gradient, None not to clip. `fsdp` and `deepspeed` are what the job says about these, `deepspeed_config` is
-    the script's own JSON or its path. `local_world_size` is the number of ranks on each node.
+    Attributes:
+        device: Device of this rank.
+        plan: How ranks share the batch.
+        local_world_size: Number of ranks on each node.
+        precision: In which the model computes.
+        clip_grad_norm: Largest norm of the whole gradient. None: gradients are not clipped.
+        wrap: Classes of modules that are gathered as one. None: the engine chooses.
+        fsdp: The job's settings of FSDP.
+        deepspeed: The job's settings of DeepSpeed.
+        deepspeed_config: The script's own DeepSpeed JSON, as content or path.
     """
 
     device: torch.device
@@ -43,21 +50,24 @@ class EngineConfig:
 class Engine(Protocol):
     """Spreads a model over the ranks of the default process group, and optimises it there.
 
-    Gradients are averaged over the ranks. The weights that are optimised and saved are in fp32; computation
-    is in `EngineConfig.precision` and what the model returns is fp32 again.
+    Gradients are averaged over the ranks. Weights are optimised and saved in fp32. The model computes in
+    `EngineConfig.precision`, and returns fp32.
     """
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """The model to call in forward, and the optimizer that schedules work on. Called once, first; a
-        collective."""
+        """Spread the model and make its optimizer. Called once, before all else; a collective.
+
+        Returns:
+            The model to call in forward, and the optimizer for schedules.
+        """
         ...
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Called before each forward; only after the last one of a step have gradients to be averaged."""
+        """Called before each forward pass. Gradients have to be averaged only after the last one of a step."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of a micro-batch's loss, which is weighted already."""
+        """Add the gradients of a micro-batch's loss, a scalar that is weighted already."""
         ...
 
     def update(self) -> None:
@@ -65,20 +75,21 @@ class Engine(Protocol):
         ...
 
     def gradients_are_finite(self) -> bool:
-        """Whether those of the whole step are, before they are used; the same on all ranks. A collective."""
+        """Whether all gradients of the step are finite, before they are used; the same on all ranks. A
+        collective."""
         ...
 
     def discard(self) -> None:
-        """Instead of `update`: clear the gradients, and nothing else. A collective."""
+        """Clear the gradients, and do nothing else: called instead of `update`. A collective."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Model and optimizer as DCP wants them, sharded as they are, by the names that parameters had before
-        they were spread; so it fits any world size."""
+        """Model and optimizer in the form that DCP expects, with their shards. Names are those of the parameters
+        before the model was spread, so that the state fits any world size."""
         ...
 
     def frozen(self) -> set[str]:
-        """Names, as `state()` has them under "model", of the parameters that aren't trained."""
+        """Names of the parameters that are not trained, as in `state()["model"]`."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:

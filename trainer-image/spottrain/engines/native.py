@@ -1,4 +1,4 @@
-"""What the engines of PyTorch itself have in common: parameters that optimizers and state dicts know."""
+"""What the engines of PyTorch itself have in common: parameters, optimizers and state dicts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.precision import weights_in_fp32
 from spottrain.engines.trained import TrainedParameters
 
-# Names of optimizer state by parameter, not by number: it fits any engine and any world size.
+# Optimizer state by parameter name, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-# What torch.compile and the wrappers of recomputed modules add to names; state dicts leave it out.
+# Added to names by torch.compile and by wrappers of recomputed modules; state dicts omit it.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -45,7 +45,8 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def frozen_names(model: nn.Module) -> set[str]:
-    """Names in `named_state` of the parameters that aren't trained: all names of a parameter that has several."""
+    """Names in `named_state` of the parameters that are not trained. If a parameter has several names: all of
+    them."""
     return {
         ".".join(part for part in name.split(".") if part not in _WRAPPERS)
         for name, parameter in _without_wrapper(model).named_parameters(remove_duplicate=False)
@@ -54,20 +55,21 @@ def frozen_names(model: nn.Module) -> set[str]:
 
 
 def refuse_foreign_shape(key: str, value: Any) -> None:
-    """Raises UnsupportedState for optimizer state that belongs to a rank's part of a parameter as a whole, such as
-    the scales of an 8-bit optimizer: each rank has another, and a checkpoint has a place for one."""
+    """Raises UnsupportedState for optimizer state of a rank's part of a parameter as a whole, such as the scales of
+    an 8-bit optimizer: each rank has a different one, and a checkpoint holds one."""
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         raise UnsupportedState(
             f"The optimizer's state {key!r} of shape {list(value.shape)} is not one number for each element of a "
-            "parameter, and can't be saved where parameters are sharded; use another optimizer, or the strategy ddp."
+            "parameter, and cannot be saved if parameters are sharded; use another optimizer, or the strategy ddp."
         )
 
 
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Parameters of which the saved optimizer had no state yet, as no step had used them, have none afterwards."""
+    """Load what `named_state` returned. A parameter without state in the saved optimizer, as no step had used it, has
+    none afterwards."""
     model = _without_wrapper(model)
     set_model_state_dict(model, state["model"])
-    fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has one of all parameters
+    fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
     unsaved = {id(value) for name, value in fresh.items() if name not in state["optimizer"]}
     unused = [each for each, values in optimizer.state.items() if any(id(v) in unsaved for v in values.values())]
     set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
@@ -76,26 +78,27 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
 
 
 def zeros_for_unused(model: nn.Module) -> None:
-    """Gradients of zero for what no rank has used: it is updated like anything else, under every strategy, as a
-    resumed rank looks for its state in the optimizer."""
+    """Give parameters that no rank has used gradients of zero. They are then updated like others under every
+    strategy, and have the optimizer state that a resumed rank expects."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
 
 
 def _without_wrapper(model: nn.Module) -> nn.Module:
-    """DDP's prefix is taken off the names here: torch forgets it at a module that is there several times."""
+    """The model inside DDP, whose prefix torch does not remove from all names of a module that occurs several
+    times."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class NativeEngine(ABC):
-    """Implements Engine but for how the model is spread."""
+    """Implements Engine, except for how the model is spread."""
 
     _model: nn.Module
     _optimizer: Optimizer
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError, with a sentence, for a precision that needs a loss scaler."""
+        """Raises ValueError for a precision that needs a loss scaler."""
         if config.precision is torch.float16:
             raise ValueError("precision fp16 needs the strategy deepspeed, which scales the loss; use bf16 or fp32")
         self._config = config
@@ -128,7 +131,7 @@ class NativeEngine(ABC):
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
-        """By their norm, which one bad element on any rank spoils."""
+        """Whether their norm is finite, which one bad element on any rank prevents."""
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         return bool(torch.isfinite(norm.full_tensor() if isinstance(norm, DTensor) else norm))

@@ -1,4 +1,4 @@
-"""Computing in bf16 with a model whose callers know fp32 alone."""
+"""Computing in bf16 with a model whose callers expect fp32."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from torch import nn
 
 
 def weights_in_fp32(model: nn.Module) -> None:
-    """From now on what is trained of `model` is in fp32, whatever a script has loaded it in: another precision is
-    what is computed in."""
+    """Convert the trained parameters of `model` to fp32. Another precision is for the computation alone."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.float()
 
 
 def autocast_forward(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """From now on `model` computes in `dtype` where that is safe, and returns fp32. Parameters stay as they are."""
+    """Make `model` compute in `dtype` where that is safe, and return fp32. Parameters stay as they are."""
     model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
     model.register_forward_hook(_output_to_fp32)
 
 
 def cast_around(model: nn.Module, dtype: torch.dtype) -> None:
-    """From now on `model`, whose parameters are in `dtype`, gets its inputs in it, and returns fp32."""
+    """Make `model`, whose parameters are in `dtype`, convert its inputs to it, and return fp32."""
 
     def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return tuple(_cast(value, dtype) for value in args), {

@@ -1,4 +1,4 @@
-"""Under FSDP2 all ranks have to call the same blocks, in the same order; this looks whether they did."""
+"""A check under FSDP2: all ranks have to call the same blocks, in the same order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from spottrain_api.contract import FailureReason
 
 
 class SameBlocks:
-    """Of one rank. A block is gathered when it is called, from the ranks that gather something then, whatever it is.
-    `compare` comes after each forward, and `check` after backward, so that a step doesn't wait for it: what is wrong
-    is told before the update. Blocks that are `kept` after a forward are gathered once until backward, however often
-    they are called, as in evaluations of different length. Made on all ranks at once."""
+    """Checks the calls of one rank. The constructor is a collective.
+
+    FSDP2 gathers a block when it is called, from the ranks that gather at that time, whichever block they gather.
+    Call `compare` after each forward pass and `check` after backward, so that a step does not wait: an error is
+        raised
+    before the update. Blocks that are `kept` after a forward pass are gathered once until backward, however often
+    they are called, as in evaluations of different length.
+    """
 
     def __init__(self, blocks: Mapping[str, nn.Module], *, kept: bool) -> None:
         self._order = SameOrder(list(blocks))
@@ -23,17 +27,17 @@ class SameBlocks:
             block.register_forward_pre_hook(self._order.note(index, once=kept))
 
     def compare(self) -> None:
-        """Begin to compare what was called since the last time. A collective."""
+        """Start to compare the calls since the last time. A collective."""
         self._order.compare()
 
     def check(self) -> None:
-        """A collective; raises UserError."""
+        """Raise UserError if the calls differed. A collective."""
         found = self._order.difference()
-        self._order.forget()  # what backward has called again for activation checkpointing
+        self._order.forget()  # calls of backward for activation checkpointing
         if found is not None:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
-                "The ranks called different blocks of the model, or in another order: rank 0 called "
+                "The ranks called different blocks of the model, or in a different order: rank 0 called "
                 f"{found.first} where rank {found.rank} called {found.other}. FSDP2 has mixed their parameters up. "
                 "Name blocks that every rank calls for every sample as `wrap` in session.prepare (none: wrap=[]), or "
                 "use the strategy ddp.",

@@ -15,7 +15,7 @@ from spottrain.world.launch import gloo_group
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first: what rank 0 did where `rank` did another thing."""
+    """The first difference: what rank 0 did, and what `rank` did instead."""
 
     first: str
     rank: int
@@ -23,16 +23,17 @@ class Difference:
 
 
 class SameOrder:
-    """Of one rank: notes what it does, each thing by its place among `names`. Made on all ranks at once."""
+    """Records what one rank does, by index among `names`, and compares it with the other ranks. The constructor is a
+    collective."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._done: list[int] = []
-        # Its own, as other collectives of the ranks may no longer fit each other.
+        # A group of its own: the collectives of other groups may no longer match.
         self._group = gloo_group()
 
     def note(self, index: int, *, once: bool = False) -> Callable[..., None]:
-        """A hook that notes the thing at that place; `once` only where it isn't noted yet."""
+        """A hook that records the thing at that index; with `once`, only if it is not recorded yet."""
 
         def note(*_: Any) -> None:
             if not (once and index in self._done):
@@ -41,18 +42,18 @@ class SameOrder:
         return note
 
     def forget(self) -> None:
-        """What was noted since the last comparison."""
+        """Drop what was recorded since the last comparison."""
         self._done = []
 
     def compare(self) -> None:
-        """Begin to compare what was noted since the last time: two numbers. A collective that nobody waits for."""
+        """Start to compare what was recorded since the last time, by two numbers. A collective that does not wait."""
         digest = hash(tuple(self._done)) >> 1
         self._extremes = torch.tensor([digest, -digest])
         self._compared, self._done = self._done, []
         self._work = dist.all_reduce(self._extremes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def difference(self) -> Difference | None:
-        """What the comparison has found, the same on all ranks; waits for it."""
+        """Wait for the result of the comparison, the same on all ranks."""
         self._work.wait()
         return self._first_difference() if self._extremes.sum() != 0 else None
 

@@ -1,5 +1,7 @@
-"""Whether a session can train what a script hands to it. Each check raises UserError, the same on all ranks, and
-before the model is spread if that is possible."""
+"""Checks whether a session can train what a script passes to it.
+
+Each check raises UserError, the same on all ranks, and before the model is spread if possible.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import FailureReason
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
-# Arguments of DataLoader for which there is another place, or none.
+# Arguments of DataLoader that are given elsewhere, or not at all, and why.
 _DECIDED = {
     "dataset": "pass it as dataset",
     "collate_fn": "pass it as collate",
@@ -34,12 +36,12 @@ _DECIDED = {
     **dict.fromkeys(("sampler", "generator"), "the order of the samples follows from the job's seed and shuffle"),
     "in_order": "the order of the samples follows from the job's seed and shuffle",
     "drop_last": "the batches run on from one epoch into the next, so that none is cut short",
-    "persistent_workers": "the run is one pass of the workers, who stay until its end",
+    "persistent_workers": "the workers stay until the end of the run, which is one pass for them",
 }
 
 
 def check_dataset(dataset: Any) -> None:
-    """Samples are chosen by number, at any step of any world size."""
+    """Refuse data sets that cannot be read by index, which every step of every world size needs."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise _refused(
@@ -60,39 +62,39 @@ def check_dataset(dataset: Any) -> None:
 
 
 def check_data(data: Data) -> None:
-    """A data set, and how a script wants it read."""
+    """Refuse data, and options for reading it, that a session cannot follow."""
     check_dataset(data.dataset)
     if data.collate is not None and not callable(data.collate):
         raise _refused(f"collate ({type(data.collate).__name__}) is not a function of a list of items")
     for name in data.loader:
         if name not in OPTIONS:
-            why = _DECIDED.get(name, "it is no argument that spottrain knows")
+            why = _DECIDED.get(name, "spottrain does not know this argument")
             raise _refused(f"loader: {name} can't be given: {why}. Use one of {', '.join(sorted(OPTIONS))}")
     with as_user_errors():
         data.check()
 
 
 def check_model(model: nn.Module) -> None:
-    """A model that no engine has spread yet."""
+    """Refuse a model that is spread already, or that no engine can spread."""
     if isinstance(model, _WRAPPERS):
         raise _refused(
-            f"the model is wrapped already ({type(model).__name__}); session.prepare spreads it as the job's "
-            "strategy says, so hand it the plain model"
+            f"the model is wrapped already ({type(model).__name__}); session.prepare spreads it by the job's "
+            "strategy, so pass the plain model"
         )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise _refused(
                 f"the parameter {name} is a DTensor: the model is spread over ranks already, as parallelize_module "
-                "and fully_shard do. Tensor parallelism isn't supported yet; hand session.prepare the plain model"
+                "and fully_shard do. Tensor parallelism is not supported yet; pass the plain model to session.prepare"
             )
     _check_modules(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise _refused("the model has no parameter that is trained; set requires_grad of some of them")
+        raise _refused("the model has no parameter that is trained; set requires_grad on some of them")
 
 
 def check_adopted_model(model: nn.Module, world_size: int) -> None:
-    """A model that a framework has spread: every rank computes other samples, so that gradients have to be averaged
-    over all of them."""
+    """Refuse a model that a framework has spread by more than data parallelism: every rank computes different
+    samples, so gradients are averaged over all ranks."""
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise _refused("the framework has spread the model by FSDP version 1; set fsdp_version 2 in its settings")
     is_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
@@ -101,17 +103,17 @@ def check_adopted_model(model: nn.Module, world_size: int) -> None:
             raise _refused(
                 f"the parameter {name} is spread over another dimension than data (placements "
                 f"{parameter.placements} over {parameter.device_mesh.size()} of {world_size} ranks). Tensor and "
-                "pipeline parallelism aren't supported yet; let the framework use DDP or FSDP2 alone"
+                "pipeline parallelism are not supported yet; let the framework use DDP or FSDP2 alone"
             )
     _check_modules(model)
 
 
 def checked_optimizer(make: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
-    """The same function, whose result is checked."""
+    """Wrap the function that makes the optimizer, so that its result is checked."""
     if isinstance(make, Optimizer) or not callable(make):
         raise _refused(
-            f"optimizer ({type(make).__name__}) is not a function; pass one that makes it of the spread model, such "
-            "as optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4)"
+            f"optimizer ({type(make).__name__}) is not a function; pass one that makes it from the spread model, as "
+            "in optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4)"
         )
 
     def make_and_check(model: nn.Module) -> Optimizer:
@@ -123,22 +125,22 @@ def checked_optimizer(make: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Mo
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Steps are made of gradients alone."""
+    """Refuse an optimizer that needs more than gradients in its step."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise _refused(f"optimizer makes a {kind}; let it return one torch.optim.Optimizer, for all parameters")
     if _needs_more(optimizer):
         raise _refused(
             f"the optimizer {kind} computes the loss again in its step (it needs a closure), and a step here is one "
-            "backward of each micro-batch; use one that steps by gradients, such as AdamW"
+            "backward pass per micro-batch; use one that needs gradients alone, such as AdamW"
         )
 
 
 def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> LRScheduler:
-    """The schedule that `make` makes."""
+    """Make the schedule, and check it."""
     if isinstance(make, LRScheduler) or not callable(make):
         raise _refused(
-            f"scheduler ({type(make).__name__}) is not a function; pass one that makes it of the optimizer, such as "
+            f"scheduler ({type(make).__name__}) is not a function; pass one that makes it from the optimizer, as in "
             "scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)"
         )
     made = make(optimizer)
@@ -147,11 +149,11 @@ def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Learning rates follow from the step alone."""
+    """Refuse a schedule whose learning rates depend on more than the step."""
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
         raise _refused(
-            f"the schedule {kind} follows a metric, and a drain may put off the evaluation that gives it; use a "
+            f"the schedule {kind} follows a metric, and a drain may postpone the evaluation that computes it; use a "
             "schedule of steps, such as those of torch.optim.lr_scheduler or spottrain.schedules"
         )
     if not isinstance(scheduler, LRScheduler):
@@ -159,7 +161,7 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 def check_stateful(stateful: Mapping[str, Stateful]) -> None:
-    """Parts of a framework whose state the first commit would stumble over."""
+    """Refuse parts of a framework whose state no commit can hold."""
     for name, part in stateful.items():
         try:
             codec.encode({name: part.state_dict()})
@@ -176,7 +178,7 @@ def _check_modules(model: nn.Module) -> None:
             )
         if tensor.is_meta:
             raise _refused(
-                f"{name} is on the meta device, where it has no values; build the model on the CPU, or call "
+                f"{name} is on the meta device and has no values; build the model on the CPU, or call "
                 "model.to_empty(device='cpu') and initialise it, before session.prepare"
             )
     for name, module in model.named_modules():
@@ -193,19 +195,19 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_shard_of_all(parameter: DTensor, world_size: int) -> bool:
-    """As FSDP2 has it: all ranks have a share, in one row or in a row for each of several replicas."""
+    """Whether all ranks have a share, as under FSDP2: in one row, or in one row per replica."""
     num_sharded = sum(not placement.is_replicate() for placement in parameter.placements)
     return parameter.device_mesh.size() == world_size and num_sharded <= 1
 
 
 def _needs_more(part: Any) -> bool:
-    """Whether an optimizer's or a schedule's step can't be called without an argument. It is asked of the class, as
-    schedules put a function of theirs in the place of an optimizer's step."""
+    """Whether the step of an optimizer or a schedule cannot be called without an argument. Inspects the class,
+    because schedules replace the step of an optimizer by a function of their own."""
     try:
         inspect.signature(type(part).step).bind(part)
     except TypeError:
         return True
-    except ValueError:  # of compiled code, that has no signature
+    except ValueError:  # compiled code has no signature
         return False
     return False
 

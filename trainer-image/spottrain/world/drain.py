@@ -1,4 +1,4 @@
-"""How a rank learns that it is to stop: the agent's drain.json or, without an agent, SIGTERM."""
+"""How a rank learns that it has to stop: by the agent's drain.json or, without an agent, by SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from spottrain_api.contract import FILE_DRAIN, DrainRequest
 
 
 class DrainFlag:
-    """Whether a drain is to be followed. Asking costs a stat; the flag stays set once it was, of which `on_seen`
-    hears."""
+    """Whether this rank has seen a request to drain. Once set, the flag stays set. To ask costs one stat.
+
+    `on_seen` is called once, with the time of the request, when the flag is first found set.
+    """
 
     def __init__(
         self,
@@ -29,19 +31,20 @@ class DrainFlag:
         self._on_seen = on_seen
         self._now = now
         self._monotonic = monotonic
-        self._deadline: tuple[datetime, float] | None = None  # as the request has it, and by the monotonic clock
+        self._deadline: tuple[datetime, float] | None = None  # as in the request, and by the monotonic clock
         self._seen_at: datetime | None = None
         self._is_reported = False
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain: from torchrun, or from an agent that sends it to any script."""
+        """Take SIGTERM as a request to drain. torchrun sends it, and so does an agent to a script without a
+        session."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_set(self, *, last_safe_seconds: float | None = None) -> bool:
-        """Whether this rank knows of a request that is due; the other ranks may not yet.
+        """Whether this rank knows of a request that is due; the other ranks may not know it yet.
 
-        A preemption is due, if `last_safe_seconds` is given, only when no more than that is left until its
-        deadline; until then it may be taken back.
+        If `last_safe_seconds` is given, a preemption is due only when no more than that is left until its deadline.
+        Until then it may be withdrawn.
         """
         if self._seen_at is None and self._file is not None and self._file.exists():
             if self._can_wait(last_safe_seconds):
@@ -53,7 +56,7 @@ class DrainFlag:
         return self._seen_at is not None
 
     def seconds_left(self) -> float:
-        """Time until the deadline; infinite where none is known."""
+        """Seconds until the deadline; infinite if none is known."""
         request = DrainRequest.read(self._file) if self._file is not None else None
         return self._seconds_until(request.deadline) if request is not None else math.inf
 
@@ -62,14 +65,14 @@ class DrainFlag:
             return False
         request = DrainRequest.read(self._file)
         if request is None:
-            return True  # taken back this very moment
+            return True  # withdrawn at this moment
         return request.is_preemption and self._seconds_until(request.deadline) > last_safe_seconds
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._seen_at = self._seen_at or self._now()
 
     def _seconds_until(self, deadline: datetime) -> float:
-        """The wall clock is asked once, when the deadline is first seen: it may be set while the notice runs."""
+        """Reads the wall clock once, when the deadline is first seen: somebody may set it during the notice."""
         if self._deadline is None or self._deadline[0] != deadline:
             self._deadline = deadline, self._monotonic() + (deadline - self._now()).total_seconds()
         return self._deadline[1] - self._monotonic()

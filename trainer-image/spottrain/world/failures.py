@@ -1,4 +1,4 @@
-"""What ended a rank, as the contract's outcome and a sentence for the person who runs the job."""
+"""What ended a rank, as a failure of the contract with a sentence for the person who runs the job."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ OUT_OF_MEMORY = (
     ". Lower batch.micro, set activationCheckpointing, or use a strategy that needs less: `spottrain plan` shows "
     "what each needs."
 )
-# What DistributedDataParallel says begins so, in the loop of a framework that has spread the model.
+# Start of DistributedDataParallel's message, in the loop of a framework that has spread the model.
 _UNUSED_PARAMETERS = "Expected to have finished reduction in the prior iteration"
 UNUSED_PARAMETERS = (
-    "Some of the model's parameters had no part in the loss on a rank, which DDP needs of all that are trained. Have "
-    "the framework look for them (find_unused_parameters in its settings of DDP), or switch requires_grad off for "
-    "those that are never used."
+    "Some of the model's parameters had no part in the loss on a rank, and DDP needs all trained parameters in it. "
+    "Let the framework find unused parameters (find_unused_parameters in its settings of DDP), or set requires_grad "
+    "to False for those that are never used."
 )
-# What torch's DataLoader says of its worker processes: an error of the data set, and the end of a worker.
+# Messages of torch's DataLoader about its worker processes: an error of the data set, and the end of a worker.
 _RAISED_BY_WORKER = re.compile(
     r"\ACaught \w+ in DataLoader worker process .*"
     r"^  File \"(?P<file>[^\"]*)\", line (?P<line>\d+).*?\n(?P<error>\S.*)\Z",
@@ -51,13 +51,13 @@ _LOST_WORKER = re.compile(
     r"DataLoader worker .*?(is killed by signal: [^.\n]*|exited unexpectedly)|Pin memory thread exited unexpectedly"
 )
 LOST_WORKER = (
-    ". A worker that is killed has most often taken the container over its memory limit: lower num_workers or "
-    "prefetch_factor, raise the limit, or hold less of the data set in memory."
+    ". Most often, the container has exceeded its memory limit: lower num_workers or prefetch_factor, raise the "
+    "limit, or hold less of the data set in memory."
 )
 
 
 class UserError(Exception):
-    """Something that the user can put right: shown as its sentence, without a traceback."""
+    """A mistake that the user can correct. It is shown as a sentence, without a traceback."""
 
     def __init__(self, reason: FailureReason, message: str, *, fence: int | None = None) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class UserError(Exception):
 
 @contextmanager
 def as_user_errors() -> Iterator[None]:
-    """A value that a part of this library refuses is a mistake in the configuration."""
+    """Turn a ValueError of this library into a UserError: it is a mistake in the configuration."""
     try:
         yield
     except ValueError as error:
@@ -82,9 +82,10 @@ class Drained(SystemExit):
 
 
 def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
-    """A checkpoint store or checkpoint that is no good at the start.
+    """The error of a checkpoint store or checkpoint that cannot be used at the start.
 
-    Once a job has commits (`resumes`), a store that doesn't answer is an outage, which a later try survives.
+    Once a job has commits (`resumes`), a store that does not answer is an outage, which a later generation may
+    survive.
     """
     reason = _reason(error, FailureReason.START_FAILED)
     if resumes and isinstance(error, StorageUnavailable):
@@ -93,7 +94,7 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
 
 
 def save_failure(error: CheckpointError) -> Failure:
-    """Why a checkpoint was not made, or not read, in a generation that goes on all the same."""
+    """Why a checkpoint was not made, or not read, in a generation that continues without it."""
     return Failure(reason=_reason(error, FailureReason.CHECKPOINT_SAVE_FAILED), message=str(error))
 
 
@@ -102,7 +103,7 @@ def _reason(error: CheckpointError, other: FailureReason) -> FailureReason:
 
 
 def failure_of(error: BaseException, rank: int) -> Failure | None:
-    """The failure that an exception means; None where it means a normal end."""
+    """The failure that an exception means; None if it means a normal end."""
     match error:
         case UserError():
             return Failure(reason=error.reason, message=str(error), exit_code=1, rank=rank, fence=error.fence)
@@ -123,7 +124,7 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     if isinstance(error, Fenced):
         return Failure(reason=FailureReason.LOST_PEER, message=str(error), exit_code=1, rank=rank, fence=error.fence)
     if isinstance(error, CheckpointError):
-        # Not one of the checkpoint reasons, which are final: the store was good when this generation started.
+        # Not a reason about checkpoints, because those are final: the store worked when this generation started.
         return Failure(reason=FailureReason.SCRIPT_ERROR, message=str(error), exit_code=1, rank=rank)
     last_line = traceback.format_exception_only(error)[-1].strip()
     lost_peer = is_lost_peer(f"{type(error).__module__}.{type(error).__qualname__}", str(error))

@@ -25,7 +25,7 @@ PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """This rank's place in the world, and the run directory where an agent started it."""
+    """This rank's place in the world, and the run directory if an agent started it."""
 
     rank: int
     local_rank: int
@@ -36,7 +36,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls) -> Launch:
-        """From what torchrun and the agent set; without either, a world of one."""
+        """Read what torchrun and the agent have set; without either, a world of one."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         run_dir = os.environ.get(ENV_RUN_DIR)
         return cls(
@@ -72,23 +72,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The process groups beside the default one; each is used by one part alone, so that the order of
-    collectives can't differ between ranks. None in a world of one."""
+    """The process groups besides the default one; None in a world of one. Each is used by one part alone, so that the
+    order of collectives cannot differ between ranks."""
 
     agreement: dist.ProcessGroup | None
     checkpoint: dist.ProcessGroup | None
 
 
 def join_world(launch: Launch) -> Groups:
-    """Initialise torch.distributed: NCCL where there is CUDA, and gloo for everything on the CPU. Raises UserError
-    where this rank has no GPU of its own."""
+    """Initialise torch.distributed: NCCL for CUDA, and gloo for everything on the CPU. Raises UserError if this rank
+    has no GPU of its own."""
     backend = "gloo"
     if launch.device.type == "cuda":
         if launch.local_rank >= (num_devices := torch.cuda.device_count()):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
-                f"this node runs {launch.local_world_size} ranks and shows them {num_devices} GPU(s), and each needs "
-                "one of its own; run as many ranks a node as it has GPUs (processesPerNode, or torchrun's "
+                f"this node runs {launch.local_world_size} ranks and has {num_devices} visible GPU(s), and each rank "
+                "needs one of its own; run as many ranks on a node as it has GPUs (processesPerNode, or torchrun's "
                 '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU',
             )
         torch.cuda.set_device(launch.device)
@@ -112,14 +112,14 @@ def gloo_group() -> dist.ProcessGroup:
 
 
 def barrier(groups: Groups) -> None:
-    """Wait until all ranks are here: one that is still at work would see another's leaving as a loss."""
+    """Wait for all ranks: a rank that still works would take the exit of another one for a loss."""
     if groups.agreement is None:
         return
     try:
         dist.barrier(group=groups.agreement)
     except RuntimeError as error:
-        # One that was here before, or has failed, is gone already; this rank has done its part.
-        logger.info("a rank left early: %s", error)
+        # A rank that arrived earlier, or failed, is gone already. This rank has done its part.
+        logger.info("A rank left early: %s", error)
 
 
 def identify_run(generation: int) -> tuple[int, str]:
@@ -130,7 +130,7 @@ def identify_run(generation: int) -> tuple[int, str]:
 
 
 def process_started_at() -> datetime:
-    """When this process began, by the kernel's clock, to a hundredth of a second."""
+    """When this process started, by the kernel's clock, to a hundredth of a second."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
     age_seconds = uptime_seconds - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a rank tells its agent: small files in the run directory, each replaced atomically."""
+"""What a rank reports to its agent: small files in the run directory, each replaced atomically."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from spottrain_api.contract import (
     progress_file,
 )
 
-# The agent reports every second: not for each of many short steps.
+# The agent reports every second, so that short steps are not all written.
 _MIN_SECONDS_BETWEEN_WRITES = 0.25
 _SMOOTHING = 0.2
 
 
 class ProgressReporter:
-    """Keeps this rank's Progress, and writes it; with no run directory it only keeps it.
+    """Keeps this rank's Progress, and writes it to the run directory if there is one.
 
-    A thread writes: between two steps a write takes a millisecond, as nothing that it needs is in the caches then.
+    A thread writes: between two steps a write would take a millisecond, because the caches hold nothing that it
+        needs.
     """
 
     def __init__(self, run_dir: Path | None, *, local_rank: int, generation: int) -> None:
@@ -41,17 +42,24 @@ class ProgressReporter:
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
 
     def milestone(self, name: str, at: datetime | None = None) -> None:
-        """Note when a part of the start-up was done."""
+        """Record when a part of the start-up was done; by default now."""
         self.update(milestones={**self.progress.milestones, name: at or datetime.now(UTC)})
 
     def update(self, **changes: Any) -> None:
-        """Change fields of Progress, and return when that is written."""
+        """Change fields of Progress, and return when they are written."""
         self._change(changes)
         self._write().result()
 
     def step(self, step: int, *, seconds: float, data_wait_seconds: float, samples: int, tokens: int | None) -> None:
-        """Report a completed step: how long it took, how much of that this rank waited for data, and its samples and
-        tokens over the whole world."""
+        """Report a completed step. It is written in the background, unless the last write was a moment ago.
+
+        Args:
+            step: Number of the step, from 1.
+            seconds: How long it took.
+            data_wait_seconds: How much of that this rank waited for data.
+            samples: Samples of the global batch.
+            tokens: Tokens of the global batch, if known.
+        """
         now = datetime.now(UTC)
         before = self.progress
         smooth = _smoothed(seconds, before.step_seconds)
@@ -72,11 +80,11 @@ class ProgressReporter:
             self._write()
 
     def observe_loss(self, loss: float) -> None:
-        """Note the newest mean loss; it is written with the next step. JSON has no NaN: None stands for it."""
+        """Set the newest mean loss, which is written with the next step. JSON has no NaN: None stands for it."""
         self._change({"loss": loss if math.isfinite(loss) else None})
 
     def finish(self, kind: OutcomeKind, failure: Failure | None = None) -> None:
-        """Leave the outcome, then the last progress."""
+        """Write the outcome, then the last progress."""
         if self._run_dir is not None:
             Outcome(
                 generation=self.progress.generation,

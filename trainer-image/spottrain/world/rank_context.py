@@ -16,7 +16,15 @@ from spottrain.world.stop_agreement import Ballot, StopAgreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """One rank's place in the world: its number and device, and its ways to the other ranks and to the agent."""
+    """One rank's place in the world, and its ways to reach the other ranks and the agent.
+
+    Attributes:
+        rank: Number of this rank, from 0.
+        device: Device on which it trains.
+        agreement: By which the ranks agree to stop or to save.
+        drain: Whether this rank has seen a request to drain.
+        reporter: Reports to the agent.
+    """
 
     rank: int
     device: torch.device
@@ -25,8 +33,11 @@ class RankContext:
     reporter: ProgressReporter
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many whole seconds; raises Drained, on all ranks, as soon as one of them is to stop. A
-        collective, for while no step is done that would be committed first."""
+        """Sleep for so many whole seconds, while there is no step to commit. A collective.
+
+        Raises:
+            Drained: A rank has seen a request to drain; on all ranks.
+        """
         for _ in range(math.ceil(seconds)):
             if self.agreement.settle(Ballot(drain=self.drain.is_set())).drain:
                 raise Drained

@@ -1,9 +1,9 @@
 """How the ranks agree to stop, or to commit, after the same step, at no cost to the step.
 
-At each step boundary every rank starts an asynchronous sum of a small vector, on a gloo group that nothing
-else uses, and reads the result at the *next* boundary. By then the step in between has made all ranks meet in
-their gradients, so the sum is there and nobody waits. All ranks read the same sums at the same boundary, so
-they take the same decision there. A drain is thus followed at most two steps after its flag was seen.
+At each step boundary, every rank starts an asynchronous sum of a small vector, on a gloo group that nothing else
+uses, and reads the result at the *next* boundary. In the step between, the ranks have averaged their gradients, so
+the sum is complete and no rank waits. All ranks read the same sums at the same boundary, so they take the same
+decision there. The ranks follow a drain at most two steps after one of them has seen the flag.
 """
 
 from __future__ import annotations
@@ -16,21 +16,39 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """What one rank says at a boundary."""
+    """What one rank contributes at a step boundary.
+
+    Attributes:
+        drain: Whether it has seen a request to drain.
+        commit: Whether a commit is due.
+        replicate: Whether a replica in peers' memory is due.
+        loss: Its share of the mean loss of the step before, if `has_loss`.
+        has_loss: Whether it knows that share.
+        save_seconds: Rank 0's forecast of a save, or 0. Only rank 0 sees the whole of a save.
+        save_failed: Whether its part of the newest save failed, which rank 0 may not know.
+    """
 
     drain: bool = False
     commit: bool = False
     replicate: bool = False
-    loss: float = 0.0  # this rank's share of the mean loss of the step before, if `has_loss`
+    loss: float = 0.0
     has_loss: bool = False
-    save_seconds: float = 0.0  # rank 0's forecast of a save, if it has one; only rank 0 sees the whole of a save
-    save_failed: bool = False  # this rank's part of the newest save, which rank 0 may not know
+    save_seconds: float = 0.0
+    save_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks know of one boundary: whether any rank asked for a drain, a commit or a replica in peers'
-    memory, the mean loss, how long a save is expected to take, and whether any rank's part of one failed."""
+    """What all ranks know about one step boundary.
+
+    Attributes:
+        drain: Whether any rank has seen a request to drain.
+        commit: Whether any rank asked for a commit.
+        replicate: Whether any rank asked for a replica in peers' memory.
+        loss: Mean loss over the global batch, if known.
+        save_seconds: Forecast of a save, if known.
+        save_failed: Whether any rank's part of the newest save failed.
+    """
 
     drain: bool = False
     commit: bool = False
@@ -48,7 +66,7 @@ class StopAgreement:
         self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
 
     def start(self, ballot: Ballot) -> None:
-        """Cast this rank's ballot; every rank does, once a boundary."""
+        """Cast this rank's ballot. Every rank does so once at each boundary."""
         votes = torch.tensor(astuple(ballot), dtype=torch.float64, device="cpu")
         work = None
         if self._group is not None:
@@ -56,7 +74,7 @@ class StopAgreement:
         self._pending = votes, work
 
     def read(self) -> Decision:
-        """The decision on the ballots of the last `start`; a decision for nothing where there was none."""
+        """The decision on the ballots of the last `start`; if there was none, a decision to do nothing."""
         if self._pending is None:
             return Decision()
         votes, work = self._pending
@@ -74,8 +92,7 @@ class StopAgreement:
         )
 
     def settle(self, ballot: Ballot) -> Decision:
-        """Cast a ballot and wait for the decision, where no step lies in between (before the first, after
-        the last)."""
+        """Cast a ballot and wait for the decision, before the first step or after the last."""
         self.read()
         self.start(ballot)
         return self.read()
