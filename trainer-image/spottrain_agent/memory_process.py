@@ -37,8 +37,8 @@ class MemoryProcess:
         return self._port.number
 
     async def open(self, token: str) -> None:
-        """Let the ranks of the generation with this token in, and no others. Where that fails they train on,
-        without replicas here."""
+        """Let in the ranks of the generation with this token, and no others. If that fails, they train without
+        replicas here."""
         self._token = token
         self._answered.clear()
         self._wanted.set()
@@ -50,7 +50,7 @@ class MemoryProcess:
             logger.warning("peers' memory did not start in %.0f s; it is left out", ANSWER_SECONDS)
 
     async def run(self) -> None:
-        """Keep it alive, from the first `open` on, until cancelled."""
+        """Keep the process alive from the first `open`, until cancelled."""
         await self._wanted.wait()
         while True:
             await self._live_once()
