@@ -37,8 +37,8 @@ class ReplicaProcess:
         return self._port.number
 
     async def open(self, token: str) -> None:
-        """Let the ranks of the generation with this token in, and no others. Where that fails they train on,
-        without replicas here."""
+        """Let in the ranks of the generation with this token, and no others. If that fails, they train without
+        replicas here."""
         self._token = token
         self._answered.clear()
         self._wanted.set()
@@ -53,7 +53,7 @@ class ReplicaProcess:
             )
 
     async def run(self) -> None:
-        """Keep it alive, from the first `open` on, until cancelled."""
+        """Keep the process alive from the first `open`, until cancelled."""
         await self._wanted.wait()
         while True:
             await self._live_once()

@@ -8,7 +8,7 @@ says what is held. Ranks speak HTTP to LISTEN, with the token as bearer:
     POST /held                              HeldShards: all objects of these ranks are there
     GET  /<generation>/<sequence>/<name>    the object, or a `Range` of it
 
-It outlives generations, imports no torch, and is the first to go when the pod's memory is short.
+It outlives generations, imports no torch, and is the first process to end when the pod's memory is short.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pydantic import ValidationError
 from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
 from spottrain_api.processes import die_with_parent
 
-# While a step is replicated the one before must be whole.
+# While a step is replicated, the previous one must be whole.
 NUM_KEPT = 2
 _TIMEOUT_SECONDS = 30.0
-_PIECE_BYTES = 1 << 20  # other threads get their turn between two
+_PIECE_BYTES = 1 << 20  # other threads get their turn between two pieces
 _PATH = re.compile(r"/(\d+)/(\d+)/([\w.-]+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
@@ -53,8 +53,11 @@ class ReplicaStore:
         self._lock = threading.Lock()
 
     def room(self, size: int) -> bytearray:
-        """Memory for an object: what an older step has left, as fresh pages cost more than the bytes. May raise
-        MemoryError."""
+        """Memory for an object. An older step's is reused, because fresh pages cost more than the bytes.
+
+        Raises:
+            MemoryError: There is no memory.
+        """
         with self._lock:
             fitting = next((spare for spare in self._spare if len(spare) == size), None)
             if fitting is not None:
@@ -79,7 +82,7 @@ class ReplicaStore:
             oldest = sorted(self._steps)[-NUM_KEPT:][0]
             self._steps = {kept: self._steps[kept] for kept in sorted(self._steps) if kept >= oldest}
             if over := [place for place in self._objects if place < oldest]:
-                # Whoever still reads one of these notices by its checksums.
+                # A reader that still reads one of these notices it by the checksums.
                 self._spare = [data for place in over for data in self._objects.pop(place).values()]
             self.report()
 
@@ -103,7 +106,7 @@ class ReplicaServer(ThreadingHTTPServer):
         self.server_activate()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that went away in the middle is what this is for."""
+        """Ignore errors of a connection: a peer may go away at any time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,10 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, view[int(part[1]) : int(part[2]) + 1] if part is not None else view)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the pod's log is the user's."""
+        """Log nothing: the pod's log belongs to the user."""
 
     def _body(self) -> bytearray | None:
-        """What was sent; None where it isn't wanted or didn't come whole."""
+        """The body of the request. None if it isn't allowed or didn't arrive whole."""
         if not self._is_allowed():
             return None
         try:
@@ -176,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Without reading the body, so that the connection is of no more use."""
+        """Answer without reading the body, so that the connection can't be used again."""
         self.close_connection = True
         self._answer(status)
 
@@ -193,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(control: socket.socket, listen: socket.socket) -> None:
-    """Until the agent closes CONTROL."""
+    """Serve until the agent closes CONTROL."""
     speaking = threading.Lock()
 
     def report(held: tuple[HeldShards, ...]) -> None:
@@ -211,7 +214,7 @@ def serve(control: socket.socket, listen: socket.socket) -> None:
 
 def main() -> None:
     die_with_parent()
-    # Replicas are the first that may go: training doesn't need them to go on.
+    # Replicas may go first: training continues without them.
     Path("/proc/self/oom_score_adj").write_text("1000")
     serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
 

@@ -16,12 +16,12 @@ TIMEOUT_SECONDS = 10.0
 
 
 def prefix(generation: int, sequence: int) -> str:
-    """Of the objects of a replicated step, as an attempt's prefix in a store."""
+    """Prefix of the objects of a replicated step, like an attempt's prefix in a store."""
     return f"{generation}/{sequence}/"
 
 
 def state_key(attempt: str) -> str:
-    """The state that is not tensors, which rank 0 leaves beside its shard."""
+    """Key of the state that is not tensors. Rank 0 leaves it beside its shard."""
     return f"{attempt}state.json"
 
 
@@ -48,12 +48,12 @@ class ReplicaClient:
         return seconds
 
     def get(self, key: str) -> bytes:
-        """Raises ObjectNotFound."""
+        """Read an object. Raises ObjectNotFound."""
         with self._connected() as connection:
             return self._ask(connection, "GET", f"/{key}").read()
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """As CheckpointStorage's. Raises ObjectNotFound."""
+        """As CheckpointStorage's method. Raises ObjectNotFound."""
         wanted = {"Range": f"bytes={offset}-{offset + len(memory) - 1}"}
         filled = 0
         with self._connected() as connection:

@@ -1,7 +1,7 @@
 """Replicas: each rank's shard in the memory of its own member and of a peer on another node.
 
-A step that was lost with a node is then at most a few steps back, and nothing is read from the store. There is no
-commit: the operator knows from the members' reports which step is there for all ranks. Whoever resumes from it
+After the loss of a node, training repeats a few steps at most, and reads nothing from the store. There is no commit:
+the operator knows from the members' reports which step they hold for all ranks. A generation that resumes from it
 commits it to the store first, so that HEAD stays the truth.
 """
 
@@ -41,15 +41,15 @@ from spottrain_api.contract import HeldShards, ReplicaSettings, ReplicatedStep
 
 logger = logging.getLogger(__name__)
 
-# Of a step's time, where the job doesn't say how often to replicate. A step may take 2% more in all, but what a rank
-# sends holds up the others too, at another moment than what they send themselves.
+# Share of a step's time, if the job doesn't say how often to replicate. A step may take 2% more in total, but what a
+# rank sends also delays the others, at a different moment than their own sends.
 COST_SHARE = 0.01
 _SMOOTHING = 0.5
 
 
 class Replicas:
     """One rank's access to peers' memory. `replicate` and `read` are collectives on `group`, from the training
-    thread; what runs in the background uses no collective."""
+    thread. Work in the background uses no collective."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Replicas:
         self._generation = generation
         self._rank = rank
         self._world_size = world_size
-        # The part of the node's processors that one second of one rank's thread takes.
+        # The share of the node's processors in one second of one rank's thread.
         self._processor_share = ranks_per_node / (os.cpu_count() or 1)
         self._group = group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
@@ -80,7 +80,8 @@ class Replicas:
         self._sending: Future[None] | None = None
         self._complained = False
         self.cost_seconds: float | None = None
-        """What one replica takes of training, smoothed: the wait for staging, and a share of the processors."""
+        """Seconds of training that one replica takes, smoothed: the wait for staging, and a share of the
+        processors."""
 
     @property
     def resume(self) -> ReplicatedStep | None:
@@ -88,7 +89,8 @@ class Replicas:
         return self._settings.resume
 
     def is_due(self, step: int, step_seconds: float | None) -> bool:
-        """Whether to replicate after this step; rank 0 decides for all. At the first step to learn what it costs."""
+        """Whether to replicate after this step. Rank 0 decides for all. The first step is due, to measure the
+        cost."""
         if self._is_busy():
             return False
         return self._newest_step is None or step - self._newest_step >= self.interval(step_seconds)
@@ -102,7 +104,7 @@ class Replicas:
         return max(1, math.ceil(self.cost_seconds / (COST_SHARE * step_seconds)))
 
     def explain(self, step_seconds: float | None) -> str:
-        """The interval and why it is that, for the status."""
+        """The interval and the reason for it, for the status."""
         steps = self.interval(step_seconds)
         every = "every step" if steps == 1 else f"every {steps} steps"
         if self._settings.interval is not None:
@@ -120,9 +122,17 @@ class Replicas:
         rank_state: Any,
         started: float | None = None,
     ) -> bool:
-        """Stage `state` and send it on in the background; False, on all ranks, while one is still at the last.
+        """Stage `state`, and send it in the background.
 
-        `started` is when the training began to wait for this, by time.monotonic.
+        Args:
+            state: What to replicate. Sharded tensors come from every rank, everything else from rank 0.
+            step: Number of steps that the state has seen.
+            extra: Plain values that are stored beside the state, from rank 0.
+            rank_state: Plain values of each rank's own.
+            started: When the training started to wait for this, by time.monotonic.
+
+        Returns:
+            Whether it was staged. False, on all ranks, while the previous one is under way on one of them.
         """
         started = time.monotonic() if started is None else started
         tensors, tree = codec.split(state)
@@ -159,7 +169,7 @@ class Replicas:
         return manifest, PartReader(source, source.prefix, manifest)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the replica under way."""
         if self._sending is not None:
             wait([self._sending])
 
@@ -184,7 +194,7 @@ class Replicas:
                 there = member.put(objects, place)
                 self._complained = False
             except CheckpointError as error:
-                # Training needs no replica to go on, and the next one may succeed: one sentence is enough.
+                # Training continues without a replica, and the next one may succeed: one sentence is enough.
                 if not self._complained:
                     logger.warning("Step %d is not in peers' memory. %s", place.step, error)
                 self._complained = True
@@ -192,10 +202,10 @@ class Replicas:
 
         with ThreadPoolExecutor(len(self._members)) as pool:
             sending = sum(pool.map(put, self._members))
-        # What this node sends it also takes in: its own shards, and as much from another member.
+        # What this node sends, it also receives: its own shards, and as many from a different member.
         cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
         if place.sequence == 1:
-            return  # it was planned, and memory was made for it
+            return  # it includes the plan and the allocation of memory
         known = self.cost_seconds
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
