@@ -3,8 +3,7 @@
 Rules:
 - At most one generation has processes. The next one starts when all processes of the last one are gone.
 - An assignment for a different generation than the current one changes nothing, because it is late. The exception is
-a
-  RUN of a higher number, which replaces the current generation.
+  a RUN of a higher number, which replaces the current generation.
 - WAIT never stops a running generation: an operator that has just started may not know it yet.
 - If several sources ask for a drain, the earliest deadline wins.
 """

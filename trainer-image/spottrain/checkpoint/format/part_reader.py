@@ -42,11 +42,13 @@ class PartReader:
     def __init__(
         self, storage: ObjectReader, prefix: str, manifest: Manifest, *, read_bytes: int = READ_BYTES
     ) -> None:
-        """Args:
-        storage: Where to read from.
-        prefix: Prefix of the attempt.
-        manifest: The attempt's manifest.
-        read_bytes: How much to read at once, rounded down to whole blocks, and at least one block.
+        """Read the data files of one attempt.
+
+        Args:
+            storage: Where to read from.
+            prefix: Prefix of the attempt.
+            manifest: The attempt's manifest.
+            read_bytes: How much to read at once, rounded down to whole blocks, and at least one block.
         """
         self._storage = storage
         self._prefix = prefix
