@@ -160,7 +160,7 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
         ("transformers", "loader", "dataset is a DataLoader"),
         ("lightning", "manual", "automatic optimization with one optimizer"),
         ("lightning", "data", "a loss was computed for data that are not the job's"),
-        ("lightning", "averages", "puts other weights in the place of those in training"),
+        ("lightning", "averages", "replaces the weights in training"),
         ("lightning", "pickle", "at 'lightning.checkpoint.num_batches' is a builtins.object, which can't be stored"),
         ("accelerate", "models", "the accelerator has prepared another model beside"),
         ("accelerate", "weight", "0 of the 4 micro-batches of step 1 had been weighed"),

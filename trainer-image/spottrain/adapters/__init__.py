@@ -1,5 +1,5 @@
-"""The notice path, the commits and the resume for loops of other frameworks.
+"""Notices, commits and resumes for loops of other frameworks.
 
 `spottrain.adapters.transformers` is for Hugging Face's Trainer, `.lightning` for Lightning and `.accelerate` for
-Accelerate. Each imports its framework, which `pip install spottrain[adapters]` brings.
+Accelerate. Each imports its framework; `pip install spottrain[adapters]` installs them.
 """

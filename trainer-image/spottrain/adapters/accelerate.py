@@ -1,4 +1,4 @@
-"""Accelerate, preemptible.
+"""Preemptible training with Accelerate.
 
 with spottrain.session() as session:
     accelerator = Accelerator()
@@ -11,7 +11,7 @@ with spottrain.session() as session:
             scheduler.step()
             optimizer.zero_grad()
 
-The batch and the checkpoints are the job's: the accumulation is set here, for each world size anew.
+The job decides the batch and the checkpoints. The adapter sets the accumulation of gradients for each world size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
-# Where Accelerate has what the job must leave to it.
+# Where Accelerate has the settings that a job cannot make under it.
 _ARGUMENTS = {
     "precision": "mixed_precision of Accelerator",
     "activationCheckpointing": "torch.utils.checkpoint in the model",
@@ -41,7 +41,7 @@ _ARGUMENTS = {
 
 
 class AcceleratedLoop(ForeignLoop):
-    """The steps of a run for a script that calls Accelerate; making one is a collective that resumes."""
+    """The steps of a run, for a script that calls Accelerate. The constructor is a collective that resumes."""
 
     def __init__(
         self,
@@ -58,23 +58,23 @@ class AcceleratedLoop(ForeignLoop):
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
     ) -> None:
-        """Resumes. What was given to `register_for_checkpointing` is in the commits.
+        """Resume from the newest commit. Commits also hold the objects of `register_for_checkpointing`.
 
         Args:
-            session: Of `spottrain.session()`.
-            accelerator: The script's.
+            session: What `spottrain.session()` gave.
+            accelerator: The script's accelerator.
             model: As `accelerator.prepare` returned it.
             optimizer: As `accelerator.prepare` returned it.
             dataset: The training data: anything with a length and items by index.
             total: Steps of the whole run.
             scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.
-            collate: Makes a batch of a list of items. None: as torch's DataLoader.
-            shuffle: Read the samples in a random order, another in each epoch.
+            collate: Makes a batch from a list of items. None: as torch's DataLoader does.
+            shuffle: Read the samples in a random order, a different one in each epoch.
             num_workers: As for `Session.prepare`.
             loader: As for `Session.prepare`.
 
         Raises:
-            UserError: The accelerator has more in training than what is passed here, which no commit would hold.
+            UserError: The accelerator has prepared more than what is passed here, which no commit would hold.
         """
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
             raise UserError(
@@ -84,12 +84,12 @@ class AcceleratedLoop(ForeignLoop):
         if more := list(_not_passed(accelerator, model, optimizer, scheduler)):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
-                f"the accelerator has prepared {', '.join(more)} beside what AcceleratedLoop was given, which no "
+                f"the accelerator has prepared {', '.join(more)} besides what AcceleratedLoop was given, which no "
                 "commit would hold; train one model with one optimizer, and pass its scheduler",
             )
         accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
         if scheduler is not None:
-            # It would step once a rank, for learning rates that another number of ranks doesn't have.
+            # Otherwise it steps once per rank, and learning rates depend on the number of ranks.
             scheduler.split_batches = True
         scaler = accelerator.scaler
         objects = Registered(accelerator, known=(optimizer, scheduler))
@@ -109,8 +109,14 @@ class AcceleratedLoop(ForeignLoop):
         optimizer.optimizer.register_step_pre_hook(self.before_update)
 
     def batches(self) -> Iterator[Any]:
-        """This rank's micro-batches of the steps that are left, on its device. Between two steps the ranks meet;
-        Drained is raised (which ends the script, as sys.exit does) where they have agreed to stop."""
+        """This rank's micro-batches of the remaining steps.
+
+        Yields:
+            A batch as `collate` made it, on the rank's device: tensors of shape `(micro, ...)`.
+
+        Raises:
+            Drained: The ranks have agreed to stop between two steps. Do not catch it: it ends the script.
+        """
         return (batch for _, batch in self.micro_batches())
 
 
@@ -118,7 +124,7 @@ class Registered:
     """The objects of `register_for_checkpointing`. Implements Stateful."""
 
     def __init__(self, accelerator: Accelerator, *, known: tuple[Any, ...]) -> None:
-        """`known` are in the commits anyway."""
+        """`known` are objects that commits hold already."""
         self._accelerator = accelerator
         self._known = known
         self._objects = self._registered()
@@ -130,8 +136,8 @@ class Registered:
         if len(self._registered()) != len(self._objects):
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
-                "an object was given to register_for_checkpointing after AcceleratedLoop was made, which is when a "
-                "run resumes; register it before",
+                "an object was given to register_for_checkpointing after AcceleratedLoop was created, which is when "
+                "a run resumes; register it before",
             )
         return {"objects": [each.state_dict() for each in self._objects]}
 
@@ -148,8 +154,8 @@ class Registered:
 
 
 def _not_passed(accelerator: Accelerator, model: nn.Module, *passed: Any) -> Iterator[str]:
-    """What the accelerator has in training, or was asked to save, beside what the loop knows of."""
-    trained = {id(each) for each in model.parameters()}  # the accelerator keeps models as they were before
+    """What the accelerator has prepared besides what the loop was given."""
+    trained = {id(each) for each in model.parameters()}  # the accelerator keeps models as they were before prepare
     prepared = [parameter for each in accelerator._models for parameter in each.parameters()]
     if any(each.requires_grad and id(each) not in trained for each in prepared):
         yield "another model"

@@ -1,4 +1,4 @@
-"""Lightning, preemptible.
+"""Preemptible training with Lightning.
 
 with spottrain.session() as session:
     strategy = SpottrainStrategy(session, dataset)
@@ -6,8 +6,8 @@ with spottrain.session() as session:
     trainer = Trainer(max_steps=1000, strategy=strategy, callbacks=callbacks, **strategy.placement)
     trainer.fit(module, strategy.batches)
 
-The batch and the checkpoints are the job's: accumulate_grad_batches is set here, for each world size anew. Lightning
-sees the run as one epoch, and val_check_interval counts steps. For modules with automatic optimization and one
+The job decides the batch and the checkpoints. The adapter sets accumulate_grad_batches for each world size. For
+Lightning the run is one epoch, and val_check_interval counts steps. Modules need automatic optimization and one
 optimizer.
 """
 
@@ -30,7 +30,7 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
-# Where Lightning has what the job must leave to it.
+# Where Lightning has the settings that a job cannot make under it.
 _ARGUMENTS = {
     "precision": 'precision of Lightning\'s Trainer, such as "bf16-mixed"',
     "activationCheckpointing": "torch.utils.checkpoint in the module",
@@ -38,9 +38,9 @@ _ARGUMENTS = {
     "fsdp": "SpottrainStrategy is DDP",
     "deepspeed": "SpottrainStrategy is DDP",
 }
-# Of a checkpoint of Lightning's own: what a commit has already, or follows from the step.
+# Parts of a checkpoint of Lightning that a commit holds already, or that follow from the step.
 _OF_THE_COMMIT = ("epoch", "global_step", "state_dict", "loops", "optimizer_states", "lr_schedulers")
-# Attributes that say under what names a checkpoint has the hyper-parameters, which are the script's business.
+# Attributes with the names under which a checkpoint holds hyper-parameters, which the script decides.
 _OF_THE_SCRIPT = (
     "CHECKPOINT_HYPER_PARAMS_KEY",
     "CHECKPOINT_HYPER_PARAMS_NAME",
@@ -49,7 +49,7 @@ _OF_THE_SCRIPT = (
 
 
 class SessionEnvironment(ClusterEnvironment):
-    """Tells Lightning what the session knows of the ranks, whoever has started them."""
+    """Gives Lightning the session's ranks, whoever has started them."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class SessionEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        return False  # it is passed on purpose
+        return False  # it is only used if it is passed
 
     def world_size(self) -> int:
         return self._session.world_size
@@ -85,14 +85,14 @@ class SessionEnvironment(ClusterEnvironment):
         return self._session.rank // self.local_world_size
 
     def set_world_size(self, size: int) -> None:
-        """The session has settled it."""
+        """Does nothing: the session decides it."""
 
     def set_global_rank(self, rank: int) -> None:
-        """The session has settled it."""
+        """Does nothing: the session decides it."""
 
 
 class Batches:
-    """This rank's share of the run, from the step on from which it resumes; what `trainer.fit` takes for its data."""
+    """This rank's share of the run, from the step at which it resumes; the data for `trainer.fit`."""
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
@@ -103,14 +103,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         trainer = self._strategy.lightning_module.trainer
-        self._strategy.take_up_epoch(trainer)  # when the first is asked for
+        self._strategy.take_up_epoch(trainer)  # when the first batch is requested
         if not trainer.should_stop:
             yield from (batch for _, batch in self._strategy.loop.micro_batches())
 
 
 class Records:
-    """What a checkpoint of Lightning's own holds beside what every commit does: the states of callbacks, of a data
-    module and of the loss scaler, and what hooks of the module add. Implements Stateful."""
+    """What a checkpoint of Lightning holds besides the contents of every commit: the states of callbacks, of a data
+    module and of the loss scaler, and additions of the module's hooks. Implements Stateful."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -122,8 +122,8 @@ class Records:
         weights = {name: _address(value) for name, value in module.state_dict().items()}
         if any(_address(value) != weights.get(name) for name, value in checkpoint["state_dict"].items()):
             raise _refused(
-                "a hook on_save_checkpoint (of the module, or of a callback such as WeightAveraging) puts other "
-                "weights in the place of those in training, and would lose its own at a preemption; leave it out"
+                "a hook on_save_checkpoint (of the module, or of a callback such as WeightAveraging) replaces the "
+                "weights in training, and would lose its own at a preemption; leave it out"
             )
         ours = {*_OF_THE_COMMIT, *(getattr(each, key) for each in (module, data) if each for key in _OF_THE_SCRIPT)}
         records = {key: value for key, value in checkpoint.items() if key not in ours}
@@ -141,7 +141,7 @@ class Records:
 
 
 class SpottrainStrategy(DDPStrategy):
-    """DDP whose gradients are the mean over the job's global batch, and which resumes when it is set up."""
+    """DDP with gradients that are the mean over the job's global batch. It resumes in its setup."""
 
     loop: ForeignLoop
 
@@ -156,16 +156,16 @@ class SpottrainStrategy(DDPStrategy):
         loader: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
-        """Give `batches` to `trainer.fit`, and `placement` to the Trainer.
+        """Pass `batches` to `trainer.fit`, and `placement` to the Trainer.
 
         Args:
-            session: Of `spottrain.session()`.
+            session: What `spottrain.session()` gave.
             dataset: The training data: anything with a length and items by index.
-            collate: Makes a batch of a list of items. None: as torch's DataLoader.
-            shuffle: Read the samples in a random order, another in each epoch.
+            collate: Makes a batch from a list of items. None: as torch's DataLoader does.
+            shuffle: Read the samples in a random order, a different one in each epoch.
             num_workers: As for `Session.prepare`.
             loader: As for `Session.prepare`.
-            ddp: Arguments of DDPStrategy.
+            ddp: Further arguments of DDPStrategy.
         """
         self._environment = SessionEnvironment(session)
         super().__init__(cluster_environment=self._environment, **ddp)
@@ -181,7 +181,7 @@ class SpottrainStrategy(DDPStrategy):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Arguments of Trainer that say where the ranks are."""
+        """Arguments of Trainer that describe the ranks: accelerator, devices and num_nodes."""
         devices = self._environment.local_world_size
         accelerator = "gpu" if self.session.device.type == "cuda" else "cpu"
         return {
@@ -203,11 +203,11 @@ class SpottrainStrategy(DDPStrategy):
         )
         if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1 or not is_whole:
             raise _refused(
-                "spottrain's strategy for Lightning needs Trainer(max_steps=...), automatic optimization with one "
-                'optimizer, a learning rate schedule, if there is one, with "interval": "step", "frequency": 1 and '
-                "no metric, and no limit_train_batches or overfit_batches, as an epoch is not a unit of the run"
+                "spottrain's strategy for Lightning needs Trainer(max_steps=...) and automatic optimization with one "
+                'optimizer. A learning rate schedule needs "interval": "step", "frequency": 1 and no metric. Leave '
+                "out limit_train_batches and overfit_batches: an epoch is not a unit of the run"
             )
-        # A callback that comes before may have counted a validation that a drain puts off.
+        # A callback that comes earlier may have counted a validation that a drain postpones.
         trainer.callbacks.sort(key=lambda each: not isinstance(each, SpottrainCallback))
         training = self.session.adopt(
             self.model,
@@ -220,17 +220,17 @@ class SpottrainStrategy(DDPStrategy):
         self.loop = ForeignLoop(training, trainer.max_steps)
         trainer.accumulate_grad_batches = number = training.plan.num_micro_batches
         interval = trainer.val_check_interval
-        if isinstance(interval, float) and interval != 1.0:  # of the run; all of it means at the end
+        if isinstance(interval, float) and interval != 1.0:  # a share of the run; 1.0 means at its end
             interval = max(1, int(interval * self.loop.total))
         if isinstance(interval, int):
             trainer.val_check_interval = interval * number
-        # What trainer.global_step is read from.
+        # trainer.global_step is read from it.
         done = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         done.ready = done.completed = self.loop.step
 
     def take_up_epoch(self, trainer: Trainer) -> None:
-        """Let Lightning count from the steps done, and make up for the validation that is due after the last of them:
-        commits are made before one."""
+        """Let Lightning count from the completed steps, and run the validation that is due after the last of them:
+        commits are made before a validation."""
         fit, loop, done = trainer.fit_loop, trainer.fit_loop.epoch_loop, self.loop.step
         fit._data_fetcher.fetched = done * trainer.accumulate_grad_batches
         loop.batch_progress.increment_by(fit._data_fetcher.fetched)
@@ -243,7 +243,7 @@ class SpottrainStrategy(DDPStrategy):
             random_state.restore(state)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """With the weight of the micro-batch; Lightning has divided by their number."""
+        """Weight the loss by its micro-batch. Lightning has divided it by their number."""
         number = self.loop.training.plan.num_micro_batches
         loss = self.loop.weigh(closure_loss * number) / number
         weighted: torch.Tensor = super().backward(loss, optimizer, *args, **kwargs)
@@ -251,15 +251,18 @@ class SpottrainStrategy(DDPStrategy):
 
 
 class SpottrainCallback(Callback):
-    """Judges each optimizer step, and meets the other ranks before a validation, during which no notice is followed,
-    and at the end; else that is when the next data are asked for, after all hooks of the step."""
+    """Judges each optimizer step, and completes it before a validation and at the end.
+
+    Ranks cannot follow a notice during a validation. Other steps are complete when the next data are requested, after
+    all hooks of the step.
+    """
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
         self._state_of_training: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Lightning's handler runs a collective at once, wherever the rank is in its own.
+        # Lightning's handler runs a collective at once, even if the rank is inside another one.
         self._strategy.session.catch_sigterm()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
@@ -273,14 +276,14 @@ class SpottrainCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
-            self._leave_validation()  # whose data loader has drawn a number
+            self._leave_validation()  # its data loader has drawn a random number
             self._strategy.loop.complete_step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave_validation()
 
     def _leave_validation(self) -> None:
-        """The random numbers of training don't know of a validation: a drain may put it off."""
+        """Restore the random numbers of training: a validation must not change them, as a drain may postpone it."""
         if self._state_of_training is not None:
             random_state.restore(self._state_of_training)
 
@@ -290,7 +293,7 @@ class SpottrainCallback(Callback):
 
 
 def _address(value: Any) -> Any:
-    """Of a tensor's memory; other values are compared as they are."""
+    """The address of a tensor's memory; other values as they are."""
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
 

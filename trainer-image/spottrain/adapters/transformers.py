@@ -1,12 +1,13 @@
-"""Hugging Face's Trainer, preemptible.
+"""Preemptible training with Hugging Face's Trainer.
 
 with spottrain.session() as session:
     trainer = SpottrainTrainer(session=session, model=model, args=TrainingArguments(...), train_dataset=dataset)
     trainer.train()
 
-Any other subclass of Trainer: `class MyTrainer(SpottrainTrainer, SFTTrainer): ...`. The batch is the job's, so that
-per_device_train_batch_size and gradient_accumulation_steps are set here, for each world size anew; and so are the
-checkpoints, in place of the Trainer's own.
+For a subclass of Trainer: `class MyTrainer(SpottrainTrainer, SFTTrainer): ...`. The job decides the batch: the
+    adapter
+sets per_device_train_batch_size and gradient_accumulation_steps for each world size. The job's checkpoints replace
+the Trainer's own.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
 
-# What a TrainerState has of the run, beside what follows from the arguments of this generation.
+# Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
-# The orders of samples that the job has, and whether they are shuffled.
+# Sampling strategies that the job can follow, and whether they shuffle.
 _SHUFFLES = {"random": True, "sequential": False}
-# Hooks for an order of samples of a subclass's own, which would be another at every world size.
+# Methods by which a subclass sets an order of its own, which would differ for every world size.
 _ORDERS = ("_get_train_sampler", "get_train_dataloader", "_get_dataloader")
-# Arguments for what the job must leave to the Trainer.
+# Where the Trainer has the settings that a job cannot make under it.
 _ARGUMENTS = {
     "precision": "bf16 or fp16 in TrainingArguments",
     "activationCheckpointing": "gradient_checkpointing in TrainingArguments",
@@ -49,10 +50,11 @@ _ARGUMENTS = {
 
 
 class SpottrainCallback(TrainerCallback):
-    """Resumes at the begin of training, and says when a step is complete.
+    """Resumes at the start of training, and completes the last step.
 
-    That is when the data of the next are asked for, so that what the Trainer logs of a step is committed with it;
-    but before an evaluation, during which no notice is followed.
+    Other steps are complete when the data of the next step are requested, so that a commit holds what the Trainer
+    logs about its step. Before an evaluation, during which ranks cannot follow a notice, the step is completed at
+    once.
     """
 
     def __init__(self, trainer: SpottrainTrainer) -> None:
@@ -68,7 +70,7 @@ class SpottrainCallback(TrainerCallback):
             control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # The Trainer's one epoch is the run. Where one of the data set's ends with it, all that is done.
+        # For the Trainer the run is one epoch. If an epoch of the data set ends with it, on_step_end has done this.
         if self._ends_epoch(state):
             control.should_log &= args.logging_strategy != IntervalStrategy.EPOCH
             control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
@@ -82,22 +84,22 @@ class SpottrainCallback(TrainerCallback):
 
 
 class SpottrainTrainer(Trainer):
-    """A transformers.Trainer that stops, commits and resumes as the job wants it. Implements Stateful, for the
-    Trainer's own records."""
+    """A transformers.Trainer that stops, commits and resumes with the job. Implements Stateful, for the Trainer's own
+    records."""
 
     loop: ForeignLoop
     compute_loss: Callable[..., Any]
 
     def __init__(self, *positional: Any, session: Session, **named: Any) -> None:
-        """Takes the Trainer's arguments.
+        """Take the Trainer's arguments.
 
         Args:
-            positional: Of the Trainer.
-            session: Of `spottrain.session()`.
-            named: Of the Trainer.
+            positional: Positional arguments of the Trainer.
+            session: What `spottrain.session()` gave.
+            named: Keyword arguments of the Trainer.
 
         Raises:
-            UserError: The arguments leave to the Trainer what the job decides, such as the batch.
+            UserError: The arguments set what the job decides, such as the batch.
         """
         super().__init__(*positional, **named)
         self._session = session
@@ -105,31 +107,31 @@ class SpottrainTrainer(Trainer):
         args = self.args
         if args.load_best_model_at_end:
             raise _refused(
-                "SpottrainTrainer needs load_best_model_at_end False, as the checkpoints are the job's; `spottrain "
-                "checkpoints export` makes a model of one"
+                "SpottrainTrainer needs load_best_model_at_end False, because the checkpoints are the job's; "
+                "`spottrain checkpoints export` makes a model from one"
             )
         if args.auto_find_batch_size or args.train_sampling_strategy not in _SHUFFLES:
             raise _refused(
                 "SpottrainTrainer needs auto_find_batch_size False, and for train_sampling_strategy one of "
-                f"{', '.join(_SHUFFLES)}, as batches and the order of the samples are the job's at every world size; "
-                "set batch.micro in the job"
+                f"{', '.join(_SHUFFLES)}, because the job decides batches and the order of the samples for every "
+                "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
         self._refuse_other_order()
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches
-        args.average_tokens_across_devices = False  # done here, by the weights of the micro-batches
+        args.average_tokens_across_devices = False  # the weights of the micro-batches do that
         args.save_strategy = IntervalStrategy.NO
         if args.max_steps <= 0:
             args.max_steps = math.ceil(args.num_train_epochs * len(self.train_dataset) / plan.global_batch)
         self._weights: deque[tuple[Any, Any]] = deque()
-        self._is_evaluating = False  # and a commit that is made now has the evaluation before it
+        self._is_evaluating = False  # then a commit is made before the evaluation, which a resume then runs
         self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
-        self.compute_loss = self._weighed(self.compute_loss)  # around whatever subclasses make of it
+        self.compute_loss = self._weighed(self.compute_loss)  # also if a subclass overrides it
         self.add_callback(SpottrainCallback(self))
 
     def _refuse_other_order(self) -> None:
-        """Raises UserError where a subclass or an argument asks for other samples than the job's order has."""
+        """Raises UserError if a subclass or an argument asks for samples in an order that is not the job's."""
         own = (SpottrainTrainer, Trainer)
         for kind in type(self).__mro__:
             brought = [name for name in _ORDERS if name in vars(kind) and kind not in own]
@@ -137,7 +139,7 @@ class SpottrainTrainer(Trainer):
                 raise _refused(
                     f"{kind.__name__} brings an order of samples of its own ({brought[0]}), and SpottrainTrainer "
                     "needs one that is the same at every world size and after a resume. Put the order into "
-                    "train_dataset, an item for each use of a sample, and set train_sampling_strategy to sequential"
+                    "train_dataset, one item per use of a sample, and set train_sampling_strategy to sequential"
                 )
         args = self.args
         accelerator = args.accelerator_config
@@ -156,7 +158,7 @@ class SpottrainTrainer(Trainer):
             )
 
     def _loader(self) -> dict[str, Any]:
-        """The arguments for DataLoader; what is None is torch's to decide."""
+        """The arguments for DataLoader, without those that are left to torch."""
         args = self.args
         given = {
             "prefetch_factor": args.dataloader_prefetch_factor,
@@ -166,16 +168,16 @@ class SpottrainTrainer(Trainer):
         return {name: value for name, value in given.items() if value is not None}
 
     def begin(self, state: TrainerState) -> None:
-        """Resume; called when model, optimizer and schedule are there."""
+        """Resume; called when the Trainer has created model, optimizer and schedule."""
         if isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR):
             raise _refused(
                 "a learning rate that follows evaluations (reduce_lr_on_plateau, greedy) depends on when the job is "
-                "preempted, as a drain leaves out the evaluation of its step; use a schedule of steps"
+                "preempted, because a drain postpones the evaluation of its step; use a schedule of steps"
             )
         scaler = self.accelerator.scaler
         training = self._session.adopt(
             self.model_wrapped,
-            self.optimizer.optimizer,  # accelerate's is around torch's
+            self.optimizer.optimizer,  # torch's, which accelerate wraps
             scheduler=self.lr_scheduler,
             dataset=self.train_dataset,
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
@@ -188,7 +190,7 @@ class SpottrainTrainer(Trainer):
         self.loop = ForeignLoop(training, state.max_steps)
         self.optimizer.optimizer.register_step_pre_hook(self.loop.before_update)
         state.global_step = self.loop.step
-        # What the Trainer divides by where it reports means.
+        # The Trainer divides by it when it reports means.
         self._globalstep_last_logged = self._initial_global_step = self.loop.step
         if self.loop.step > 0:
             self.args.eval_on_start = False
@@ -200,7 +202,7 @@ class SpottrainTrainer(Trainer):
         return step * self._session.batch_plan.global_batch / len(self.train_dataset)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> TrainOutput:
-        """The Trainer's own; what it resumes from is the job's newest commit."""
+        """As the Trainer's, but it resumes from the job's newest commit."""
         if resume_from_checkpoint:
             raise _refused(
                 "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
@@ -209,8 +211,8 @@ class SpottrainTrainer(Trainer):
         return super().train(None, *positional, **named)
 
     def evaluate(self, *positional: Any, **named: Any) -> dict[str, float]:
-        """The Trainer's own, after the step is complete. The random numbers of training don't know of it: a drain may
-        put it off, to the begin of the next generation."""
+        """As the Trainer's, after the step is complete. It does not change the random numbers of training: a drain
+        may postpone it to the start of the next generation."""
         if self.is_in_train:
             self._is_evaluating = True
             self.loop.complete_step()
@@ -223,22 +225,22 @@ class SpottrainTrainer(Trainer):
             self._is_evaluating = False
 
     def get_train_dataloader(self) -> Iterator[Any]:
-        """This rank's share of the run, from the step on from which it resumes; it has no length."""
-        # Not before training begins, so that the loop is there.
+        """This rank's share of the run, from the step at which it resumes; it has no length."""
+        # A generator, which does not run before training has started and the loop exists.
         if not self.control.should_training_stop:
             yield from (batch for _, batch in self.loop.micro_batches())
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of a step. Their weights are found here: by labels where the Trainer counts them, as it
-        does for models that take `num_items_in_batch`, else by samples."""
+        """The micro-batches of a step, for which this computes the weights: by labels if the Trainer counts them, as
+        it does for models that take `num_items_in_batch`; otherwise by samples."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         weights = torch.tensor([part.loss_weight for part in self.loop.fetched], device=device)
         counts: Any = [None] * len(batches)
         if num_items is not None:
             counts = torch.stack([self._get_num_items_in_batch([batch], device) for batch in batches]).to(device)
-            counted = torch.where(weights > 0, counts, 0)  # a rank without samples left computes another's
+            counted = torch.where(weights > 0, counts, 0)  # a rank without samples left computes one of another rank
             total = self.accelerator.gather(counted.sum()).sum().clamp(min=1)
             weights = counted * self.loop.training.plan.world_size / total
             counts = counts.clamp(min=1)
@@ -246,8 +248,8 @@ class SpottrainTrainer(Trainer):
         return batches, num_items
 
     def _weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Losses of training are means over a micro-batch, whether the model divides by `num_items_in_batch` or takes
-        a mean by itself; then they are weighted so that the gradient is the mean over the global batch."""
+        """Weight the losses of training so that the gradient is the mean over the global batch. A loss is the mean
+        over a micro-batch, whether the model divides by `num_items_in_batch` or takes a mean itself."""
 
         def weighed(
             model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **named: Any
@@ -257,10 +259,10 @@ class SpottrainTrainer(Trainer):
                     model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **named
                 )
             weight, num_items = self._weights.popleft()
-            self.current_gradient_accumulation_steps = 1  # what the Trainer divides by; the weight has it
+            self.current_gradient_accumulation_steps = 1  # the Trainer divides by it; the weight includes it
             loss = compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items, **named)
             loss, *outputs = loss if return_outputs else (loss,)
-            loss = torch.where(weight > 0, loss * weight, 0.0)  # a mean over no labels is no number
+            loss = torch.where(weight > 0, loss * weight, 0.0)  # a mean over no labels is NaN
             self.loop.observe(loss)
             return (loss, *outputs) if return_outputs else loss
 
