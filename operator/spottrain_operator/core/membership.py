@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Member
+from spottrain_api.contract import Cause, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.capacity import places
-from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, Cause
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.failure_policy import (
