@@ -158,8 +158,8 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         start_time=draft.status.start_time or situation.now,
     )
     begin = generation.replicated_step or generation.resume
-    where = ", in memory," if generation.replicated_step is not None else ""
-    step = f"step {begin.step if begin is not None else 0}{where}"
+    source = "replicas of " if generation.replicated_step is not None else ""
+    step = f"{source}step {begin.step if begin is not None else 0}"
     members = ", ".join(m.pod for m in generation.members)
     return draft.tell("GenerationStarted", f"Generation {number} starts from {step} with {members}")
 
