@@ -15,7 +15,7 @@ def phases() -> str:
 
 
 def causes() -> str:
-    return _entries(CAUSES)
+    return _entries({cause.value: each for cause, each in CAUSES.items()})
 
 
 def events() -> str:

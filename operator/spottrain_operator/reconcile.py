@@ -185,13 +185,13 @@ class Reconciler:
             self._refusals[key] = refusal(error, template, self._refusals.get(key), self._now())
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
-        """Report that a newer version wrote the job and that this one can't manage it. Its pods and agents go on."""
+        """Report that this version can't manage the job, which a newer one wrote. Its pods and agents continue."""
         found = job.get("status") or {}
         if found.get("phase") in FINISHED_PHASES:
             return PassResult()
         begun = "generation" in found
         message = sentence(
-            error.fields, "Nobody looks after the job, whose pods go on," if begun else "The job waits"
+            error.fields, "The operator leaves the job alone, and its pods continue," if begun else "The job waits"
         )
         condition = Condition(
             type=NOT_UNDERSTOOD, status="True", reason=REASON, message=message, last_transition_time=self._now()

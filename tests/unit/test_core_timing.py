@@ -23,10 +23,9 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import AgentPhase, FailureReason
+from spottrain_api.contract import AgentPhase, Cause, FailureReason
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.core import timing
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import culprits, members_of
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal

@@ -37,7 +37,7 @@ async def test_a_job_that_runs_goes_on_without_what_is_not_understood(changes: d
     assert condition(world)["status"] == "True"
     assert field in condition(world)["message"]
     assert "upgrade the operator" in condition(world)["message"]
-    assert "The job goes on without" in condition(world)["message"]
+    assert "The job continues without" in condition(world)["message"]
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"
     assert world.status["generation"]["number"] == 1
@@ -136,7 +136,7 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
         await world.reconciler.reconcile(KEY)
     after = world.status
     assert condition(world)["status"] == "True"
-    assert "Nobody looks after the job, whose pods go on, until then" in condition(world)["message"]
+    assert "The operator leaves the job alone, and its pods continue, until then" in condition(world)["message"]
     others = [each for each in after["conditions"] if each["type"] != "SpecNotUnderstood"]
     assert after | {"conditions": others} == before
     assert world.cluster.deleted == set()

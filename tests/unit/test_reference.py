@@ -16,13 +16,12 @@ from docs.reference_pages.trainingjob import anchor
 
 import spottrain
 from spottrain_api import contract
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract import Cause, FailureReason
 from spottrain_api.contract.nodes import TAINTS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
 from spottrain_local.spec import NodePool, TaintSpec
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.metrics import Metrics
 

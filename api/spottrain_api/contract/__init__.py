@@ -18,6 +18,7 @@ from spottrain_api.contract.assignments import (
     GenerationAssignment,
     Member,
 )
+from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.choices import (
     AUTO_INTERVAL,
     INTERVAL_PATTERN,
@@ -162,6 +163,7 @@ __all__ = [
     "Assignment",
     "AssignmentAction",
     "CapacityType",
+    "Cause",
     "CheckpointConfig",
     "CheckpointTimings",
     "CommitRef",

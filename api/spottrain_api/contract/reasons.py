@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.reports import FailureReason
 
 
@@ -47,32 +48,32 @@ PHASES: Mapping[str, Reason] = {
 }
 
 # Why a generation ended (status.generation.reason, status.transitions[].reason). Each is also an event.
-CAUSES: Mapping[str, Reason] = {
-    "Grow": Reason(meaning="Nodes have joined. The generation drains, and the next one includes them."),
-    "ScaleDown": Reason(meaning="An edit of nodes or capacity leaves no place for some members."),
-    "Edited": Reason(meaning="An edit of the job needs a restart of the ranks or pods."),
-    "Suspended": Reason(meaning="runPolicy.suspend was set.", action="Set it to false to resume."),
-    "DeadlineExceeded": Reason(
+CAUSES: Mapping[Cause, Reason] = {
+    Cause.GROW: Reason(meaning="Nodes have joined. The generation drains, and the next one includes them."),
+    Cause.SCALE_DOWN: Reason(meaning="An edit of nodes or capacity leaves no place for some members."),
+    Cause.EDITED: Reason(meaning="An edit of the job needs a restart of the ranks or pods."),
+    Cause.SUSPENDED: Reason(meaning="runPolicy.suspend was set.", action="Set it to false to resume."),
+    Cause.DEADLINE_EXCEEDED: Reason(
         meaning="runPolicy.activeDeadlineSeconds has passed. The job commits, then fails.",
         action="Create the job again with the same checkpoint.uri and a longer deadline; it resumes.",
     ),
-    "Failure": Reason(
+    Cause.FAILURE: Reason(
         meaning="A rank failed. The failure counts against runPolicy.failureBudget.",
         action="Read the message, then the log of the pod that it names.",
     ),
-    "Hang": Reason(
+    Cause.HANG: Reason(
         meaning="No rank made a step within hangTimeoutSeconds, or no first step within startTimeoutSeconds. "
         "It counts against runPolicy.failureBudget.",
         action="Find what the script waits for, or raise the limit in runPolicy.",
     ),
-    "Preempted": Reason(
+    Cause.PREEMPTED: Reason(
         meaning="A notice announced the loss of a member. The generation drains. It does not count as a failure."
     ),
-    "NodeLost": Reason(
+    Cause.NODE_LOST: Reason(
         meaning="A member was lost without notice. Training resumes from the newest commit or from peers' memory. "
         "It does not count as a failure."
     ),
-    "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
+    Cause.SUCCEEDED: Reason(meaning="The script ended on all ranks with exit code 0."),
 }
 
 # Why a member failed. A fatal one ends the job at once, without a retry: see FATAL_REASONS.
@@ -155,7 +156,7 @@ _ENDS: Mapping[str, Reason] = {
         meaning="No container of the pod template ever started, or three ended before they joined a generation.",
         action="Check image, pull secrets, volumes, service account and quota; the message quotes Kubernetes.",
     ),
-    "DeadlineExceeded": CAUSES["DeadlineExceeded"],
+    Cause.DEADLINE_EXCEEDED.value: CAUSES[Cause.DEADLINE_EXCEEDED],
     **{reason.value: each for reason, each in FAILURES.items()},
 }
 _FELL_BACK = Reason(
@@ -277,7 +278,7 @@ CONDITIONS: Mapping[str, ConditionType] = {
     "Succeeded": ConditionType(
         when_true="The job has succeeded. Absent before.",
         when_false="Never written.",
-        reasons={"Succeeded": CAUSES["Succeeded"]},
+        reasons={"Succeeded": CAUSES[Cause.SUCCEEDED]},
     ),
     "Failed": ConditionType(
         when_true="The job has failed; reason and message say why. Absent before.",

@@ -44,7 +44,7 @@ class Claims:
             insort(self._by_folder.setdefault(claim.folder, []), claim)
 
     def forget(self, key: JobKey) -> None:
-        """Drop the claim of a job that is gone, or that claims nothing any more."""
+        """Drop the claim of a job that is gone, or that no longer claims one."""
         claim = self._claims.pop(key, None)
         if claim is None:
             return

@@ -29,7 +29,7 @@ from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 logger = logging.getLogger(__name__)
 
 
-# Parts of the status that only people read, and that each pass makes anew: no decision depends on them.
+# Parts of the status that only people read, and that each pass writes again: no decision depends on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
 _QUOTA = "exceeded quota"
 _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")

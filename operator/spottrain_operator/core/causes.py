@@ -1,28 +1,8 @@
-"""Why a generation ends, and which of several causes wins."""
+"""Which causes count as failures or preemptions, and which of several causes wins."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-
-class Cause(StrEnum):
-    """The reasons of `GenerationStatus` and `Transition`."""
-
-    # Wanted by the operator or the user.
-    GROW = "Grow"
-    SCALE_DOWN = "ScaleDown"
-    EDITED = "Edited"
-    SUSPENDED = "Suspended"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-    # Caused by the job: they count against its failure budget.
-    FAILURE = "Failure"
-    HANG = "Hang"
-    # Caused by the cloud, with and without notice: they don't count.
-    PREEMPTED = "Preempted"
-    NODE_LOST = "NodeLost"
-    # The end.
-    SUCCEEDED = "Succeeded"
-
+from spottrain_api.contract import Cause
 
 FAILURES = frozenset({Cause.FAILURE, Cause.HANG})
 PREEMPTIONS = frozenset({Cause.PREEMPTED, Cause.NODE_LOST})

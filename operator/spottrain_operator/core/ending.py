@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import AgentPhase
+from spottrain_api.contract import AgentPhase, Cause
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.accounting import account
-from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, Cause, outranks
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState
 from spottrain_operator.core.progress import record_progress

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import FATAL_REASONS, FailureReason, Progress
+from spottrain_api.contract import FATAL_REASONS, Cause, FailureReason, Progress
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
 from spottrain_api.wording import counted
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.members import (

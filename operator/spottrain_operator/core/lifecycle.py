@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from spottrain_api.contract import Cause
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.capacity import places
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.members import members_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Member
+from spottrain_api.contract import Cause, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.capacity import places
-from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, Cause
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.failure_policy import (
@@ -158,8 +158,8 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         start_time=draft.status.start_time or situation.now,
     )
     begin = generation.replicated_step or generation.resume
-    where = ", in memory," if generation.replicated_step is not None else ""
-    step = f"step {begin.step if begin is not None else 0}{where}"
+    source = "replicas of " if generation.replicated_step is not None else ""
+    step = f"{source}step {begin.step if begin is not None else 0}"
     members = ", ".join(m.pod for m in generation.members)
     return draft.tell("GenerationStarted", f"Generation {number} starts from {step} with {members}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from spottrain_api.contract import Cause
 from spottrain_api.v1alpha1 import GenerationState
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import request_end
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, members_of

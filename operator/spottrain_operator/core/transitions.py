@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from spottrain_api.contract import Cause
 from spottrain_api.v1alpha1 import GenerationStatus, Transition
-from spottrain_operator.core.causes import Cause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import Situation

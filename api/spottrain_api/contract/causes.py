@@ -1,0 +1,24 @@
+"""Why a generation ends, in the operator's words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """The reasons of `GenerationStatus` and `Transition`."""
+
+    # Wanted by the operator or the user.
+    GROW = "Grow"
+    SCALE_DOWN = "ScaleDown"
+    EDITED = "Edited"
+    SUSPENDED = "Suspended"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    # Caused by the job: they count against its failure budget.
+    FAILURE = "Failure"
+    HANG = "Hang"
+    # Caused by the cloud, with and without notice: they don't count.
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    # The end.
+    SUCCEEDED = "Succeeded"
