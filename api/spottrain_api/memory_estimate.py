@@ -38,6 +38,8 @@ class ModelFacts:
     - hidden, layers: hidden units and layers. None: those of a transformer of usual proportions.
     - vocabulary: its size. 0: its logits are not counted.
     - built_bytes: size of the model as the script builds it, whole on every rank. None: in fp32.
+    - frozen_bytes: size of what is not trained, which keeps its type, such as a base in bf16 or in 4 bits. None: in
+      fp32.
     """
 
     num_parameters: int
@@ -46,6 +48,7 @@ class ModelFacts:
     layers: int | None = None
     vocabulary: int = 0
     built_bytes: int | None = None
+    frozen_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_parameters < 1:
@@ -58,6 +61,12 @@ class ModelFacts:
     @property
     def built(self) -> int:
         return _FP32 * self.num_parameters if self.built_bytes is None else self.built_bytes
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the weights as DDP and FSDP2 keep them: what is trained in fp32."""
+        frozen = _FP32 * (self.num_parameters - self.trained) if self.frozen_bytes is None else self.frozen_bytes
+        return _FP32 * self.trained + frozen
 
     @property
     def largest_piece(self) -> int:
@@ -205,14 +214,14 @@ def _ddp(workload: Workload) -> Estimate:
     num, trained = workload.model.num_parameters, workload.model.trained
     return Estimate(
         strategy=DDP,
-        parameters=_FP32 * num,
+        parameters=workload.model.kept,
         gradients=_FP32 * trained,
         optimizer=_FP32 * workload.optimizer_slots * trained,
         activations=_activations(workload),
         # Autocast keeps the cast weights until the end of forward.
         buffers=0 if workload.precision == "fp32" else workload.compute_bytes * num,
         update=_FP32 * trained,
-        start=_FP32 * num + _FP32 * trained,  # DDP makes its buckets at once
+        start=workload.model.kept + _FP32 * trained,  # DDP makes its buckets at once
         host=_host(workload),
     )
 
@@ -220,12 +229,12 @@ def _ddp(workload: Workload) -> Estimate:
 def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     compute = workload.compute_bytes
     num_shards = workload.fsdp_ranks or workload.world_size
-    shard, trained = _shards(workload, num_shards)
+    _, trained = _shards(workload, num_shards)
     _, layers = workload.model.proportions()
     block = workload.model.num_parameters // layers
     # Two gathered blocks, as the next one is prefetched, and one block's gradients, in fp32 and as computed.
     gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
-    kept = (_FP32 * shard, _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
+    kept = (-(-workload.model.kept // num_shards), _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
     parameters, gradients, optimizer = kept
     if offload:
         parameters, gradients, optimizer = 0, gradients if workload.accumulates_for_replicas else 0, 0

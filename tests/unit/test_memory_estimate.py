@@ -71,6 +71,14 @@ def test_frozen_parameters_have_no_gradients_and_no_optimizer_state() -> None:
     assert by_name(lora)["ddp"].parameters == 4 * 10**9
 
 
+def test_frozen_parameters_keep_their_size() -> None:
+    """As where 4-bit weights are packed in half as many bytes."""
+    packed = ModelFacts(num_parameters=10**9, num_trained=10**6, frozen_bytes=10**9)
+    table = by_name(Workload(model=packed, micro_batch=1, world_size=2))
+    assert table["ddp"].parameters == 10**9 + 4 * 10**6
+    assert table["fsdp"].parameters == (10**9 + 4 * 10**6) / 2
+
+
 def test_the_logits_of_a_large_vocabulary_count() -> None:
     words = ModelFacts(num_parameters=124_000_000, hidden=768, layers=12, vocabulary=50_257)
     plain = ModelFacts(num_parameters=124_000_000, hidden=768, layers=12)

@@ -47,9 +47,16 @@ def test_the_facts_of_a_model_are_seen() -> None:
     )
     model.get_submodule("blocks.0").requires_grad_(False)
     assert facts_of(model) == ModelFacts(
-        num_parameters=1016, num_trained=944, hidden=8, layers=3, vocabulary=100, built_bytes=4 * 1016
+        num_parameters=1016,
+        num_trained=944,
+        hidden=8,
+        layers=3,
+        vocabulary=100,
+        built_bytes=4 * 1016,
+        frozen_bytes=4 * 72,
     )
-    assert facts_of(nn.Linear(2, 2).bfloat16()) == ModelFacts(num_parameters=6, num_trained=6, built_bytes=2 * 6)
+    trained = ModelFacts(num_parameters=6, num_trained=6, built_bytes=2 * 6, frozen_bytes=0)
+    assert facts_of(nn.Linear(2, 2).bfloat16()) == trained
 
 
 def test_the_choice_follows_from_the_machine_and_is_applied() -> None:

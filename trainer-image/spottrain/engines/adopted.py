@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.native import frozen_names, load_named_state, named_state
+from spottrain.engines.model_state import frozen_names
+from spottrain.engines.native import load_named_state, named_state
 from spottrain_api.contract import TrainerConfig
 
 

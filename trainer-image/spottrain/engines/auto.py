@@ -16,6 +16,7 @@ from spottrain.engines.blocks import find_blocks
 from spottrain.engines.deepspeed_config import named_size, named_stage
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
+from spottrain.engines.model_state import num_bytes, unfit_for_shards
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
 from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_api.strategy_choice import Memory, choose_strategy
@@ -87,6 +88,8 @@ def choose_automatically(
     )
 
     def allowed(estimate: Estimate) -> bool:
+        if estimate.strategy == FSDP:
+            return unfit_for_shards(model) is None
         if estimate.strategy != DEEPSPEED or estimate.zero_stage is None:
             return True
         # A stage that the job or a DeepSpeed JSON names is meant for the case that ZeRO is used.
@@ -143,7 +146,8 @@ def facts_of(model: nn.Module) -> ModelFacts:
         hidden=largest.embedding_dim if largest is not None else None,
         layers=len(find_blocks(model)) or None,
         vocabulary=largest.num_embeddings if largest is not None else 0,
-        built_bytes=sum(parameter.nbytes for parameter in parameters if not parameter.is_meta),
+        built_bytes=sum(num_bytes(parameter) for parameter in parameters if not parameter.is_meta),
+        frozen_bytes=sum(num_bytes(parameter) for parameter in parameters if not parameter.requires_grad),
     )
 
 

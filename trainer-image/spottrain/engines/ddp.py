@@ -10,6 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.engines.engine import EngineConfig
+from spottrain.engines.model_state import wrapping_names
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
 
@@ -25,6 +26,8 @@ class DdpEngine(NativeEngine):
     def _spread(self, model: nn.Module) -> nn.Module:
         device, precision = self._config.device, self._config.precision
         model.to(device)
+        ignored = list(wrapping_names(model))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,

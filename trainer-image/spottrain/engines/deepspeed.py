@@ -19,7 +19,8 @@ from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
-from spottrain.engines.native import frozen_names, zeros_for_unused
+from spottrain.engines.model_state import frozen_names
+from spottrain.engines.native import zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.trained import TrainedParameters

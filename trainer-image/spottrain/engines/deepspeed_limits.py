@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from spottrain.engines.model_state import unfit_for_shards, wrapping_names
+
 # Types whose gradients DeepSpeed adds up at stage 0.
 _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
 
 def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str | None:
     """Why DeepSpeed cannot train `model` at a ZeRO stage, as a sentence; None if it can."""
+    if (wrapping := next(wrapping_names(model), None)) is not None:
+        kind = type(model.get_parameter(wrapping)).__name__
+        return f"The parameter {wrapping} is of the type {kind}, which DeepSpeed can't move. Use the strategy ddp."
+    if stage == 3 and (refusal := unfit_for_shards(model)) is not None:
+        return refusal
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     is_cast = stage > 0 and precision is not torch.float32
     types: dict[torch.dtype, str] = {}

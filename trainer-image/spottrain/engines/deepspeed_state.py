@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.engines.deepspeed_parts import FlatPart
+from spottrain.engines.model_state import model_state, put_back
 from spottrain.engines.native import load_named_state, named_state, refuse_foreign_shape
 
 Names = Mapping[nn.Parameter, str]
@@ -248,7 +249,9 @@ class ZeroState:
                     of_flat[key] = stored[f"state.{name}.{key}"]
             for key in _settings(group):
                 group[key] = stored[f"param_groups.{name}.{key}"]
-        self._model.load_state_dict({name: state["model"][name] for name in self._buffers()}, strict=False)
+        buffers = {name: state["model"][name] for name in self._buffers()}
+        self._model.load_state_dict(buffers, strict=False)
+        put_back(self._model, buffers)
         self._layout.refresh()
 
     def _optimizer_state(self, fragment: Fragment, flat: torch.Tensor) -> dict[str, Any]:
@@ -264,7 +267,7 @@ class ZeroState:
 
     def _buffers(self) -> dict[str, Any]:
         parameters = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        return {name: value for name, value in self._model.state_dict().items() if name not in parameters}
+        return {name: value for name, value in model_state(self._model).items() if name not in parameters}
 
     def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
         """Create the optimizer's state before its first step, so that there is something to load into. One step with

@@ -17,6 +17,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from spottrain.engines.blocks import find_blocks, used_from_outside
 from spottrain.engines.buffers import batch_norms, take_over
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
+from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_blocks import SameBlocks
 from spottrain.world.failures import UserError
@@ -43,7 +44,9 @@ class FsdpEngine(NativeEngine):
 
     def _spread(self, model: nn.Module) -> nn.Module:
         """Each block is on the device as a whole only while it is sharded: the model needn't fit there. Raises
-        UserError for blocks that can't be gathered as one."""
+        UserError for blocks that can't be gathered as one, and for weights that can't be sharded."""
+        if (refusal := unfit_for_shards(model)) is not None:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
         mesh, is_fp32 = self._mesh(), self._config.precision is torch.float32
         for parameter in model.parameters():
             if parameter.layout is torch.strided and not parameter.is_contiguous():  # as in channels_last

@@ -9,25 +9,21 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
+from spottrain.engines.model_state import frozen_names, load_model_state, model_state, share_parts, without_wrapper
 from spottrain.engines.precision import weights_in_fp32
 from spottrain.engines.trained import TrainedParameters
 
 # Optimizer state by parameter name, not by number: it fits any engine and any world size.
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-# Added to names by torch.compile and by wrappers of recomputed modules; state dicts omit it.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -37,20 +33,10 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
             for key, value in values.items():
                 if not isinstance(value, DTensor):
                     refuse_foreign_shape(key, value)
-    model = _without_wrapper(model)
+    model = without_wrapper(model)
     return {
-        "model": get_model_state_dict(model),
+        "model": model_state(model),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
-    }
-
-
-def frozen_names(model: nn.Module) -> set[str]:
-    """Names in `named_state` of the parameters that are not trained. If a parameter has several names: all of
-    them."""
-    return {
-        ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-        for name, parameter in _without_wrapper(model).named_parameters(remove_duplicate=False)
-        if not parameter.requires_grad
     }
 
 
@@ -67,8 +53,8 @@ def refuse_foreign_shape(key: str, value: Any) -> None:
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load what `named_state` returned. A parameter without state in the saved optimizer, as no step had used it, has
     none afterwards."""
-    model = _without_wrapper(model)
-    set_model_state_dict(model, state["model"])
+    model = without_wrapper(model)
+    load_model_state(model, state["model"])
     fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
     unsaved = {id(value) for name, value in fresh.items() if name not in state["optimizer"]}
     unused = [each for each, values in optimizer.state.items() if any(id(v) in unsaved for v in values.values())]
@@ -83,12 +69,6 @@ def zeros_for_unused(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-
-
-def _without_wrapper(model: nn.Module) -> nn.Module:
-    """The model inside DDP, whose prefix torch does not remove from all names of a module that occurs several
-    times."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class NativeEngine(ABC):
@@ -107,9 +87,10 @@ class NativeEngine(ABC):
         if self._config.precision is not torch.float32:
             weights_in_fp32(model)
         self._model = self._spread(model)
+        share_parts(self._model, self._config.device)
         self._buffers = SharedBuffers(self._model)
         self._buffers.share()
-        self._trained = TrainedParameters(_without_wrapper(self._model))
+        self._trained = TrainedParameters(without_wrapper(self._model))
         self._optimizer = optimizer(self._model)
         return self._model, self._optimizer
 

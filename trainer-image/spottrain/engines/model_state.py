@@ -1,0 +1,177 @@
+"""What a checkpoint has of a model: plain tensors and shards, by the names that they had before it was spread.
+
+Quantized weights are more than that. Here their parts have names of their own:
+
+- A tensor that wraps others (torchao's, by torch's protocol `__tensor_flatten__`) is its inner tensors:
+  `weight.qdata`, `weight.scale`.
+- A 4-bit weight of bitsandbytes is packed bytes, and beside them a quantization state, which its modules write to
+  state dicts and don't read: `weight.absmax`, `weight.quant_state.bitsandbytes__nf4`.
+- Other modules keep scales that are neither parameters nor buffers, such as bitsandbytes' `SCB` of 8-bit weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from spottrain.checkpoint.errors import UnsupportedState
+from spottrain.engines.buffers import take_over
+
+Tensors = dict[str, torch.Tensor]
+
+# What torch.compile and the wrappers of recomputed modules add to names; state dicts leave it out.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+_EXTRA_STATE = "_extra_state"
+# The numbers of a quantization state are packed as JSON, whose length depends on their digits. Spaces fill it up, so
+# that two bases have the same shapes.
+_PACKED = "quant_state.bitsandbytes__"
+_PACKED_BYTES = 256
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """DDP's prefix is taken off the names here: torch forgets it at a module that is there several times."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """The model's state dict as it is to be saved, and to be filled. Raises UnsupportedState."""
+    model = without_wrapper(model)
+    try:
+        state = model.state_dict()
+    except NotImplementedError as error:  # as of bitsandbytes' embeddings
+        raise UnsupportedState(
+            f"A module of the model has no state that could be saved: {error}. Leave that module as it was before "
+            "it was quantized."
+        ) from error
+    for key in list(state):
+        value = state.pop(key)
+        state.update(_plain(_unwrapped(key), value))
+    state.update(_quantization_states(model))
+    return state
+
+
+def num_bytes(parameter: nn.Parameter) -> int:
+    """Size of a parameter, or of what it wraps."""
+    return sum(tensor.nbytes for _, tensor in _plain("", parameter))
+
+
+def wrapping_names(model: nn.Module) -> Iterator[str]:
+    """Names of parameters that wrap tensors and aren't trained. DDP can't broadcast them; `share_parts` does."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad and _wraps(parameter):
+            yield name
+
+
+def unfit_for_shards(model: nn.Module) -> str | None:
+    """Why weights of `model` can't be sharded, as a sentence; None where they can. bitsandbytes' 8-bit modules hold
+    the whole weight a second time."""
+    unfit = {*wrapping_names(model), *(name for name, each in model.named_parameters() if hasattr(each, "SCB"))}
+    for name, parameter in model.named_parameters():
+        if name in unfit:
+            kind = type(parameter).__name__
+            return f"The parameter {name} is a quantized weight ({kind}) that can't be sharded. Use the strategy ddp."
+    return None
+
+
+def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Put back what `model_state` of the same model returned, with other values."""
+    model = without_wrapper(model)
+    # A copy, as torch takes values out of it.
+    set_model_state_dict(model, dict(state), options=StateDictOptions(strict=False))
+    put_back(model, state)
+
+
+def share_parts(model: nn.Module, device: torch.device) -> None:
+    """All ranks have rank 0's parts of quantized weights. A collective where there are any."""
+    model = without_wrapper(model)
+    parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
+    take_over(parts.values())
+    put_back(model, parts)
+
+
+def frozen_names(model: nn.Module) -> set[str]:
+    """Names in `model_state` of what isn't trained: all names of a parameter that has several, and parts of quantized
+    weights. Buffers may follow the samples; in a model that is trained as a whole they are taken to, and so are those
+    of a module with trained parameters."""
+    model = without_wrapper(model)
+    trains = {module: any(p.requires_grad for p in module.parameters(recurse=False)) for module in model.modules()}
+    is_part = any(not parameter.requires_grad for parameter in model.parameters())
+    changing = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._buffers
+        if trains[module] or not is_part
+    }
+    changing |= {n for n, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    changing = {_unwrapped(name) for name in changing}
+    return {name for name in model_state(model) if not name.endswith(_EXTRA_STATE) and not _is_within(name, changing)}
+
+
+def _is_within(name: str, wholes: Collection[str]) -> bool:
+    return bool(name) and (name in wholes or _is_within(name.rpartition(".")[0], wholes))
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _wraps(value: object) -> TypeGuard[Any]:
+    return is_traceable_wrapper_subclass(value) and not isinstance(value, DTensor)
+
+
+def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value that wraps tensors as these. Shards are DCP's to take apart."""
+    if not _wraps(value):
+        yield name, value
+        return
+    inner, _ = value.__tensor_flatten__()
+    for attribute in inner:
+        yield from _plain(f"{name}.{attribute}", getattr(value, attribute))
+
+
+def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
+    """What torch's loading leaves out: tensors of `state` that are no parameters, buffers or extra state."""
+    own = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    own |= {_unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
+    others = {name: value for name, value in state.items() if name not in own and not name.endswith(_EXTRA_STATE)}
+    return {name: value for name, value in others.items() if isinstance(value, torch.Tensor)}
+
+
+def put_back(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Parts of quantized weights, which torch's loading leaves out."""
+    with torch.no_grad():
+        for name, tensor in _beside(model, model_state(model)).items():
+            tensor.copy_(state[name])
+    for name, module, quantization in _quantized(model):
+        prefix = f"{name}."
+        stored = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        loaded = type(quantization).from_dict(stored, device=quantization.absmax.device)
+        owners: tuple[Any, ...] = (module, module.weight)
+        for owner in owners:
+            if getattr(owner, "quant_state", None) is not None:
+                owner.quant_state = loaded
+
+
+def _quantized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Modules of bitsandbytes with 4-bit weights, the name of the weight, and its quantization state, which under
+    FSDP2 the module alone has."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        weight = module._parameters.get("weight")  # its own: PEFT's layers pass on that of the layer that they wrap
+        quantization = getattr(weight, "quant_state", None) or getattr(module, "quant_state", None)
+        if weight is not None and hasattr(quantization, "from_dict"):
+            yield _unwrapped(f"{prefix}.weight".lstrip(".")), module, quantization
+
+
+def _quantization_states(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, _, quantization in _quantized(model):
+        for key, value in quantization.as_dict(packed=True).items():
+            if key.startswith(_PACKED):
+                value = nn.functional.pad(value, (0, -len(value) % _PACKED_BYTES), value=ord(" "))
+            yield f"{name}.{key}", value.detach()
