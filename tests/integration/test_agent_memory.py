@@ -13,7 +13,7 @@ from agent_pods import GATHER, FakeOperator, Pods
 from spottrain.checkpoint import StorageDenied
 from spottrain.checkpoint.peers.member_memory import MemberMemory
 from spottrain_agent.processes import descendants
-from spottrain_api.contract import AgentPhase, Assignment, MemoryStep, PeerMemory
+from spottrain_api.contract import AgentPhase, Assignment, MemoryStep
 
 
 def with_memory(assignments: dict[str, Assignment], token: str) -> dict[str, Assignment]:
@@ -21,8 +21,8 @@ def with_memory(assignments: dict[str, Assignment], token: str) -> dict[str, Ass
     for name, assignment in assignments.items():
         generation = assignment.generation
         assert generation is not None
-        trainer = generation.trainer.model_copy(update={"memory": PeerMemory(token=token, own="127.0.0.1:1")})
-        told[name] = assignment.model_copy(update={"generation": generation.model_copy(update={"trainer": trainer})})
+        opened = generation.model_copy(update={"memory_token": token})
+        told[name] = assignment.model_copy(update={"generation": opened})
     return told
 
 

@@ -27,6 +27,7 @@ from spottrain_api.contract import (
     MemoryHolder,
     MemoryStep,
     PeerMemory,
+    TrainerConfig,
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
@@ -327,13 +328,16 @@ def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
     )
     job = replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
     told = [assignment_for(job, f"u{rank}", b"key").generation for rank in range(len(nodes))]
-    memories = [generation.trainer.memory for generation in told if generation is not None]
+    memories = [
+        TrainerConfig.model_validate(generation.trainer).memory for generation in told if generation is not None
+    ]
     assert [memory and memory.own for memory in memories] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
     assert [memory and memory.peer for memory in memories] == [
         None if peer is None else f"10.0.0.{peer}:9000" for peer in peers
     ]
     (token,) = {memory.token for memory in memories if memory is not None}
+    assert {generation and generation.memory_token for generation in told} == {token}
     other = assignment_for(job, "u0", b"another key").generation
     assert other is not None
-    assert other.trainer.memory is not None
-    assert other.trainer.memory.token != token
+    assert other.memory_token is not None
+    assert other.memory_token != token

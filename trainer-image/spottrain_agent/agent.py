@@ -211,8 +211,8 @@ class Agent:
         failure = missing_entrypoint(run.assignment.entrypoint)
         if failure is None:
             try:
-                if (memory := run.assignment.trainer.memory) is not None:
-                    await self._memory.open(memory.token)
+                if run.assignment.memory_token is not None:
+                    await self._memory.open(run.assignment.memory_token)
                 await run.start(self._zygote, self._reaper)
                 return
             except (LaunchFailed, OSError) as error:
