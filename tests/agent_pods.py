@@ -25,6 +25,7 @@ from spottrain_api.contract import (
     AgentReport,
     Assignment,
     AssignmentAction,
+    Batch,
     DrainRequest,
     Entrypoint,
     GenerationAssignment,
@@ -152,7 +153,9 @@ class Pods:
     ) -> dict[str, Assignment]:
         """RUN for each of the members; the first hosts the store."""
         port = self.operator.reports[names[0]].rendezvous_port
-        trainer = TrainerConfig(job="job", generation=number, attempt_id=f"g{number}")
+        trainer = TrainerConfig(
+            job="job", generation=number, attempt_id=f"g{number}", batch=Batch(global_=1)
+        ).to_dict()
         return {
             name: Assignment(
                 action=AssignmentAction.RUN,

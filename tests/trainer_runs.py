@@ -15,7 +15,6 @@ import torch
 from forked_ranks import forked_ranks, rank_environments
 from spottrain.checkpoint import CheckpointStorage, Head, open_storage, read_head
 from spottrain_api.contract import (
-    CheckpointConfig,
     CommitRef,
     DrainRequest,
     Outcome,
@@ -23,7 +22,6 @@ from spottrain_api.contract import (
     Progress,
     ReplicaSettings,
     StabilityConfig,
-    TrainerConfig,
 )
 
 SCRIPT = Path(__file__).parent / "integration" / "trainer_script.py"
@@ -114,26 +112,27 @@ class Run:
     def _settings(self, rank: int, environment: dict[str, str], faults: dict[int, str], steps: int) -> dict[str, Any]:
         run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)
-        TrainerConfig(
-            job="test",
-            generation=self.generation,
-            attempt_id=f"attempt{self.generation}",
-            seed=5,
-            strategy=self.strategy,
-            precision=self.precision,
-            activation_checkpointing=self.activation_checkpointing,
-            global_batch=self.global_batch,
-            micro_batch=3,
-            checkpoint=CheckpointConfig(
-                uri=self.uri or f"file://{self.folder}/checkpoints",
-                endpoint_url=self.endpoint_url,
-                interval=self.interval,
-                on_notice=self.on_notice,
-            ),
-            stability=self.stability,
-            resume=self.resume,
-            replicas=self.replicas(rank),
-        ).write(run_dir / "run.json")
+        replicas = self.replicas(rank)
+        told = {
+            "job": "test",
+            "generation": self.generation,
+            "attemptId": f"attempt{self.generation}",
+            "seed": 5,
+            "strategy": self.strategy,
+            "precision": self.precision,
+            "activationCheckpointing": self.activation_checkpointing,
+            "batch": {"global": self.global_batch, "micro": 3},
+            "checkpoint": {
+                "uri": self.uri or f"file://{self.folder}/checkpoints",
+                "endpointURL": self.endpoint_url,
+                "interval": self.interval,
+                "onNotice": self.on_notice,
+            },
+            "stability": self.stability.to_dict() if self.stability is not None else None,
+            "resume": self.resume.model_dump(mode="json") if self.resume is not None else None,
+            "replicas": replicas.model_dump(mode="json") if replicas is not None else None,
+        }
+        (run_dir / "run.json").write_text(json.dumps(told))
         return {
             "environment": {
                 **environment,

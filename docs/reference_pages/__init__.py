@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.util import logging
 
-from . import chart, environment, job_metrics, names, node_pools, reasons, trainingjob
+from . import chart, environment, job_metrics, names, node_pools, python_classes, reasons, trainingjob
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -73,4 +73,5 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", python_classes.add_attributes, priority=400)  # before napoleon's
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,7 +22,16 @@ from commits import newest_commit
 from spottrain.checkpoint.saving.writer import start_writer, started_writer
 from spottrain.world.failures import Drained
 from spottrain_agent.processes import is_alive
-from spottrain_api.contract import CheckpointConfig, DeepSpeedConfig, DrainRequest, FsdpConfig, TrainerConfig
+from spottrain_api.contract import (
+    Batch,
+    CheckpointConfig,
+    DeepSpeedConfig,
+    DrainRequest,
+    FsdpConfig,
+    Precision,
+    Strategy,
+    TrainerConfig,
+)
 
 STEPS = 6
 WIDTH = 64
@@ -158,12 +167,11 @@ def _config(case: Case, folder: Path, number: int) -> TrainerConfig:
         generation=number,
         attempt_id=f"attempt{number}",
         seed=5,
-        strategy=case.strategy,
-        precision=case.precision,
+        strategy=Strategy(case.strategy),
+        precision=Precision(case.precision),
         fsdp=case.fsdp,
         deepspeed=case.deepspeed,
-        global_batch=8,
-        micro_batch=2,
+        batch=Batch(global_=8, micro=2),
         checkpoint=CheckpointConfig(uri=f"file://{folder}/checkpoints", interval="2steps"),
     )
 

@@ -13,7 +13,7 @@ from agent_pods import GATHER, FakeOperator, Pods
 from spottrain.checkpoint import StorageDenied
 from spottrain.checkpoint.peers.replica_client import ReplicaClient
 from spottrain_agent.processes import descendants
-from spottrain_api.contract import AgentPhase, Assignment, HeldShards, ReplicaSettings
+from spottrain_api.contract import AgentPhase, Assignment, HeldShards
 
 
 def with_replicas(assignments: dict[str, Assignment], token: str) -> dict[str, Assignment]:
@@ -21,8 +21,8 @@ def with_replicas(assignments: dict[str, Assignment], token: str) -> dict[str, A
     for name, assignment in assignments.items():
         generation = assignment.generation
         assert generation is not None
-        trainer = generation.trainer.model_copy(update={"replicas": ReplicaSettings(token=token, own="127.0.0.1:1")})
-        told[name] = assignment.model_copy(update={"generation": generation.model_copy(update={"trainer": trainer})})
+        opened = generation.model_copy(update={"replica_token": token})
+        told[name] = assignment.model_copy(update={"generation": opened})
     return told
 
 

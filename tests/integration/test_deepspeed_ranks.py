@@ -16,12 +16,15 @@ from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.loading.export import export
 from spottrain_api.contract import (
+    Batch,
     CheckpointConfig,
     DeepSpeedConfig,
     FailureReason,
     Outcome,
     OutcomeKind,
+    Precision,
     Progress,
+    Strategy,
     TrainerConfig,
 )
 
@@ -105,12 +108,11 @@ class Job:
             generation=self.generation,
             attempt_id=f"attempt{self.generation}",
             seed=5,
-            strategy=self.strategy,
-            precision=self.precision,
+            strategy=Strategy(self.strategy),
+            precision=Precision(self.precision),
             activation_checkpointing=self.activation_checkpointing,
             deepspeed=self.deepspeed,
-            global_batch=self.global_batch,
-            micro_batch=3,
+            batch=Batch(global_=self.global_batch, micro=3),
             checkpoint=CheckpointConfig(uri=f"file://{self.folder}/checkpoints", interval="1000steps"),
         ).write(run_dir / "run.json")
         return {

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from distribution import ROOT, closure
 from forked_ranks import rank_environments
-from spottrain_api.contract import CheckpointConfig, FailureReason, Outcome, TrainerConfig
+from spottrain_api.contract import Batch, CheckpointConfig, FailureReason, Outcome, Strategy, TrainerConfig
 
 TRAINING = """
 import torch
@@ -66,9 +66,8 @@ def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(
         generation=1,
         attempt_id="a",
         seed=5,
-        strategy="ddp",
-        global_batch=1,
-        micro_batch=1,
+        strategy=Strategy.DDP,
+        batch=Batch(global_=1),
         checkpoint=CheckpointConfig(uri=uri),
     ).write(tmp_path / "run.json")
     [environment] = rank_environments(1)

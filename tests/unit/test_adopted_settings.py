@@ -8,20 +8,20 @@ import pytest
 from torch import nn
 
 from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, TrainerConfig
+from spottrain_api.contract import Batch, DeepSpeedConfig, FsdpConfig, Sharding, TrainerConfig
 
 INSTEAD = {"precision": "theirs", "fsdp": "its plugin"}
 
 
 def config(**said: Any) -> TrainerConfig:
-    return TrainerConfig(job="job", generation=1, attempt_id="a", **said)
+    return TrainerConfig(job="job", generation=1, attempt_id="a", **{"batch": Batch(global_=1), **said})
 
 
 REFUSED = [
     pytest.param({"precision": "bf16"}, "precision (theirs)", id="precision"),
     pytest.param({"activation_checkpointing": True}, "activationCheckpointing (the setting of", id="recomputing"),
     pytest.param({"compile": True}, "compile (the setting of that library)", id="compile"),
-    pytest.param({"fsdp": FsdpConfig(sharding="hybrid")}, "fsdp.sharding (its plugin)", id="sharding"),
+    pytest.param({"fsdp": FsdpConfig(sharding=Sharding.HYBRID)}, "fsdp.sharding (its plugin)", id="sharding"),
     pytest.param({"fsdp": FsdpConfig(reshard_after_forward=False)}, "fsdp.reshardAfterForward (", id="reshard"),
     pytest.param({"fsdp": FsdpConfig(offload=True)}, "fsdp.offload (its plugin)", id="offload"),
     pytest.param({"deepspeed": DeepSpeedConfig(zero_stage=1)}, "deepspeed.zeroStage (", id="zero-stage"),
@@ -40,7 +40,7 @@ def test_what_would_be_ignored_is_refused(said: dict[str, Any], sentence: str) -
 
 
 def test_what_applies_is_not() -> None:
-    refuse_unapplied(config(strategy="ddp", seed=3, global_batch=64, micro_batch=8, min_world_size=2), INSTEAD)
+    refuse_unapplied(config(strategy="ddp", seed=3, batch=Batch(global_=64, micro=8), min_world_size=2), INSTEAD)
 
 
 def test_deepspeed_is_refused_also_where_nothing_is_spread_yet() -> None:

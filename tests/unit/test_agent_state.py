@@ -37,7 +37,6 @@ from spottrain_api.contract import (
     GenerationAssignment,
     Notice,
     NoticeKind,
-    TrainerConfig,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,7 +51,7 @@ def generation(number: int) -> GenerationAssignment:
         node_rank=0,
         num_nodes=1,
         entrypoint=Entrypoint(script="train.py"),
-        trainer=TrainerConfig(job="j", generation=number, attempt_id=f"g{number}"),
+        trainer={"job": "j", "generation": number, "attemptId": f"g{number}", "batch": {"global": 1}},
     )
 
 

@@ -26,6 +26,7 @@ from spottrain_api.contract import (
     StabilityAction,
     StabilityConfig,
     StrategyChoice,
+    TrainerConfig,
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TrainingJobSpec, Transition
@@ -43,7 +44,7 @@ def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
     scene = scene.generation(number=4, started_at=at(60))
     told = assignment_for(scene.observed.job, "u1")
     assert told.generation is not None
-    interruptions = told.generation.trainer.checkpoint.interruptions
+    interruptions = TrainerConfig.model_validate(told.generation.trainer).interruptions
     assert interruptions == Interruptions(num=2, num_noticed=1, observed_seconds=60.0)
     # What happens to the generation itself changes nothing in what it was told: an assignment is told once.
     own_end = scene.status(transitions=(*transitions, ended(4, "Preempted", True)))
@@ -55,7 +56,7 @@ def test_interruptions_are_counted_since_the_oldest_that_is_remembered() -> None
     scene = training_job().status(transitions=transitions, start_time=START)
     told = assignment_for(scene.generation(number=MAX_TRANSITIONS + 1, started_at=at(60)).observed.job, "u1")
     assert told.generation is not None
-    interruptions = told.generation.trainer.checkpoint.interruptions
+    interruptions = TrainerConfig.model_validate(told.generation.trainer).interruptions
     assert interruptions == Interruptions(num=MAX_TRANSITIONS, num_noticed=0, observed_seconds=59.0)
 
 
@@ -74,7 +75,7 @@ def test_ranks_are_told_what_replicas_covered(replicas: int, covered: int) -> No
     scene = scene.status(transitions=transitions, start_time=START).generation(number=5, started_at=at(60))
     told = assignment_for(scene.observed.job, "u1")
     assert told.generation is not None
-    interruptions = told.generation.trainer.checkpoint.interruptions
+    interruptions = TrainerConfig.model_validate(told.generation.trainer).interruptions
     assert interruptions == Interruptions(num=3, num_noticed=1, num_covered=covered, observed_seconds=60.0)
 
 
@@ -171,7 +172,7 @@ def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
     assert job.status.generation is not None
     told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
     assert told is not None
-    assert told.trainer.min_world_size == job.spec.nodes.min * 2
+    assert TrainerConfig.model_validate(told.trainer).min_world_size == job.spec.nodes.min * 2
 
 
 def test_steps_that_were_left_out_are_told_once() -> None:
@@ -219,7 +220,7 @@ def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
     assert job.status.generation is not None
     told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
     assert told is not None
-    assert told.trainer.stability == StabilityConfig(
+    assert TrainerConfig.model_validate(told.trainer).stability == StabilityConfig(
         non_finite=StabilityAction.SKIP,
         loss_spike=LossSpikeConfig(factor=3, window=20, action=StabilityAction.ROLLBACK),
     )

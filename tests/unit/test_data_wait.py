@@ -25,7 +25,9 @@ def test_the_wait_for_data_is_in_the_progress_and_a_part_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV_RUN_DIR, str(tmp_path))
-    TrainerConfig(job="job", generation=1, attempt_id="g1", strategy="ddp").write(tmp_path / FILE_RUN)
+    settings = {"strategy": "ddp", "batch": {"global": 1, "micro": 1}}
+    config = TrainerConfig.model_validate({"job": "job", "generation": 1, "attemptId": "g1", **settings})
+    config.write(tmp_path / FILE_RUN)
     with spottrain.session() as session:
         training = session.prepare(
             nn.Linear(1, 1),

@@ -27,6 +27,7 @@ from spottrain_api.contract import (
     ReplicaHolder,
     ReplicaSettings,
     ReplicatedStep,
+    TrainerConfig,
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
@@ -327,13 +328,16 @@ def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
     )
     job = replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
     told = [assignment_for(job, f"u{rank}", b"key").generation for rank in range(len(nodes))]
-    settings = [generation.trainer.replicas for generation in told if generation is not None]
+    settings = [
+        TrainerConfig.model_validate(generation.trainer).replicas for generation in told if generation is not None
+    ]
     assert [each and each.own for each in settings] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
     assert [each and each.peer for each in settings] == [
         None if peer is None else f"10.0.0.{peer}:9000" for peer in peers
     ]
     (token,) = {each.token for each in settings if each is not None}
+    assert {generation and generation.replica_token for generation in told} == {token}
     other = assignment_for(job, "u0", b"another key").generation
     assert other is not None
-    assert other.trainer.replicas is not None
-    assert other.trainer.replicas.token != token
+    assert other.replica_token is not None
+    assert other.replica_token != token

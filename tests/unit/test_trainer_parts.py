@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +37,7 @@ from spottrain.recovery.interval import (
     CommitInterval,
 )
 from spottrain.world.drain import DrainFlag
-from spottrain.world.failures import Drained, failure_of, start_error
+from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of, start_error
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.stop_agreement import Ballot, Decision, StopAgreement
 from spottrain_api.contract import (
@@ -45,9 +47,12 @@ from spottrain_api.contract import (
     Interruptions,
     Outcome,
     OutcomeKind,
+    Sharding,
+    TrainerConfig,
 )
 
 CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
+TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
 
 
 @pytest.mark.parametrize(
@@ -65,8 +70,30 @@ def test_an_interval_is_parsed(text: str, interval: CommitInterval) -> None:
 
 @pytest.mark.parametrize("text", ["", "0s", "5", "5 steps", "-1s", "1h"])
 def test_an_interval_that_is_not_understood_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint\.interval .* is not understood; write auto, or a number"):
-        CommitInterval.parse(text)
+    sentence = (
+        f"checkpoint.interval {text!r} is not understood; write auto, or a number with steps, s or m, as in 50steps"
+    )
+    with pytest.raises(UserError, match=re.escape(sentence)), as_user_errors():
+        TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": text}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"strategy": "zero"}, "strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"),
+        ({"precision": "fp8"}, "precision 'fp8' is unknown; use fp32, bf16 or fp16"),
+        ({"fsdp": {"sharding": "half"}}, "fsdp.sharding 'half' is unknown; use full or hybrid"),
+        ({"checkpoint": {"onNotice": "never"}}, "checkpoint.onNotice 'never' is unknown; use immediate or lastSafe"),
+        ({"stability": {"nonFinite": "pray"}}, "stability.nonFinite 'pray' is unknown; use fail, skip or rollback"),
+        ({"batch": {"global": 0}}, "batch.global can't be read: input should be greater than or equal to 1"),
+        ({"precision": "fp8", "seed": "x"}, "precision 'fp8' is unknown; use fp32, bf16 or fp16; seed can't be read"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_not_known_is_refused_with_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)) as caught, as_user_errors():
+        TrainerConfig.model_validate(TOLD | settings)
+    assert caught.value.reason is FailureReason.INVALID_CONFIGURATION
 
 
 def test_when_a_commit_is_due() -> None:
@@ -309,15 +336,28 @@ def test_an_outage_is_final_only_for_a_job_that_never_committed() -> None:
 def test_strategies_are_chosen_by_name() -> None:
     assert isinstance(choose_engine("ddp", CPU), DdpEngine)
     assert type(choose_engine("fsdp", CPU)).__name__ == "FsdpEngine"
-    with pytest.raises(ValueError, match=r"fsdp.sharding 'half' is unknown; use full or hybrid"):
-        choose_engine("fsdp", replace(CPU, fsdp=FsdpConfig(sharding="half")))
     with pytest.raises(ValueError, match="1 ranks are not a multiple of 2"):
-        choose_engine("fsdp", replace(CPU, fsdp=FsdpConfig(sharding="hybrid"), local_world_size=2))
+        choose_engine("fsdp", replace(CPU, fsdp=FsdpConfig(sharding=Sharding.HYBRID), local_world_size=2))
     for strategy in ("ddp", "fsdp"):
         with pytest.raises(ValueError, match="precision fp16 needs the strategy deepspeed"):
             choose_engine(strategy, replace(CPU, precision=torch.float16))
     with pytest.raises(ValueError, match="strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"):
         choose_engine("zero", CPU)
+
+
+def test_the_outcome_of_settings_that_are_not_known_is_that_of_their_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent passes over the outcome of any other."""
+    (tmp_path / "run.json").write_text(json.dumps(TOLD | {"generation": 7, "strategy": "zero"}))
+    monkeypatch.setenv("SPOTTRAIN_RUN_DIR", str(tmp_path))
+    with pytest.raises(SystemExit), spottrain.session():
+        pass
+    outcome = Outcome.read(tmp_path / "outcome-0.json")
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.generation, outcome.failure.reason) == (7, FailureReason.INVALID_CONFIGURATION)
+    assert outcome.failure.message == "strategy 'zero' is unknown; use auto, ddp, fsdp or deepspeed"
 
 
 def test_a_second_session_is_refused_as_it_would_resume_from_the_first(

@@ -212,8 +212,8 @@ class Agent:
         failure = missing_entrypoint(run.assignment.entrypoint)
         if failure is None:
             try:
-                if (replicas := run.assignment.trainer.replicas) is not None:
-                    await self._replicas.open(replicas.token)
+                if run.assignment.replica_token is not None:
+                    await self._replicas.open(run.assignment.replica_token)
                 await run.start(self._zygote, self._reaper)
                 return
             except (LaunchFailed, OSError) as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -25,7 +27,6 @@ from spottrain_api.contract import (
     Message,
     Outcome,
     Progress,
-    TrainerConfig,
     outcome_file,
     progress_file,
 )
@@ -57,11 +58,11 @@ class RunDirectory:
         self.generation = generation
         self._read: dict[Path, tuple[tuple[int, int], Message | None]] = {}
 
-    def create(self, config: TrainerConfig) -> None:
-        """Create it empty, except for run.json, and drop the oldest run directories."""
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Create it empty, except for run.json (a TrainerConfig), and drop the oldest run directories."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
-        config.write(self.path / FILE_RUN)
+        (self.path / FILE_RUN).write_text(json.dumps(config))
         for _, old in _generations(self.root)[:-NUM_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -14,29 +14,14 @@ from spottrain_api.contract.assignments import (
     Assignment,
     AssignmentAction,
     CapacityType,
-    Entrypoint,
     GenerationAssignment,
     Member,
 )
 from spottrain_api.contract.causes import Cause
-from spottrain_api.contract.choices import (
-    AUTO_INTERVAL,
-    INTERVAL_PATTERN,
-    OnNotice,
-    Precision,
-    Sharding,
-    StabilityAction,
-    Strategy,
-)
 from spottrain_api.contract.clocks import clock_offset
 from spottrain_api.contract.configuration import (
-    CheckpointConfig,
-    DeepSpeedConfig,
     DrainRequest,
-    FsdpConfig,
     Interruptions,
-    LossSpikeConfig,
-    StabilityConfig,
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
@@ -108,6 +93,22 @@ from spottrain_api.contract.reports import (
     StrategyChoice,
     TrainerPhase,
 )
+from spottrain_api.settings import (
+    AUTO_INTERVAL,
+    INTERVAL_PATTERN,
+    Batch,
+    CheckpointConfig,
+    DeepSpeedConfig,
+    Entrypoint,
+    FsdpConfig,
+    LossSpikeConfig,
+    OnNotice,
+    Precision,
+    Sharding,
+    StabilityAction,
+    StabilityConfig,
+    Strategy,
+)
 
 __all__ = [
     "ANNOTATION_NOTICE",
@@ -162,6 +163,7 @@ __all__ = [
     "AgentReport",
     "Assignment",
     "AssignmentAction",
+    "Batch",
     "CapacityType",
     "Cause",
     "CheckpointConfig",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
+from spottrain_api.contract.configuration import DrainRequest
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.notices import Notice
 from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
+from spottrain_api.settings import Entrypoint
 
 
 class CapacityType(StrEnum):
@@ -25,15 +26,6 @@ class CapacityType(StrEnum):
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"
-
-
-class Entrypoint(Message):
-    """The user's program: exactly one of `script` (a path in the image) and `module` (as for python -m)."""
-
-    script: str | None = None
-    module: str | None = None
-    args: tuple[str, ...] = ()
-    working_dir: str | None = None
 
 
 class Member(Message):
@@ -52,7 +44,11 @@ class Member(Message):
 
 
 class GenerationAssignment(Message):
-    """A generation as the operator assigns it to one member."""
+    """A generation as the operator assigns it to one member.
+
+    `trainer` is the JSON of a TrainerConfig. The agent hands it to the ranks as it is: a value that only a newer
+    version knows is for them to refuse, with a sentence. `replica_token` opens the agent's memory to the generation.
+    """
 
     number: int
     rendezvous_id: str
@@ -61,7 +57,8 @@ class GenerationAssignment(Message):
     num_nodes: int
     processes_per_node: int = 1
     entrypoint: Entrypoint
-    trainer: TrainerConfig
+    trainer: dict[str, Any]
+    replica_token: str | None = None
 
 
 class AssignmentAction(StrEnum):

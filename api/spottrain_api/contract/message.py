@@ -22,7 +22,8 @@ class Message(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        return cls.model_validate_json(text)
+        """Parse a message of any version. Unknown fields are ignored in the settings inside it, too."""
+        return cls.model_validate_json(text, extra="ignore")
 
     def write(self, path: Path) -> None:
         """Replace the file at `path` atomically: a reader never sees half a message."""

@@ -4,7 +4,23 @@ These models are the single source of the CRD: `python -m spottrain_api.crd` gen
 descriptions, defaults, bounds and CEL rules. Keys are camelCase in YAML.
 """
 
-from spottrain_api.contract import INTERVAL_PATTERN, OnNotice, Precision, Sharding, Strategy
+from spottrain_api.settings import (
+    INTERVAL_PATTERN,
+    Batch,
+    CheckpointConfig,
+    DeepSpeedConfig,
+    Entrypoint,
+    FreeForm,
+    FsdpConfig,
+    LossSpikeConfig,
+    OnNotice,
+    Precision,
+    Resource,
+    Sharding,
+    StabilityConfig,
+    Strategy,
+    TrainingSettings,
+)
 from spottrain_api.v1alpha1.capacity import (
     MAX_MEMBERS,
     Capacity,
@@ -18,7 +34,6 @@ from spottrain_api.v1alpha1.capacity import (
 )
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.pod_template import (
-    EntrypointSpec,
     EnvVar,
     EnvVarSource,
     KeySelector,
@@ -28,9 +43,7 @@ from spottrain_api.v1alpha1.pod_template import (
     Volume,
     VolumeMount,
 )
-from spottrain_api.v1alpha1.resource import FreeForm, Resource
-from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec
-from spottrain_api.v1alpha1.stability import LossSpike, Stability
+from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec, Workload
 from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -45,7 +58,6 @@ from spottrain_api.v1alpha1.status import (
     TrainingJobStatus,
     Transition,
 )
-from spottrain_api.v1alpha1.training import Batch, DeepSpeed, Fsdp
 
 __all__ = [
     "FINISHED_PHASES",
@@ -55,21 +67,22 @@ __all__ = [
     "Batch",
     "Capacity",
     "Checkpoint",
+    "CheckpointConfig",
     "Condition",
     "CostStatus",
     "Counts",
-    "DeepSpeed",
-    "EntrypointSpec",
+    "DeepSpeedConfig",
+    "Entrypoint",
     "EnvVar",
     "EnvVarSource",
     "Fallback",
     "FallbackPolicy",
     "FreeForm",
-    "Fsdp",
+    "FsdpConfig",
     "GenerationState",
     "GenerationStatus",
     "KeySelector",
-    "LossSpike",
+    "LossSpikeConfig",
     "Nodes",
     "OnDemandCapacity",
     "OnNotice",
@@ -84,13 +97,15 @@ __all__ = [
     "RunPolicy",
     "Sharding",
     "SpotCapacity",
-    "Stability",
+    "StabilityConfig",
     "StatusResource",
     "Strategy",
     "Toleration",
     "TrainingJobSpec",
     "TrainingJobStatus",
+    "TrainingSettings",
     "Transition",
     "Volume",
     "VolumeMount",
+    "Workload",
 ]

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.contract import CapacityType
+from spottrain_api.settings import Resource
 from spottrain_api.v1alpha1.pod_template import Toleration
-from spottrain_api.v1alpha1.resource import Resource
 
 MAX_MEMBERS = 512
 

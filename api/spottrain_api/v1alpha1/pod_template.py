@@ -6,42 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.v1alpha1.resource import FreeForm, Resource
-
-
-class EntrypointSpec(Resource):
-    """The program that every rank runs: exactly one of `script` and `module`."""
-
-    cel_rules = (
-        (
-            "has(self.script) != has(self.module)",
-            "entrypoint: script and module are both set, or neither is; give exactly one of script (a path in the "
-            "image) and module (as for python -m)",
-        ),
-    )
-    script: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Path of a Python file in the image, absolute or relative to workingDir. "
-            "Default: none, as module is given instead.",
-        ),
-    ] = None
-    module: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Name of the Python module to run, as for `python -m`. "
-            "Default: none, as script is given instead.",
-        ),
-    ] = None
-    args: Annotated[tuple[str, ...], Field(description="Command-line arguments of the program.")] = ()
-    working_dir: Annotated[
-        str | None,
-        Field(
-            description="Folder in the image in which the program runs. Default: the working directory of the image."
-        ),
-    ] = None
+from spottrain_api.settings import FreeForm, Resource
 
 
 class KeySelector(Resource):

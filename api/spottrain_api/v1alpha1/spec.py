@@ -6,13 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import Precision, Strategy
+from spottrain_api.settings import Entrypoint, Resource, TrainingSettings
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
-from spottrain_api.v1alpha1.pod_template import EntrypointSpec, EnvVar, PodTemplate, Resources
-from spottrain_api.v1alpha1.resource import Resource
-from spottrain_api.v1alpha1.stability import Stability
-from spottrain_api.v1alpha1.training import Batch, DeepSpeed, Fsdp
+from spottrain_api.v1alpha1.pod_template import EnvVar, PodTemplate, Resources
 
 
 class RunPolicy(Resource):
@@ -67,7 +64,36 @@ class RunPolicy(Resource):
     ] = 900
 
 
-class TrainingJobSpec(Resource):
+class Workload(Resource):
+    """What runs, and on which nodes."""
+
+    image: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1024,
+            description="Container image with the program, torch and the spottrain trainer.",
+        ),
+    ]
+    entrypoint: Entrypoint
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment variables of the ranks.")] = ()
+    resources: Annotated[
+        Resources | None,
+        Field(
+            description="CPU, memory and accelerators of one pod, as in a container. "
+            "Default: limits with one nvidia.com/gpu per process."
+        ),
+    ] = None
+    pod_template: PodTemplate = PodTemplate()
+    processes_per_node: Annotated[
+        int, Field(ge=1, le=64, description="Number of ranks on each node, usually one per accelerator.")
+    ] = 1
+    nodes: Nodes
+    capacity: Capacity = Capacity()
+
+
+# Fields are in the order of the bases from the last to the first, in the CRD and in the reference.
+class TrainingJobSpec(TrainingSettings, Workload):
     """What the user asks for: program, nodes, how to train, and where commits go."""
 
     cel_rules = (
@@ -99,55 +125,5 @@ class TrainingJobSpec(Resource):
             "new job",
         ),
     )
-    image: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=1024,
-            description="Container image with the program, torch and the spottrain trainer.",
-        ),
-    ]
-    entrypoint: EntrypointSpec
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment variables of the ranks.")] = ()
-    resources: Annotated[
-        Resources | None,
-        Field(
-            description="CPU, memory and accelerators of one pod, as in a container. "
-            "Default: limits with one nvidia.com/gpu per process."
-        ),
-    ] = None
-    pod_template: PodTemplate = PodTemplate()
-    processes_per_node: Annotated[
-        int, Field(ge=1, le=64, description="Number of ranks on each node, usually one per accelerator.")
-    ] = 1
-    nodes: Nodes
-    capacity: Capacity = Capacity()
-    strategy: Strategy = Strategy.AUTO
-    precision: Precision = Precision.FP32
-    fsdp: Fsdp = Fsdp()
-    deepspeed: DeepSpeed = DeepSpeed()
-    activation_checkpointing: Annotated[
-        bool,
-        Field(
-            description="Whether to compute the activations of the model's blocks again in backward. It saves memory "
-            "and costs time."
-        ),
-    ] = False
-    compile: Annotated[
-        bool,
-        Field(description="Whether to run the model's blocks through torch.compile, in every generation again."),
-    ] = False
-    batch: Batch
-    seed: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Seed of the random numbers and of the order of samples. Can't change while the job exists.",
-        ),
-    ] = 0
     checkpoint: Checkpoint
-    stability: Annotated[
-        Stability | None,
-        Field(description="What to do about steps that would spoil the model. Default: steps are not judged."),
-    ] = None
     run_policy: RunPolicy = RunPolicy()

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from spottrain_api.contract import CommitRef, Member, ReplicatedStep, StrategyChoice
-from spottrain_api.v1alpha1.resource import Resource
+from spottrain_api.settings import Resource
 
 
 class StatusResource(Resource):

@@ -6,18 +6,17 @@ An agent that acts on an assignment therefore acts on something that a new opera
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
     DrainRequest,
-    Entrypoint,
     GenerationAssignment,
     Interruptions,
+    ReplicaSettings,
     TrainerConfig,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Resource
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, TrainingSettings
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.model import JobView
 from spottrain_operator.core.replicas import replica_settings
@@ -77,6 +76,7 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
 
 
 def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> GenerationAssignment:
+    replicas = replica_settings(job, node_rank, key)
     return GenerationAssignment(
         number=generation.number,
         rendezvous_id=generation.rendezvous_id,
@@ -84,32 +84,22 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: by
         node_rank=node_rank,
         num_nodes=len(generation.members),
         processes_per_node=job.spec.processes_per_node,
-        entrypoint=Entrypoint.model_validate(_settings(job.spec.entrypoint)),
-        trainer=_trainer_config(job, generation, node_rank, key),
+        entrypoint=job.spec.entrypoint,
+        trainer=_trainer_config(job, generation, replicas).to_dict(),
+        replica_token=replicas.token if replicas is not None else None,
     )
 
 
-def _trainer_config(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> TrainerConfig:
-    """The spec's settings, each in the field of the same name, and what else the ranks of this generation need."""
-    spec = job.spec
-    checkpoint = _settings(spec.checkpoint) | {"interruptions": _interruptions(job, generation)}
-    return TrainerConfig.model_validate(
-        _settings(spec)
-        | {
-            "job": job.name,
-            "namespace": job.namespace,
-            "generation": generation.number,
-            "attempt_id": generation.rendezvous_id,
-            "min_world_size": spec.nodes.min * spec.processes_per_node,
-            "global_batch": spec.batch.global_,
-            "micro_batch": spec.batch.micro,
-            "checkpoint": checkpoint,
-            "resume": generation.resume,
-            "replicas": replica_settings(job, node_rank, key),
-        }
+def _trainer_config(job: JobView, generation: GenerationStatus, replicas: ReplicaSettings | None) -> TrainerConfig:
+    """The settings that the spec holds for ranks, and what else those of this generation need."""
+    return TrainerConfig(
+        **{name: getattr(job.spec, name) for name in TrainingSettings.model_fields},
+        job=job.name,
+        namespace=job.namespace,
+        generation=generation.number,
+        attempt_id=generation.rendezvous_id,
+        min_world_size=job.spec.nodes.min * job.spec.processes_per_node,
+        interruptions=_interruptions(job, generation),
+        resume=generation.resume,
+        replicas=replicas,
     )
-
-
-def _settings(part: Resource) -> dict[str, Any]:
-    """A part of the spec by its fields' names. A message takes the fields that it has, and ignores the others."""
-    return part.model_dump(mode="json", exclude_none=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from spottrain_api.contract import AgentPhase, AgentReport
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
 from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
 from spottrain_operator.core.notices import Doom, doom_of
 from spottrain_operator.core.timing import (
@@ -190,8 +190,4 @@ class Situation:
         return f"{template}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
-_TOLD_TO_RANKS = {
-    *("entrypoint", "processes_per_node", "strategy", "precision", "fsdp", "deepspeed"),
-    *("activation_checkpointing", "compile"),
-    *("batch", "seed", "checkpoint", "stability"),
-}
+_TOLD_TO_RANKS = {"entrypoint", "processes_per_node", *TrainingSettings.model_fields}

@@ -39,12 +39,12 @@ def refuse_unapplied(config: TrainerConfig, instead: Mapping[str, str]) -> None:
 
 def _unapplied(config: TrainerConfig) -> Iterator[str]:
     """Fields of the job that aren't as they are by default, and would be ignored."""
-    by_default = TrainerConfig(job="", generation=0, attempt_id="")
+    fields = TrainerConfig.model_fields
     for name in ("precision", "activation_checkpointing", "compile"):
-        if getattr(config, name) != getattr(by_default, name):
+        if getattr(config, name) != fields[name].default:
             yield to_camel(name)
     for part in ("fsdp", "deepspeed"):
-        said, usual = getattr(config, part), getattr(by_default, part)
+        said, usual = getattr(config, part), fields[part].default
         yield from (
             f"{part}.{to_camel(name)}"
             for name in type(said).model_fields

@@ -34,8 +34,6 @@ class FsdpEngine(NativeEngine):
         """Raises ValueError, with a sentence, for settings that don't fit together."""
         super().__init__(config)
         sharding = config.fsdp.sharding
-        if sharding not in (FULL, HYBRID):
-            raise ValueError(f"fsdp.sharding {sharding!r} is unknown; use {FULL} or {HYBRID}")
         if sharding == HYBRID and config.plan.world_size % config.local_world_size:
             raise ValueError(
                 f"fsdp.sharding {HYBRID} needs the same number of ranks on every node, and {config.plan.world_size} "

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spottrain.loop.session import Session
-from spottrain.world.failures import Drained, UserError, failure_of
+from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import CheckpointConfig, OutcomeKind, StabilityConfig, TrainerConfig
+from spottrain_api.contract import OutcomeKind, StabilityConfig, TrainerConfig
 
 
 @contextmanager
@@ -61,23 +61,24 @@ def session(
         rank 0 of 1
     """
     launch = Launch.from_environment()
-    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=0)
+    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=launch.generation)
     with _reported(reporter, launch.rank):
-        config = launch.read_config() or TrainerConfig(
-            job="local",
-            generation=0,
-            attempt_id="",
-            seed=seed,
-            strategy=strategy,
-            precision=precision,
-            activation_checkpointing=activation_checkpointing,
-            compile=compile,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
-            checkpoint=CheckpointConfig(uri=checkpoint_uri, interval=checkpoint_interval),
-            stability=stability,
-        )
-        reporter.update(generation=config.generation)
+        with as_user_errors():
+            config = launch.read_config() or TrainerConfig.model_validate(
+                {
+                    "job": "local",
+                    "generation": 0,
+                    "attempt_id": "",
+                    "seed": seed,
+                    "strategy": strategy,
+                    "precision": precision,
+                    "activation_checkpointing": activation_checkpointing,
+                    "compile": compile,
+                    "batch": {"global": global_batch, "micro": micro_batch},
+                    "checkpoint": {"uri": checkpoint_uri, "interval": checkpoint_interval},
+                    "stability": stability,
+                }
+            )
         current = Session(launch, config, reporter)
         try:
             yield current

@@ -48,14 +48,13 @@ from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract import (
     ENV_AUDIT_DIR,
     FailureReason,
-    OnNotice,
     OutcomeKind,
     Precision,
     StrategyChoice,
     TrainerConfig,
 )
 
-_PRECISIONS: dict[str, torch.dtype] = {
+_PRECISIONS: dict[Precision, torch.dtype] = {
     Precision.FP32: torch.float32,
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
@@ -84,7 +83,7 @@ class Session:
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
-        self._interval = _checked(config)
+        self._interval = CommitInterval.parse(config.checkpoint.interval, config.interruptions)
         reporter.milestone("python_started", process_started_at())
         reporter.milestone("session_started")
         self._groups = join_world(launch)
@@ -186,7 +185,7 @@ class Session:
             choice = self._choose_strategy(model, engine_config, tokens_per_sample)
             if choice is not None:
                 engine_config = applied(choice, engine_config)
-            engine_name = choice.strategy if choice is not None else self.config.strategy
+            engine_name = choice.strategy if choice is not None else self.config.strategy.value
             engine = choose_engine(engine_name, engine_config)
             prepare_blocks(
                 model,
@@ -296,8 +295,8 @@ class Session:
         """
         with as_user_errors():
             return BatchPlan(
-                global_batch=self.config.global_batch,
-                micro_batch=self.config.micro_batch,
+                global_batch=self.config.batch.global_,
+                micro_batch=self.config.batch.micro,
                 world_size=self.world_size,
             )
 
@@ -394,13 +393,3 @@ class Session:
         if not folder:
             return None
         return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
-
-
-def _checked(config: TrainerConfig) -> CommitInterval:
-    with as_user_errors():
-        if config.precision not in _PRECISIONS:
-            raise ValueError(f"precision {config.precision!r} is unknown; use one of {', '.join(_PRECISIONS)}")
-        if config.checkpoint.on_notice not in tuple(OnNotice):
-            known = " or ".join(OnNotice)
-            raise ValueError(f"checkpoint.onNotice {config.checkpoint.on_notice!r} is unknown; use {known}")
-        return CommitInterval.parse(config.checkpoint.interval, config.checkpoint.interruptions)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from spottrain.checkpoint.errors import (
     CheckpointError,
@@ -70,8 +72,23 @@ def as_user_errors() -> Iterator[None]:
     """Turn a ValueError of this library into a UserError: it is a mistake in the configuration."""
     try:
         yield
+    except ValidationError as error:
+        sentences = "; ".join(_refused_setting(each) for each in error.errors(include_url=False))
+        raise UserError(FailureReason.INVALID_CONFIGURATION, sentences) from error
     except ValueError as error:
         raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
+
+
+def _refused_setting(error: ErrorDetails) -> str:
+    """A sentence on a setting whose value this version doesn't take."""
+    name = ".".join(map(str, error["loc"]))
+    match error["type"]:
+        case "enum":
+            return f"{name} {error['input']!r} is unknown; use {error['ctx']['expected'].replace(chr(39), '')}"
+        case "value_error":
+            return f"{name} {error['input']!r} is not understood; {error['ctx']['error']}"
+        case _:
+            return f"{name} can't be read: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 class Drained(SystemExit):

@@ -12,15 +12,20 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch._C._distributed_c10d import HashStore
 
 from spottrain.world.failures import UserError
-from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, TrainerConfig, outcome_file
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message, TrainerConfig, outcome_file
 
 logger = logging.getLogger(__name__)
 
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
+
+
+class _Generation(Message):
+    """What is read of a TrainerConfig of any version."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +53,16 @@ class Launch:
             run_dir=Path(run_dir) if run_dir else None,
         )
 
+    @property
+    def generation(self) -> int:
+        """Number of the generation, also if the rest of what it is told can't be read. 0 where there is no agent."""
+        told = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
+        return told.generation if told is not None else 0
+
     def read_config(self) -> TrainerConfig | None:
         """What the agent wrote for this generation; None where there is no agent. Raises UserError, also if this
-        rank has had its session: a second would resume from the commits of the first."""
+        rank has had its session: a second would resume from the commits of the first. Raises ValidationError for
+        settings that this version doesn't know."""
         if self.run_dir is None:
             return None
         if (self.run_dir / outcome_file(self.local_rank)).exists():
@@ -60,10 +72,7 @@ class Launch:
                 "job has one session: do all of its training inside, or make another job",
             )
         path = self.run_dir / FILE_RUN
-        try:
-            config = TrainerConfig.read(path)
-        except ValidationError as error:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, f"{path} can't be read: {error}") from error
+        config = TrainerConfig.read(path)
         if config is None:
             message = f"{ENV_RUN_DIR} is set, but there is no {path}; unset it to run without an operator."
             raise UserError(FailureReason.INVALID_CONFIGURATION, message)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import StabilityAction
-from spottrain_api.v1alpha1.resource import Resource
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.resource import Resource
 
 
-class LossSpike(Resource):
+class LossSpikeConfig(Resource):
     """When a loss counts as a spike, and what to do about it."""
 
     factor: Annotated[
@@ -31,17 +31,23 @@ class LossSpike(Resource):
     )
 
 
-class Stability(Resource):
+class StabilityConfig(Resource):
     """What to do about steps that would spoil the model.
 
     After a skip or a rollback, training continues with the next samples. Without it, steps are not judged.
+
+    Example:
+        >>> from spottrain import LossSpikeConfig, StabilityAction, StabilityConfig
+        >>> stability = StabilityConfig(non_finite=StabilityAction.SKIP, loss_spike=LossSpikeConfig(factor=3.0))
+        >>> stability.loss_spike.action
+        <StabilityAction.ROLLBACK: 'rollback'>
     """
 
     non_finite: Annotated[
         StabilityAction, Field(description="What to do about a step whose loss or gradient is not finite.")
     ] = StabilityAction.FAIL
     loss_spike: Annotated[
-        LossSpike | None,
+        LossSpikeConfig | None,
         Field(description="When a loss counts as a spike, and what to do about it. Default: spikes are not judged."),
     ] = None
     max_rollbacks: Annotated[

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from spottrain_api.contract import Sharding
-from spottrain_api.v1alpha1.resource import FreeForm, Resource
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import Precision, Sharding, Strategy
+from spottrain_api.settings.resource import Resource
+from spottrain_api.settings.stability import StabilityConfig
 
 
-class Fsdp(Resource):
+class FsdpConfig(Resource):
     """Settings of FSDP2, for the strategy fsdp."""
 
     sharding: Sharding = Sharding.FULL
@@ -30,7 +32,7 @@ class Fsdp(Resource):
     ] = False
 
 
-class DeepSpeed(Resource):
+class DeepSpeedConfig(Resource):
     """Settings of DeepSpeed, for the strategy deepspeed."""
 
     # The API server checks the default {} as it is, before it fills in the defaults inside: hence has().
@@ -64,12 +66,13 @@ class DeepSpeed(Resource):
         bool, Field(description="Whether to keep parameters in the node's memory. Needs zeroStage 3.")
     ] = False
     config: Annotated[
-        FreeForm,
+        dict[str, Any],
         Field(
             description="DeepSpeed JSON for all other settings. Leave out what the job says itself, such as batch "
-            'and precision, or write "auto" there.'
+            'and precision, or write "auto" there.',
+            json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         ),
-    ] = FreeForm()
+    ] = {}  # noqa: RUF012 - pydantic copies it for each model
 
 
 class Batch(Resource):
@@ -99,3 +102,36 @@ class Batch(Resource):
             "the global batch in as many passes as that takes.",
         ),
     ] = 1
+
+
+class TrainingSettings(Resource):
+    """What ranks train by: the part of a spec that reaches them, in the same fields."""
+
+    strategy: Strategy = Strategy.AUTO
+    precision: Precision = Precision.FP32
+    fsdp: FsdpConfig = FsdpConfig()
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    activation_checkpointing: Annotated[
+        bool,
+        Field(
+            description="Whether to compute the activations of the model's blocks again in backward. It saves memory "
+            "and costs time."
+        ),
+    ] = False
+    compile: Annotated[
+        bool,
+        Field(description="Whether to run the model's blocks through torch.compile, anew in every generation."),
+    ] = False
+    batch: Batch
+    seed: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Seed of the random numbers and of the order of samples. Can't change while the job exists.",
+        ),
+    ] = 0
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    stability: Annotated[
+        StabilityConfig | None,
+        Field(description="What to do about steps that would spoil the model. Default: steps are not judged."),
+    ] = None

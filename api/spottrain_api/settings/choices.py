@@ -1,7 +1,6 @@
 """Values that a job's user chooses from, by their names in YAML.
 
-The spec holds them as enums, so that the API server refuses any others. Messages hold some of them as strings: a
-rank of another version, which does not know a value, can then say so in a sentence.
+The spec holds them as enums, so that the API server refuses any others.
 """
 
 from __future__ import annotations

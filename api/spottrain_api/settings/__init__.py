@@ -1,0 +1,40 @@
+"""Settings that ranks train by, each defined once.
+
+The spec of a TrainingJob and the messages for ranks are made of these models. As part of a spec they refuse unknown
+fields; a message is read without them.
+"""
+
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import (
+    AUTO_INTERVAL,
+    INTERVAL_PATTERN,
+    OnNotice,
+    Precision,
+    Sharding,
+    StabilityAction,
+    Strategy,
+)
+from spottrain_api.settings.entrypoint import Entrypoint
+from spottrain_api.settings.resource import FreeForm, Resource
+from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
+from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig, TrainingSettings
+
+__all__ = [
+    "AUTO_INTERVAL",
+    "INTERVAL_PATTERN",
+    "Batch",
+    "CheckpointConfig",
+    "DeepSpeedConfig",
+    "Entrypoint",
+    "FreeForm",
+    "FsdpConfig",
+    "LossSpikeConfig",
+    "OnNotice",
+    "Precision",
+    "Resource",
+    "Sharding",
+    "StabilityAction",
+    "StabilityConfig",
+    "Strategy",
+    "TrainingSettings",
+]
