@@ -81,7 +81,7 @@ def as_user_errors() -> Iterator[None]:
 
 def _refused_setting(error: ErrorDetails) -> str:
     """A sentence on a setting whose value this version doesn't take."""
-    name = ".".join(map(str, error["loc"]))
+    name = ".".join(map(str, error["loc"])) or "the settings of the job"
     match error["type"]:
         case "enum":
             return f"{name} {error['input']!r} is unknown; use {error['ctx']['expected'].replace(chr(39), '')}"

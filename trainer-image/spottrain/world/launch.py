@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from spottrain.world.failures import UserError
+from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message, TrainerConfig, outcome_file
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,12 @@ class Launch:
         return told.generation if told is not None else 0
 
     def read_config(self) -> TrainerConfig | None:
-        """What the agent wrote for this generation; None where there is no agent. Raises UserError, also if this
-        rank has had its session: a second would resume from the commits of the first. Raises ValidationError for
-        settings that this version doesn't know."""
+        """Read what the agent wrote for this generation; None if there is no agent.
+
+        Raises:
+            UserError: This version doesn't know a setting, the file is missing, or this rank has had its session: a
+                second one would resume from the commits of the first.
+        """
         if self.run_dir is None:
             return None
         if (self.run_dir / outcome_file(self.local_rank)).exists():
@@ -72,7 +75,8 @@ class Launch:
                 "job has one session: do all of its training inside, or make another job",
             )
         path = self.run_dir / FILE_RUN
-        config = TrainerConfig.read(path)
+        with as_user_errors():
+            config = TrainerConfig.read(path)
         if config is None:
             message = f"{ENV_RUN_DIR} is set, but there is no {path}; unset it to run without an operator."
             raise UserError(FailureReason.INVALID_CONFIGURATION, message)
