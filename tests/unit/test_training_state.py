@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
@@ -26,9 +27,11 @@ def _world_of_its_own() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def train(uri: str, schedule: Callable[[Optimizer], LRScheduler] | None, last: int) -> torch.Tensor:
+def train(
+    uri: str, schedule: Callable[[Optimizer], LRScheduler] | None, last: int, strategy: str = "ddp"
+) -> torch.Tensor:
     """The weights after step `last` of a run whose learning rate is a tensor."""
-    with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
+    with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
         training = session.prepare(
             nn.Linear(4, 1),
             optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.013)),
@@ -39,7 +42,8 @@ def train(uri: str, schedule: Callable[[Optimizer], LRScheduler] | None, last: i
             for batch in step.micro_batches():
                 step.backward(training.model(batch).square().mean())
             step.update()
-        return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+        weights = [parameter.detach() for parameter in training.model.parameters()]
+        return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights])
 
 
 @pytest.mark.parametrize(
@@ -77,3 +81,13 @@ def test_a_run_that_resumes_with_another_length_says_what_becomes_of_its_learnin
     found = [message for message in warnings if "Learning rates" in message]
     assert len(found) == len(said)
     assert all(sentence in message for sentence, message in zip(said, found, strict=True))
+
+
+def test_what_has_changed_since_the_commit_is_one_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The status shows the newest message alone."""
+    train(f"file://{tmp_path}", warmup_cosine(total=STEPS), STEPS)
+    train(f"file://{tmp_path}", warmup_cosine(total=STEPS + 2), STEPS + 2, strategy="fsdp")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    [message] = [warning for warning in warnings if "The checkpoint at step" in warning]
+    assert "with the strategy ddp" in message
+    assert f"of a run of {STEPS} steps" in message

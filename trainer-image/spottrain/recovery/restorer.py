@@ -130,8 +130,8 @@ class StateRestorer:
         self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
     ) -> None:
         state.check(loaded.extra, loaded.step)
-        for change in state.changes(loaded):
-            self.reports.warn(change)
+        if changes := " ".join(state.changes(loaded)):  # one message: the next would replace it
+            self.reports.warn(changes)
         state.restore(tensors, loaded, seed=seed, rank=rank)
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self.saver.schedule.cost = CheckpointCost(**cost)
