@@ -150,7 +150,7 @@ def test_every_end_of_a_job_has_a_meaning() -> None:
 
 
 def events(tree: ast.Module) -> Iterator[str]:
-    yield from called_with(tree, "tell", 0)
+    yield from called_with(tree, "record", 0)
     yield from called_with(tree, "finish", 3)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and function_name(node) == "Event":

@@ -1,6 +1,6 @@
-"""What each agent is told: a pure function of the job as it is written, never of what is only planned.
+"""Assignments for agents: a pure function of the job as the API server has it.
 
-An agent that acts on an assignment therefore acts on something that a new operator will find again.
+They never depend on changes that are only planned. So a new operator finds everything that an agent acts on.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ _DEFAULT_DRAIN = timedelta(seconds=60)
 
 
 def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
-    """The assignment of the pod `pod_uid`; `job.status` must be what the API server has. `key` is the operator's
-    secret, from which the tokens of replicas are made.
+    """The assignment of one pod.
 
     Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
+
+    Args:
+        job: Its `status` must be what the API server has.
+        pod_uid: The pod.
+        key: The operator's secret, from which it makes the tokens of replicas.
     """
     status = job.status
     if status.phase in FINISHED_PHASES:
@@ -45,7 +49,7 @@ def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
         return Assignment(action=AssignmentAction.RUN, generation=told)
     if generation.state is GenerationState.DRAINING:
         return Assignment(action=AssignmentAction.DRAIN, generation=told, drain=_drain_request(generation))
-    # STOPPING; or ENDED, where it reaches a member that was silent when the others ended.
+    # STOPPING; or ENDED, for a member that was silent when the others ended.
     return Assignment(action=AssignmentAction.STOP, generation=told)
 
 
@@ -60,9 +64,9 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 
 
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
-    """Of the transitions before `generation`, so that it stays the same while that runs."""
+    """Count the preemptions before `generation`, so that the counts stay the same while it runs."""
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
-    # What replicas covered counts as a loss again if the job no longer asks for replicas.
+    # If the job no longer asks for replicas, the losses that they covered count again.
     covers = job.spec.checkpoint.peer_replicas > 0
     since = job.status.start_time or generation.started_at
     if len(job.status.transitions) == MAX_TRANSITIONS:
@@ -91,7 +95,7 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: by
 
 
 def _trainer_config(job: JobView, generation: GenerationStatus, replicas: ReplicaSettings | None) -> TrainerConfig:
-    """The settings that the spec holds for ranks, and what else those of this generation need."""
+    """The spec's settings for ranks, and the facts about this generation that they need."""
     return TrainerConfig(
         **{name: getattr(job.spec, name) for name in TrainingSettings.model_fields},
         job=job.name,

@@ -24,7 +24,7 @@ from spottrain_operator.core.understanding import waits_to_be_understood
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How many pods of each type the job wants if all can be had, and the limit of on-demand."""
+    """How many pods of each type the job wants if nodes are free, and the limit of on-demand."""
 
     on_demand: int
     spot: int
@@ -135,7 +135,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
-        return draft.tell("SpotRetried", "Trying spot nodes again")
+        return draft.record("SpotRetried", "Trying spot nodes again")
     kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
     waiting = (pod.unschedulable_since for pod in kept if pod.capacity_type is CapacityType.SPOT)
     since = min((moment for moment in waiting if moment is not None), default=None)
@@ -147,7 +147,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         return draft
     draft = draft.update(fallback_since=now)
     message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
-    return draft.tell("FellBack", message, warning=True)
+    return draft.record("FellBack", message, warning=True)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
@@ -167,7 +167,7 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
-    return draft.tell("PodsCreated", f"Creating {text}")
+    return draft.record("PodsCreated", f"Creating {text}")
 
 
 def missing(situation: Situation, draft: Draft) -> list[CapacityType]:

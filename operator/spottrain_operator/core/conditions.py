@@ -1,4 +1,4 @@
-"""The job's phase, message, counts and conditions, in words that a person understands."""
+"""The job's phase, message, member counts and conditions, in plain words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PHASES = {
 
 
 def describe(situation: Situation, draft: Draft) -> Draft:
-    """Phase, message and member counts, and the conditions that follow from them."""
+    """Set phase, message and member counts, and the conditions that follow from them."""
     phase = _phase(situation, draft.status)
     message = _message(situation, draft.status, phase)
     if (phase, message) != (draft.status.phase, draft.status.message):
@@ -33,12 +33,12 @@ def describe(situation: Situation, draft: Draft) -> Draft:
 
 
 def describe_finished(situation: Situation, draft: Draft) -> Draft:
-    """Counts and conditions of a job that is over; its last message stays."""
+    """Set counts and conditions of a job that is over; its last message stays."""
     return _conditions(situation, count_members(situation, draft))
 
 
 def count_members(situation: Situation, draft: Draft) -> Draft:
-    """Members of the running generation by type, and pods that are up besides."""
+    """Count the members of the running generation by type, and the other pods that are up."""
     running = draft.running
     members = running.members if running is not None else ()
     uids = {m.pod_uid for m in members}
@@ -90,7 +90,7 @@ def _of_generation(
     if phase is Phase.STARTING:
         return f"Starting {name}{stands_still}"
     unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
-    note = f". {status.progress.message}" if status.progress.message else ""  # what went other than planned
+    note = f". {status.progress.message}" if status.progress.message else ""  # what did not go as planned
     return f"Training in {name}{unseen}{stands_still}{note}"
 
 
@@ -127,15 +127,16 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
 
 
 def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
-    """CheckpointsHealthy: whether saves become commits, by what the ranks said last; an event tells when that turns.
+    """Set CheckpointsHealthy: whether saves become commits, by the ranks' last reports.
 
-    While no rank says anything, between generations, it stays as it was. False stays until a save ends well: that
-    another generation has begun, or failed, heals no store."""
+    A change to False, or of its reason, records an event. Between generations no rank reports, and the condition
+    stays as it was. False stays until a save succeeds: a new generation, or its failure, does not repair a store.
+    """
     said = reported_at_all(situation, generation) if generation is not None else []
     known = draft.status.condition("CheckpointsHealthy")
     was_failing = known is not None and known.status == "False"
     failing = [p for p in said if p.checkpoint_failure is not None]
-    # The rank that met the fault knows its reason; rank 0 only that the save was given up.
+    # The rank that met the fault knows the reason. Rank 0 knows only that the save was given up.
     newest = max(failing, key=lambda p: (_knows_why(p), p.updated_at), default=None)
     failure = newest.checkpoint_failure if newest is not None else None
     if failure is None:
@@ -144,7 +145,7 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
         message = "No save has failed since the newest commit"
         return draft.condition("CheckpointsHealthy", True, "Healthy", message, situation.now)
     if known is None or not was_failing or known.reason != failure.reason.value:
-        draft = draft.tell(failure.reason.value, failure.message, warning=True)
+        draft = draft.record(failure.reason.value, failure.message, warning=True)
     return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)
 
 
@@ -158,7 +159,7 @@ def _suspension(phase: Phase) -> str:
 
 
 def _preempted(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
-    """Preempted: nodes are being taken, or were and aren't replaced by a new generation yet."""
+    """Set Preempted: True from a preemption until a new generation replaces the nodes."""
     if generation is not None and generation.reason in PREEMPTIONS:
         message = f"Nodes of generation {generation.number} are being taken, or were"
         return draft.condition("Preempted", True, generation.reason, message, situation.now)

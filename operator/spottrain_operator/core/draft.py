@@ -43,7 +43,7 @@ class Draft:
     def act(self, *actions: Action) -> Draft:
         return replace(self, actions=(*self.actions, *actions))
 
-    def tell(self, reason: str, message: str, *, warning: bool = False) -> Draft:
+    def record(self, reason: str, message: str, *, warning: bool = False) -> Draft:
         event = Event(type="Warning" if warning else "Normal", reason=reason, message=message)
         return replace(self, events=(*self.events, event))
 

@@ -44,7 +44,7 @@ def request_end(
         return draft
     how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
     text = f"Generation {generation.number} {how}: {message}"
-    return draft.tell(cause.value, text, warning=cause in FAILURES | PREEMPTIONS)
+    return draft.record(cause.value, text, warning=cause in FAILURES | PREEMPTIONS)
 
 
 def _escalation(
@@ -105,4 +105,4 @@ def finish(situation: Situation, draft: Draft, phase: Phase, reason: str, messag
     condition = "Failed" if failed else "Succeeded"
     draft = draft.update(phase=phase, message=message, completion_time=now)
     draft = draft.condition(condition, True, reason, message, now)
-    return draft.tell(reason, message, warning=failed)
+    return draft.record(reason, message, warning=failed)

@@ -91,9 +91,9 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     meets_earlier = meets_an_earlier_job(situation, draft, generation)
     if meets_earlier:
         message = "Commits of an earlier job are at checkpoint.uri; this one resumes from the newest of them"
-        draft = draft.tell("EarlierJob", message)
+        draft = draft.record("EarlierJob", message)
     elif generation.reason == Cause.FAILURE:
-        draft = draft.tell(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
+        draft = draft.record(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
     status = draft.status
     if cause in FAILURES:
         return draft if meets_earlier else charge_failure(situation, draft, generation, message)
@@ -161,7 +161,7 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     source = "replicas of " if generation.replicated_step is not None else ""
     step = f"{source}step {begin.step if begin is not None else 0}"
     members = ", ".join(m.pod for m in generation.members)
-    return draft.tell("GenerationStarted", f"Generation {number} starts from {step} with {members}")
+    return draft.record("GenerationStarted", f"Generation {number} starts from {step} with {members}")
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:

@@ -37,7 +37,7 @@ def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     reason, message = str(pod.waiting_reason), start_sentence(pod)
     known = draft.status.condition(PODS_HEALTHY)
     if known is None or known.reason not in CANNOT_START:
-        draft = draft.tell(reason, message, warning=True)
+        draft = draft.record(reason, message, warning=True)
     return draft.condition(PODS_HEALTHY, False, reason, message, situation.now)
 
 

@@ -50,7 +50,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
         return draft
     productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
     if newest.strategy is not None and draft.status.strategy is None:
-        draft = draft.update(strategy=newest.strategy).tell("StrategyChosen", newest.strategy.reason)
+        draft = draft.update(strategy=newest.strategy).record("StrategyChosen", newest.strategy.reason)
     progress = _as_status(newest).model_copy(
         update={"data_wait_ratio": _data_wait_ratio(reported(situation, generation))}
     )
@@ -142,11 +142,11 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
     the plan. The status of the next generation no longer shows it."""
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
-        return draft.tell("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
+        return draft.record("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
     if newest.skipped_steps > known.skipped_steps:
-        return draft.tell("StepSkipped", newest.message or "a step was skipped", warning=True)
+        return draft.record("StepSkipped", newest.message or "a step was skipped", warning=True)
     if newest.message is not None and newest.message != known.message:
-        return draft.tell("NotAsPlanned", newest.message, warning=True)
+        return draft.record("NotAsPlanned", newest.message, warning=True)
     return draft
 
 

@@ -24,7 +24,7 @@ def give_way(situation: Situation, draft: Draft) -> Draft:
     if rival is not None:
         message = sentence(situation.spec.checkpoint.uri, rival)
         if known is None or known.status == "False":
-            draft = draft.tell(REASON, message, warning=True)
+            draft = draft.record(REASON, message, warning=True)
         return draft.condition(BLOCKED, True, REASON, message, now)
     if known is None:
         return draft

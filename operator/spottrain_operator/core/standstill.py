@@ -1,4 +1,7 @@
-"""How long no rank has made a step: it ends a generation that hangs, and its message says so before that."""
+"""How long no rank has made a step.
+
+The operator ends a generation that hangs. Before that, the job's message shows the standstill.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from spottrain_operator.core.timing import NO_STEP, STUCK_STEPS, seconds_between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """Seconds without a step of any rank, how long that may last, and the setting in runPolicy that says so."""
+    """Seconds without a step of any rank, the limit, and the setting in runPolicy that sets the limit."""
 
     seconds: float
     limit: int
@@ -22,7 +25,7 @@ class Standstill:
 
 
 def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
-    """None if the generation is ending, or if nobody can know whether it makes steps."""
+    """The standstill; None if the generation is ending, or if nobody can know whether it makes steps."""
     if generation.state is not GenerationState.ACTIVE:
         return None
     members = members_of(situation, generation)
@@ -46,7 +49,7 @@ def _step_age(m: MemberFacts) -> float:
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
-    """Since when no rank has made a step, and which log to read; empty while that is not unusual."""
+    """Since when no rank has made a step, and which log to read. Empty unless that is unusually long."""
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
     if found is None or found.seconds <= max(NO_STEP, STUCK_STEPS * usual):
@@ -61,5 +64,5 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
 
 
 def _furthest_behind(members: tuple[MemberFacts, ...]) -> str:
-    """The pod whose rank has the lowest step; the others wait for it."""
+    """The name of the pod whose rank has the lowest step; the others wait for it."""
     return min(members, key=lambda m: m.progress.step if m.progress is not None else -1).member.pod

@@ -25,7 +25,7 @@ def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
         waits = waits_to_be_understood(situation, draft)
         message = sentence(unknown, "The job waits" if waits else "The job continues without")
         if known is None or known.status == "False":
-            draft = draft.tell(NOT_UNDERSTOOD, message, warning=True)
+            draft = draft.record(NOT_UNDERSTOOD, message, warning=True)
         return draft.condition(NOT_UNDERSTOOD, True, REASON, message, now)
     if known is None:
         return draft
