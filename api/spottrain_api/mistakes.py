@@ -1,4 +1,4 @@
-"""What is wrong with a file that a user wrote, in sentences."""
+"""Validation errors of a file that a user wrote, as sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from spottrain_api.tolerant import dotted
 
-# By the type of pydantic's error, where its own words don't say what to do.
+# By the type of pydantic's error, if its own message doesn't say what to do.
 _REMEDIES = {
     "extra_forbidden": "There is no such field; correct its name, or remove it",
     "missing": "This field is required; add it",
@@ -15,7 +15,7 @@ _REMEDIES = {
 
 
 def mistakes(error: ValidationError, *within: str) -> str:
-    """A sentence for each mistake: the path of the field, from `within` on, and what is wrong or to do."""
+    """One sentence for each mistake: the field's path, which starts with `within`, and what is wrong."""
     sentences = []
     for each in error.errors(include_url=False):
         said = each["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Reads what a newer version of the API may have written."""
+"""Reading of objects that a newer version of the API may have written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ Path = tuple[int | str, ...]
 
 
 def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path, ...]]:
-    """Parse `content` without the fields and values that `model` doesn't know. Their defaults apply.
+    """Parse `content` without the fields and values that `model` doesn't know.
+
+    The defaults of these fields apply. An object that then lacks a required field is left out, too.
 
     Returns:
-        The model, and the paths of what is left out. An object that lacks a required field then is left out, too.
+        The model, and the paths of the parts that were left out.
 
     Raises:
         ValidationError: A required field of `model` itself can't be read.
@@ -36,7 +38,7 @@ def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path
 
 
 def _remove(content: Any, path: Path) -> bool:
-    """Remove what lies at `path`. Returns whether there was anything."""
+    """Remove the value at `path`. Returns whether there was one."""
     try:
         for part in path[:-1]:
             content = content[part]

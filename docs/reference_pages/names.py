@@ -17,7 +17,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ),
     (contract.LABEL_CAPACITY_TYPE, "label of pods", "`on-demand` or `spot`: which nodes the pod asks for."),
     (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
-    (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: tells pods from before an edit."),
+    (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (

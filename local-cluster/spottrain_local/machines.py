@@ -131,7 +131,7 @@ class NodeProcesses:
             await self._delete(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}", metadata["uid"])
 
     async def _delete(self, path: str, uid: str | None = None) -> None:
-        """Delete an object at once. It is no error if the object is gone or was replaced."""
+        """Delete an object at once. An object that is gone or was replaced is not an error."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         if uid:
             options["preconditions"] = {"uid": uid}

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 BUCKET = "checkpoints"
-# These are no secrets: the store listens only on loopback, and holds what this user's rehearsals write.
+# These are not secrets: the store listens only on loopback, and holds what this user's rehearsals write.
 ACCESS_KEY_ID = "spottrain"
 SECRET_ACCESS_KEY = "spottrain-local"
 REGION = "us-east-1"

@@ -52,7 +52,7 @@ class BackOff:
 
 
 class Outage:
-    """Logs that the operator does not answer: when it begins, then at growing intervals, and when it is over.
+    """Logs that the operator does not answer: at the start, then at growing intervals, and at the end.
 
     It is over when none of the requests that failed, such as reports and polls, fails any more.
     """

@@ -1,4 +1,4 @@
-"""The agent's side of replicas: keeps the process that holds them running once a generation asks for it."""
+"""The agent's side of replicas: runs the process that holds them, if a generation asks for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER_SECONDS = 5.0
 
 
 class ReplicaProcess:
-    """Starts `replica_store` when the first token comes, and again if it dies, which loses what it held."""
+    """Starts `replica_store` with the first token, and again if it dies. Its replicas are lost then."""
 
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
@@ -37,8 +37,10 @@ class ReplicaProcess:
         return self._port.number
 
     async def open(self, token: str) -> None:
-        """Let in the ranks of the generation with this token, and no others. If that fails, they train without
-        replicas here."""
+        """Admit only the ranks of the generation with this token.
+
+        If that fails, they train without replicas on this member.
+        """
         self._token = token
         self._answered.clear()
         self._wanted.set()

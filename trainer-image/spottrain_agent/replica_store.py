@@ -1,14 +1,18 @@
-"""The process beside the agent that holds replicated shards of its own ranks and of a peer's.
+"""Process beside the agent that holds replicated shards of its own ranks and of a peer's.
 
-`python -m spottrain_agent.replica_store CONTROL LISTEN`, two socket descriptors. The agent writes the generation's
-token to CONTROL, a line each time it changes, and is answered, then and whenever something changes, with a line that
-says what is held. Ranks speak HTTP to LISTEN, with the token as bearer:
+`python -m spottrain_agent.replica_store CONTROL LISTEN`, with two socket descriptors.
 
-    PUT  /<generation>/<sequence>/<name>    an object of a replicated step; the answer says what taking it cost
+CONTROL connects it with the agent. The agent writes the generation's token, one line each time it changes. This
+process answers with a line that lists the steps that it holds, and writes such a line again whenever they change.
+
+LISTEN serves HTTP to ranks, with the token as bearer:
+
+    PUT  /<generation>/<sequence>/<name>    an object of a replicated step; the answer has its cost in processor time
     POST /held                              HeldShards: all objects of these ranks are there
     GET  /<generation>/<sequence>/<name>    the object, or a `Range` of it
 
-It outlives generations, imports no torch, and is the first process to end when the pod's memory is short.
+The process outlives generations and does not import torch. If the pod runs out of memory, it is the first to be
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from pydantic import ValidationError
 from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
 from spottrain_api.processes import die_with_parent
 
-# While a step is replicated, the previous one must be whole.
+# While a step is replicated, the previous one must stay complete.
 NUM_KEPT = 2
 _TIMEOUT_SECONDS = 30.0
 _PIECE_BYTES = 1 << 20  # other threads get their turn between two pieces
@@ -43,7 +47,10 @@ Place = tuple[int, int]
 
 
 class ReplicaStore:
-    """Objects of the newest replicated steps. A step counts, for a rank, once all of the rank's objects are there."""
+    """Objects of the newest replicated steps.
+
+    A step counts for a rank once all of the rank's objects are there.
+    """
 
     def __init__(self, on_change: Callable[[tuple[HeldShards, ...]], None]) -> None:
         self._on_change = on_change
@@ -53,10 +60,12 @@ class ReplicaStore:
         self._lock = threading.Lock()
 
     def room(self, size: int) -> bytearray:
-        """Memory for an object. An older step's is reused, because fresh pages cost more than the bytes.
+        """Memory for an object, reused from an older step if the size fits.
+
+        Fresh pages cost more than copying the bytes.
 
         Raises:
-            MemoryError: There is no memory.
+            MemoryError: The memory is used up.
         """
         with self._lock:
             fitting = next((spare for spare in self._spare if len(spare) == size), None)
@@ -73,7 +82,7 @@ class ReplicaStore:
             return self._objects.get(place, {}).get(name)
 
     def hold(self, step: HeldShards) -> None:
-        """The objects of these ranks are complete; what is older than the newest steps is dropped."""
+        """Note that the objects of these ranks are complete, and drop steps that are too old."""
         with self._lock:
             place = (step.generation, step.sequence)
             known = self._steps.get(place)
@@ -82,12 +91,12 @@ class ReplicaStore:
             oldest = sorted(self._steps)[-NUM_KEPT:][0]
             self._steps = {kept: self._steps[kept] for kept in sorted(self._steps) if kept >= oldest}
             if over := [place for place in self._objects if place < oldest]:
-                # A reader that still reads one of these notices it by the checksums.
+                # A rank that still reads one of these detects the change by its checksums.
                 self._spare = [data for place in over for data in self._objects.pop(place).values()]
             self.report()
 
     def report(self) -> None:
-        """Report what is held."""
+        """Report the steps that are held."""
         self._on_change(tuple(self._steps.values()))
 
 

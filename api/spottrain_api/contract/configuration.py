@@ -1,4 +1,4 @@
-"""What the run directory gives to ranks: the settings of their job, and requests to drain."""
+"""Messages to ranks in the run directory: settings of the job, and requests to drain."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from spottrain_api.settings import TrainingSettings
 
 
 class DrainRequest(Message):
-    """Request to stop together at a step boundary, commit there, and end with the outcome `drained`.
+    """Request to stop together at a step boundary, commit there, and end as `drained`.
 
-    `is_preemption` says that a cloud takes a node at the deadline: stopping long before it gains nothing.
+    Attributes:
+        is_preemption: Whether a cloud takes a node at the deadline. If so, stopping long before it gains nothing.
     """
 
     reason: str
@@ -28,8 +29,14 @@ class DrainRequest(Message):
 
 
 class Interruptions(Message):
-    """Preemptions of the job before this generation. `num_noticed` of `num` came with notice. After `num_covered` of
-    the others training resumed from replicas."""
+    """Preemptions of the job before this generation.
+
+    Attributes:
+        num: All of them.
+        num_noticed: Those that came with notice.
+        num_covered: Those without notice after which training resumed from replicas.
+        observed_seconds: Duration of the time in which they are counted.
+    """
 
     num: int = 0
     num_noticed: int = 0
@@ -38,12 +45,12 @@ class Interruptions(Message):
 
 
 class TrainerConfig(TrainingSettings, Message):
-    """What the ranks of a generation are told (run.json): the job's settings, and what else they need to know.
+    """Configuration of the ranks of a generation (run.json): the job's settings, and its context.
 
     Attributes:
         attempt_id: Unique for each generation; also torchrun's rendezvous id.
         min_world_size: The smallest world size that the job may have. None: that of this generation.
-        interruptions: From them `checkpoint.interval: auto` is derived.
+        interruptions: Input of `checkpoint.interval: auto`.
         resume: The newest commit that the operator knows. Ranks read HEAD themselves; a HEAD older than this is an
             error.
     """

@@ -7,7 +7,7 @@ import re
 # Torch's types for a broken backend or store are enough by themselves.
 _ALONE = re.compile(r"^torch\.(distributed|_C)\.\w*(DistBackendError|DistNetworkError)$")
 # Others are recognised by the messages of gloo, NCCL and the store. Not OSError: a script's own network errors also
-# say "Connection reset by peer". What gloo raises begins with the path of its source: the connections'.
+# say "Connection reset by peer". Errors of gloo start with the path of its source: the connections'.
 _TYPES = re.compile(r"^(builtins\.RuntimeError|torch\.(distributed|_C)\..*)$")
 _TEXTS = re.compile(
     r"connection (was )?(closed|reset|refused) by|connection (closed|reset)|broken pipe|gloo"

@@ -1,7 +1,7 @@
-"""Settings that ranks train by, each defined once.
+"""Settings of the ranks, each defined once.
 
-The spec of a TrainingJob and the messages for ranks are made of these models. As part of a spec they refuse unknown
-fields; a message is read without them.
+The spec of a TrainingJob and the messages for ranks are made of these models. In a spec, unknown fields are refused.
+In a message, they are ignored.
 """
 
 from spottrain_api.settings.checkpoint import CheckpointConfig

@@ -12,7 +12,7 @@ from spottrain_api.settings.resource import Resource
 
 
 def _understood(interval: str) -> str:
-    """Raises ValueError for what the pattern doesn't match, with what to write instead."""
+    """Check that the pattern matches. The ValueError says what to write instead."""
     if re.fullmatch(INTERVAL_PATTERN, interval) is None:
         raise ValueError("write auto, or a number with steps, s or m, as in 50steps")
     return interval

@@ -35,7 +35,7 @@ class FsdpConfig(Resource):
 class DeepSpeedConfig(Resource):
     """Settings of DeepSpeed, for the strategy deepspeed."""
 
-    # The API server checks the default {} as it is, before it fills in the defaults inside: hence has().
+    # The API server checks the default {} before it fills in the defaults inside. Therefore the rules use has().
     cel_rules = (
         (
             "!has(self.offloadOptimizer) || !self.offloadOptimizer || !has(self.zeroStage) || self.zeroStage >= 1",
@@ -105,7 +105,7 @@ class Batch(Resource):
 
 
 class TrainingSettings(Resource):
-    """What ranks train by: the part of a spec that reaches them, in the same fields."""
+    """The part of a spec that reaches the ranks, with the same fields."""
 
     strategy: Strategy = Strategy.AUTO
     precision: Precision = Precision.FP32

@@ -27,8 +27,13 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a rank has: bytes of its accelerator (on the CPU: none) and of its share of the host, and whether
-    DeepSpeed is installed."""
+    """Memory of a rank, and whether DeepSpeed is installed.
+
+    Attributes:
+        accelerator_bytes: Memory of its accelerator. None on the CPU.
+        host_bytes: Its share of the host's memory.
+        has_deepspeed: Whether DeepSpeed is installed.
+    """
 
     accelerator_bytes: int | None
     host_bytes: int
@@ -45,7 +50,7 @@ class Machine:
 
 
 def least_of_all(own: Machine, group: dist.ProcessGroup | None) -> Machine:
-    """What every rank has at least. A collective of `group`; None: a world of one."""
+    """The least that any rank has. A collective of `group`; None: a world of one."""
     machines = [own]
     if group is not None:
         machines = [own] * dist.get_world_size(group)
@@ -67,7 +72,10 @@ def choose_automatically(
     tokens_per_sample: int | None,
     activation_checkpointing: bool = False,
 ) -> StrategyChoice:
-    """A pure function of its arguments, so that ranks that agree on them choose the same."""
+    """Choose a strategy.
+
+    This is a pure function, so ranks that pass the same arguments choose the same strategy.
+    """
     workload = Workload(
         model=facts_of(model),
         micro_batch=config.plan.micro_batch,
@@ -92,7 +100,7 @@ def choose_automatically(
             return unfit_for_shards(model) is None
         if estimate.strategy != DEEPSPEED or estimate.zero_stage is None:
             return True
-        # A stage that the job or a DeepSpeed JSON names is meant for the case that ZeRO is used.
+        # If ZeRO is used, it has to be at the stage that the job or a DeepSpeed JSON names.
         if not machine.has_deepspeed or named_stage(config) not in (None, estimate.zero_stage):
             return False
         return unfit_for_zero(model, estimate.zero_stage, config.precision) is None
@@ -120,7 +128,7 @@ def choose_automatically(
 
 
 def applied(choice: StrategyChoice, config: EngineConfig) -> EngineConfig:
-    """The settings of an engine, with what was chosen beside the strategy."""
+    """Return the settings of an engine with the chosen ZeRO stage and offloading."""
     if choice.strategy == DEEPSPEED:
         chosen = config.deepspeed.model_copy(
             update={
@@ -136,7 +144,10 @@ def applied(choice: StrategyChoice, config: EngineConfig) -> EngineConfig:
 
 
 def facts_of(model: nn.Module) -> ModelFacts:
-    """What can be seen of a model: its embedding gives hidden units and vocabulary, its blocks the layers."""
+    """Read the facts off a model.
+
+    Its largest embedding gives hidden units and vocabulary. Its blocks are the layers.
+    """
     parameters = list(model.parameters())
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     largest = max(embeddings, key=lambda module: module.num_embeddings, default=None)
@@ -156,7 +167,7 @@ def _num_elements(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _host_bytes() -> int:
-    """Memory of this machine, or of the container where that has less."""
+    """Memory of this machine, or of the container if its limit is lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _CGROUP_LIMITS:
         text = path.read_text().strip() if path.exists() else "max"

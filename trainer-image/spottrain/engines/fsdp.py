@@ -27,11 +27,16 @@ from spottrain_api.contract import FailureReason
 class FsdpEngine(NativeEngine):
     """Implements Engine. Gathers the blocks of the model one by one.
 
-    What can't be sharded is whole on every rank, which optimizers that take many parameters at once are told by
-    `implicit_replication`."""
+    Parameters that can't be sharded are whole on every rank. `implicit_replication` lets an optimizer update them
+    together with shards.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ValueError, with a sentence, for settings that don't fit together."""
+        """Check that the settings fit together.
+
+        Raises:
+            ValueError: They don't. The message is a sentence for the user.
+        """
         super().__init__(config)
         sharding = config.fsdp.sharding
         if sharding == HYBRID and config.plan.world_size % config.local_world_size:
@@ -41,15 +46,20 @@ class FsdpEngine(NativeEngine):
             )
 
     def _spread(self, model: nn.Module) -> nn.Module:
-        """Each block is on the device as a whole only while it is sharded: the model needn't fit there. Raises
-        UserError for blocks that can't be gathered as one, and for weights that can't be sharded."""
+        """Shard the model block by block.
+
+        Only one block at a time is whole on the device, so the model needn't fit there.
+
+        Raises:
+            UserError: A block can't be gathered as one, or a weight can't be sharded.
+        """
         if (refusal := unfit_for_shards(model)) is not None:
             raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
         mesh, is_fp32 = self._mesh(), self._config.precision is torch.float32
         for parameter in model.parameters():
             if parameter.layout is torch.strided and not parameter.is_contiguous():  # as in channels_last
                 parameter.data = parameter.data.contiguous()
-        # They keep their statistics in fp32, and want their weights in the same.
+        # Batch norms keep their statistics in fp32, and need their weights in the same type.
         norms = [] if is_fp32 else batch_norms(model)
         blocks = list(reversed(find_blocks(model, self._config.wrap)))  # inner ones first
         for block, parameter in used_from_outside(model, blocks):
@@ -68,22 +78,25 @@ class FsdpEngine(NativeEngine):
         if gathered and dist.get_world_size() > 1:
             self._same_blocks = SameBlocks(gathered, kept=not self._config.fsdp.reshard_after_forward)
         if dist.get_world_size() > 1:
-            # What a rank hasn't used, such as an expert's parameters, has a gradient of zero there: all reduce the
-            # same.
+            # Parameters that a rank hasn't used, such as an expert's, get a gradient of zero there, so that all ranks
+            # reduce the same ones.
             model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         return model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Gradients are reduced to shards after every micro-batch: kept whole until the last one, they would take the
-        memory that sharding is for. The gradients of what is whole wait for the last one, and so does the all-reduce
-        over the nodes under hybrid sharding. Until then the device keeps this rank's shards of the gradients, with
-        offload too."""
+        """Prepare the reductions of a micro-batch.
+
+        FSDP2 reduces gradients to shards after every micro-batch. If they were kept whole until the last one, they
+        would take the memory that sharding saves. Two reductions wait for the last micro-batch: that of parameters
+        that aren't sharded, and, under hybrid sharding, the all-reduce over the nodes. Until then the device keeps
+        this rank's shards of the gradients, also with offload.
+        """
         self._is_last = is_last
         if self._config.fsdp.sharding == HYBRID:
             self._model.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor) -> None:
-        """A collective. Raises UserError where the ranks didn't call the same blocks."""
+        """Run backward; a collective. Raises UserError if the ranks didn't call the same blocks."""
         if self._same_blocks is not None:
             self._same_blocks.compare()
         super().backward(loss)
@@ -102,7 +115,7 @@ class FsdpEngine(NativeEngine):
         with implicit_replication():
             return super().gradients_are_finite()
 
-    # Both may make the optimizer's state, by a step of it.
+    # The next two may create the optimizer's state, by a step of the optimizer.
 
     def state(self) -> dict[str, Any]:
         with implicit_replication():
@@ -113,15 +126,17 @@ class FsdpEngine(NativeEngine):
             super().load_state(state)
 
     def _begin_alike(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """What several ranks have is the first one's, also where a script has seeded each rank differently. A shard
-        that one rank has is nobody else's."""
+        """Give all copies the values of the first rank that has them, even if a script seeds each rank differently.
+
+        Under full sharding, only the whole parameters have copies. Under hybrid sharding, shards have copies, too.
+        """
         take_over(parameter.detach() for parameter in self._whole)
         if mesh.ndim == 2:
             shards = (each.to_local().detach() for each in model.parameters() if isinstance(each, DTensor))
             take_over(shards, mesh.get_group("replicas"))
 
     def _average_whole(self) -> None:
-        """The gradients of what every rank has whole."""
+        """Average the gradients of the parameters that every rank has whole."""
         under_way = []
         for parameter in self._whole:
             if parameter.requires_grad and parameter.numel():
@@ -132,7 +147,7 @@ class FsdpEngine(NativeEngine):
             gradient /= dist.get_world_size()
 
     def _mesh(self) -> DeviceMesh:
-        """All ranks in a row; or, hybrid, a row of shards for each node, whose columns are replicas."""
+        """A row of all ranks; or, if hybrid, a row of shards for each node, with replicas in the columns."""
         device, world_size, local = self._config.device.type, dist.get_world_size(), self._config.local_world_size
         if self._config.fsdp.sharding == FULL or local == world_size:
             return init_device_mesh(device, (world_size,))
@@ -151,8 +166,10 @@ class FsdpEngine(NativeEngine):
         )
 
     def _policy(self, output_dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-        """Blocks hand on what they computed in (`output_dtype` None); the sums of gradients are in fp32, as
-        sums of many small numbers lose too much in bf16."""
+        """The types to compute, reduce and return in. `output_dtype` None: return the type that is computed in.
+
+        Gradients are summed in fp32, because sums of many small numbers lose too much in bf16.
+        """
         if self._config.precision is torch.float32:
             return MixedPrecisionPolicy()
         return MixedPrecisionPolicy(
@@ -170,9 +187,15 @@ def _sentence_on_sharing(model: nn.Module, block: nn.Module, parameter: nn.Param
 
 
 def kept_whole(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """What FSDP2 can't shard of modules that are gathered one by one, inner ones first: parameters without dimensions
-    or without elements, complex ones, whose gradients it would add up wrongly, and those that are trained in another
-    type than most of their module, as a few norms in fp32 among weights in bf16."""
+    """Parameters that FSDP2 can't shard.
+
+    - Parameters without dimensions or without elements.
+    - Complex ones: FSDP2 would add up their gradients wrongly.
+    - Trained ones of a different type than most of their module, such as a few norms in fp32 among weights in bf16.
+
+    Args:
+        modules: The modules that are gathered one by one, inner ones first.
+    """
     seen: set[nn.Parameter] = set()
     for module in modules:
         own = [parameter for parameter in module.parameters() if parameter not in seen]

@@ -1,11 +1,11 @@
-"""What a checkpoint has of a model: plain tensors and shards, by the names that they had before it was spread.
+"""The state of a model in a checkpoint: plain tensors and shards, by their names in the unspread model.
 
-Quantized weights are more than that. Here their parts have names of their own:
+A quantized weight has several parts. Each part has a name of its own:
 
-- A tensor that wraps others (torchao's, by torch's protocol `__tensor_flatten__`) is its inner tensors:
+- A tensor that wraps others (torchao's, by torch's protocol `__tensor_flatten__`) is saved as its inner tensors:
   `weight.qdata`, `weight.scale`.
-- A 4-bit weight of bitsandbytes is packed bytes, and beside them a quantization state, which its modules write to
-  state dicts and don't read: `weight.absmax`, `weight.quant_state.bitsandbytes__nf4`.
+- A 4-bit weight of bitsandbytes consists of packed bytes and a quantization state: `weight.absmax`,
+  `weight.quant_state.bitsandbytes__nf4`. Its modules write that state to state dicts, but don't read it from there.
 - Other modules keep scales that are neither parameters nor buffers, such as bitsandbytes' `SCB` of 8-bit weights.
 """
 
@@ -26,26 +26,29 @@ from spottrain.engines.buffers import take_over
 
 Tensors = dict[str, torch.Tensor]
 
-# What torch.compile and the wrappers of recomputed modules add to names; state dicts leave it out.
+# Parts of names that torch.compile and activation checkpointing add. State dicts leave them out.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 _EXTRA_STATE = "_extra_state"
-# The numbers of a quantization state are packed as JSON, whose length depends on their digits. Spaces fill it up, so
-# that two bases have the same shapes.
+# The numbers of a quantization state are packed as JSON, whose length depends on their digits. It is padded with
+# spaces, so that the states of two models have the same shape.
 _PACKED = "quant_state.bitsandbytes__"
 _PACKED_BYTES = 256
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """DDP's prefix is taken off the names here: torch forgets it at a module that is there several times."""
+    """The model inside DDP.
+
+    torch doesn't remove DDP's prefix from all names of a module that occurs several times.
+    """
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """The model's state dict as it is to be saved, and to be filled. Raises UnsupportedState."""
+    """The model's state dict, to save it or to load into it. Raises UnsupportedState."""
     model = without_wrapper(model)
     try:
         state = model.state_dict()
-    except NotImplementedError as error:  # as of bitsandbytes' embeddings
+    except NotImplementedError as error:  # as bitsandbytes' embeddings do
         raise UnsupportedState(
             f"A module of the model has no state that could be saved: {error}. Leave that module as it was before "
             "it was quantized."
@@ -70,8 +73,10 @@ def wrapping_names(model: nn.Module) -> Iterator[str]:
 
 
 def unfit_for_shards(model: nn.Module) -> str | None:
-    """Why weights of `model` can't be sharded, as a sentence; None where they can. bitsandbytes' 8-bit modules hold
-    the whole weight a second time."""
+    """Why weights of `model` can't be sharded, as a sentence; None if they can.
+
+    bitsandbytes' 8-bit modules can't be sharded because they hold the whole weight a second time.
+    """
     unfit = {*wrapping_names(model), *(name for name, each in model.named_parameters() if hasattr(each, "SCB"))}
     for name, parameter in model.named_parameters():
         if name in unfit:
@@ -81,7 +86,7 @@ def unfit_for_shards(model: nn.Module) -> str | None:
 
 
 def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Put back what `model_state` of the same model returned, with other values."""
+    """Load values into a model, from a dict such as its `model_state` returns."""
     model = without_wrapper(model)
     # A copy, as torch takes values out of it.
     set_model_state_dict(model, dict(state), options=StateDictOptions(strict=False))
@@ -89,7 +94,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def share_parts(model: nn.Module, device: torch.device) -> None:
-    """All ranks have rank 0's parts of quantized weights. A collective where there are any."""
+    """Give all ranks rank 0's parts of quantized weights. A collective if there are any."""
     model = without_wrapper(model)
     parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
     take_over(parts.values())
@@ -97,9 +102,11 @@ def share_parts(model: nn.Module, device: torch.device) -> None:
 
 
 def frozen_names(model: nn.Module) -> set[str]:
-    """Names in `model_state` of what isn't trained: all names of a parameter that has several, and parts of quantized
-    weights. Buffers may follow the samples; in a model that is trained as a whole they are taken to, and so are those
-    of a module with trained parameters."""
+    """Names in `model_state` of values that aren't trained.
+
+    They include all names of a parameter that has several, and the parts of quantized weights. A buffer may change
+    with the samples. It counts as trained if the whole model is trained, or if its module has trained parameters.
+    """
     model = without_wrapper(model)
     trains = {module: any(p.requires_grad for p in module.parameters(recurse=False)) for module in model.modules()}
     is_part = any(not parameter.requires_grad for parameter in model.parameters())
@@ -127,7 +134,7 @@ def _wraps(value: object) -> TypeGuard[Any]:
 
 
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value that wraps tensors as these. Shards are DCP's to take apart."""
+    """The inner tensors of a value that wraps tensors, or the value itself. DCP takes shards apart."""
     if not _wraps(value):
         yield name, value
         return
@@ -137,7 +144,7 @@ def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
-    """What torch's loading leaves out: tensors of `state` that are no parameters, buffers or extra state."""
+    """Tensors that torch's loading leaves out: not a parameter, a buffer or extra state."""
     own = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     own |= {_unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
     others = {name: value for name, value in state.items() if name not in own and not name.endswith(_EXTRA_STATE)}
@@ -145,7 +152,7 @@ def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
 
 
 def put_back(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Parts of quantized weights, which torch's loading leaves out."""
+    """Load the parts of quantized weights, which torch's loading leaves out."""
     with torch.no_grad():
         for name, tensor in _beside(model, model_state(model)).items():
             tensor.copy_(state[name])
@@ -160,10 +167,12 @@ def put_back(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _quantized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """Modules of bitsandbytes with 4-bit weights, the name of the weight, and its quantization state, which under
-    FSDP2 the module alone has."""
+    """4-bit weights of bitsandbytes: the name, the module, and the quantization state.
+
+    Under FSDP2 only the module has that state.
+    """
     for prefix, module in model.named_modules(remove_duplicate=False):
-        weight = module._parameters.get("weight")  # its own: PEFT's layers pass on that of the layer that they wrap
+        weight = module._parameters.get("weight")  # its own; PEFT's layers also show that of the layer that they wrap
         quantization = getattr(weight, "quant_state", None) or getattr(module, "quant_state", None)
         if weight is not None and hasattr(quantization, "from_dict"):
             yield _unwrapped(f"{prefix}.weight".lstrip(".")), module, quantization

@@ -55,7 +55,7 @@ class Launch:
 
     @property
     def generation(self) -> int:
-        """Number of the generation, also if the rest of what it is told can't be read. 0 where there is no agent."""
+        """Number of the generation, even if the rest of run.json can't be read. 0 without an agent."""
         told = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
         return told.generation if told is not None else 0
 

@@ -21,7 +21,7 @@ def prefix(generation: int, sequence: int) -> str:
 
 
 def state_key(attempt: str) -> str:
-    """Key of the state that is not tensors. Rank 0 leaves it beside its shard."""
+    """Key of the state other than tensors. Rank 0 writes it beside its shard."""
     return f"{attempt}state.json"
 
 
@@ -36,8 +36,11 @@ class ReplicaClient:
         self._headers = {"Authorization": f"Bearer {token}"}
 
     def put(self, objects: dict[str, Buffer], step: HeldShards) -> float:
-        """Leave these objects, and then say that the step is whole for its ranks. Returns the processor time, in
-        seconds, that it took there."""
+        """Send these objects, and then report that the step is complete for its ranks.
+
+        Returns:
+            Processor time that the member spent, in seconds.
+        """
         seconds = 0.0
         with self._connected() as connection:
             for key, data in objects.items():
@@ -53,7 +56,7 @@ class ReplicaClient:
             return self._ask(connection, "GET", f"/{key}").read()
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """As CheckpointStorage's method. Raises ObjectNotFound."""
+        """Read a part of an object, as `CheckpointStorage.read_into` does. Raises ObjectNotFound."""
         wanted = {"Range": f"bytes={offset}-{offset + len(memory) - 1}"}
         filled = 0
         with self._connected() as connection:
@@ -97,7 +100,10 @@ class ReplicaClient:
 
 
 class ReplicaReader:
-    """Implements ObjectReader for a replicated step: each rank's objects come from the member that holds them."""
+    """Implements ObjectReader for a replicated step.
+
+    Each rank's objects come from the member that holds them.
+    """
 
     parallel_reads = 4
 

@@ -1,8 +1,8 @@
 """Replicas: each rank's shard in the memory of its own member and of a peer on another node.
 
-After the loss of a node, training repeats a few steps at most, and reads nothing from the store. There is no commit:
-the operator knows from the members' reports which step they hold for all ranks. A generation that resumes from it
-commits it to the store first, so that HEAD stays the truth.
+After the loss of a node, training repeats a few steps at most, and reads nothing from the store. A replicated step is
+not a commit: the operator learns from the members' reports which step they hold for all ranks. A generation that
+resumes from such a step commits it to the store first, so that HEAD stays the truth.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ from spottrain_api.contract import HeldShards, ReplicaSettings, ReplicatedStep
 
 logger = logging.getLogger(__name__)
 
-# Share of a step's time, if the job doesn't say how often to replicate. A step may take 2% more in total, but what a
-# rank sends also delays the others, at a different moment than their own sends.
+# Cost of replicas as a share of a step's time, if the job doesn't say how often to replicate. A step may take 2%
+# longer in total. Half of that is kept for the sends of the other ranks, which delay this rank at different moments.
 COST_SHARE = 0.01
 _SMOOTHING = 0.5
 
 
 class Replicas:
-    """One rank's access to peers' memory. `replicate` and `read` are collectives on `group`, from the training
-    thread. Work in the background uses no collective."""
+    """One rank's access to peers' memory.
+
+    `replicate` and `read` are collectives on `group`. The training thread calls them. Work in the background uses no
+    collective.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Replicas:
         self._generation = generation
         self._rank = rank
         self._world_size = world_size
-        # The share of the node's processors in one second of one rank's thread.
+        # Seconds of the whole node, if each of its ranks spends one second of processor time.
         self._processor_share = ranks_per_node / (os.cpu_count() or 1)
         self._group = group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
@@ -80,8 +83,10 @@ class Replicas:
         self._sending: Future[None] | None = None
         self._complained = False
         self.cost_seconds: float | None = None
-        """Seconds of training that one replica takes, smoothed: the wait for staging, and a share of the
-        processors."""
+        """Seconds of training that one replica costs, smoothed.
+
+        It is the sum of the wait for staging and a share of the processors' time.
+        """
 
     @property
     def resume(self) -> ReplicatedStep | None:
@@ -89,8 +94,10 @@ class Replicas:
         return self._settings.resume
 
     def is_due(self, step: int, step_seconds: float | None) -> bool:
-        """Whether to replicate after this step. Rank 0 decides for all. The first step is due, to measure the
-        cost."""
+        """Whether to replicate after this step.
+
+        Rank 0 decides for all ranks. The first step is always due, to measure the cost.
+        """
         if self._is_busy():
             return False
         return self._newest_step is None or step - self._newest_step >= self.interval(step_seconds)
@@ -128,8 +135,8 @@ class Replicas:
             state: What to replicate. Sharded tensors come from every rank, everything else from rank 0.
             step: Number of steps that the state has seen.
             extra: Plain values that are stored beside the state, from rank 0.
-            rank_state: Plain values of each rank's own.
-            started: When the training started to wait for this, by time.monotonic.
+            rank_state: Plain values of this rank.
+            started: When training started to wait for this call, by time.monotonic. Default: now.
 
         Returns:
             Whether it was staged. False, on all ranks, while the previous one is under way on one of them.
@@ -162,8 +169,11 @@ class Replicas:
         return True
 
     def read(self, checkpoint: ReplicatedStep) -> tuple[Manifest, PartReader]:
-        """The manifest of a step in memory, made of its receipts, and a reader of its data. Raises CheckpointError,
-        on all ranks."""
+        """Make the manifest of a step in memory from its receipts, and a reader of its data.
+
+        Raises:
+            CheckpointError: On all ranks.
+        """
         source = ReplicaReader(checkpoint, self._settings.token)
         manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint))
         return manifest, PartReader(source, source.prefix, manifest)
@@ -188,7 +198,7 @@ class Replicas:
         objects[receipt_key(attempt, self._rank)] = serialise(receipt.model_copy(update={"file": file}))[0]
 
         def put(member: ReplicaClient) -> float:
-            """Processor time here and there."""
+            """Send to one member. Returns the processor time of both sides, in seconds."""
             begun, there = time.thread_time(), 0.0
             try:
                 there = member.put(objects, place)
@@ -202,16 +212,16 @@ class Replicas:
 
         with ThreadPoolExecutor(len(self._members)) as pool:
             sending = sum(pool.map(put, self._members))
-        # What this node sends, it also receives: its own shards, and as many from a different member.
+        # This node receives as much as it sends: its own shards, and as many from a different member.
         cost = stall_seconds + (time.thread_time() - started + sending) * self._processor_share
         if place.sequence == 1:
-            return  # it includes the plan and the allocation of memory
+            return  # the first cost includes the plan and the allocation of memory
         known = self.cost_seconds
         self.cost_seconds = cost if known is None else _SMOOTHING * cost + (1 - _SMOOTHING) * known
 
 
 def _manifest(source: ReplicaReader, checkpoint: ReplicatedStep) -> Manifest:
-    """Raises CorruptCheckpoint where something is missing or doesn't fit together."""
+    """Build the manifest. Raises CorruptCheckpoint if parts are missing or don't fit together."""
     where = f"The replica of step {checkpoint.step} in members' memory"
     try:
         found = [source.get(receipt_key(source.prefix, rank))[0] for rank in range(checkpoint.world_size)]

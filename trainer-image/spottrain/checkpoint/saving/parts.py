@@ -1,4 +1,4 @@
-"""What one rank has to save, and what the ranks agree on before they copy it."""
+"""The parts that one rank saves, and what the ranks agree on before they copy them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spottrain.checkpoint.format import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What one rank has to save: tensors, and the rest as JSON."""
+    """The parts that one rank saves: tensors, and everything else as JSON."""
 
     tensors: codec.Tensors
     tree: codec.Json
@@ -25,7 +25,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class AgreedParts:
-    """One rank's parts, and the answers that all ranks have to the same questions."""
+    """One rank's parts, and the facts that all ranks have agreed on."""
 
     parts: Parts
     own: codec.Tensors
@@ -33,10 +33,10 @@ class AgreedParts:
     once: codec.Tensors
     """Frozen weights."""
     is_busy: bool
-    """Whether the save before is under way on a rank."""
+    """Whether the previous save is under way on a rank."""
     is_wanted: bool
     has_changed: bool
-    """Whether the tensors of a rank differ in structure from those of the save before."""
+    """Whether the tensors of a rank differ in structure from those of the previous save."""
     has_unwritten: bool
-    """Whether a rank has frozen weights that no commit holds as they are."""
+    """Whether a rank has frozen weights that no commit holds with their present values."""
     unique: int
