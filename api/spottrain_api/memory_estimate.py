@@ -134,8 +134,11 @@ class Workload:
 
     @property
     def accumulates_for_replicas(self) -> bool:
-        """Whether FSDP2 keeps shards of the gradients on the device until replicas reduce them, also with offload.
-        So it is on several nodes, and a job that starts on one may grow."""
+        """Whether FSDP2 adds up shards of gradients on the device, also with offload.
+
+        Under hybrid sharding on several nodes it keeps them until the replicas reduce them. A job that starts on one
+        node may grow, so the estimate always counts them.
+        """
         return self.fsdp_ranks is not None and self.num_micro_batches > 1
 
 

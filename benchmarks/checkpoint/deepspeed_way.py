@@ -16,8 +16,11 @@ from benchmarks.checkpoint.state import TENSOR_BYTES
 
 
 class DeepSpeedSave:
-    """Half of the bytes are the model's weights, which rank 0 writes. The other half is every rank's part of their
-    fp32 copy in the optimizer, which is plain SGD. A different number of ranks needs a conversion to load it."""
+    """Half of the bytes are the model's weights, which rank 0 writes.
+
+    The other half is every rank's part of their fp32 copy in the optimizer, which is plain SGD. A different number of
+    ranks needs a conversion to load it.
+    """
 
     name = "DeepSpeed save_checkpoint"
 

@@ -45,8 +45,10 @@ def bytes_below(uri: str) -> int:
 
 
 def save_all(ways: list[Way], state: State, uri: str, rounds: int) -> Numbers:
-    """Run all ways in turn, round after round. The first round, in which they plan and allocate, counts
-    separately."""
+    """Run all ways in turn, round after round.
+
+    The first round, in which they plan and allocate, counts separately.
+    """
     seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(1, rounds + 2):
         for way in ways:

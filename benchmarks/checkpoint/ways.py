@@ -194,8 +194,10 @@ class Spottrain:
 def ways_for(
     uri: str, generation: int, writers: Sequence[WriterProcess], *, mib: int, device: torch.device, saves: bool
 ) -> list[Way]:
-    """The ways that can write to this store: torch's and DeepSpeed's own know only files. A world other than the one
-    that `saves` can't read all of them. DeepSpeed's is left out if it isn't installed."""
+    """The ways that can write to this store: torch's and DeepSpeed's own know only files.
+
+    A world other than the one that `saves` can't read all of them. DeepSpeed's is left out if it isn't installed.
+    """
     parts = urlsplit(uri)
     ours = [
         Spottrain(f"{uri}/spottrain", generation, writers[0]),

@@ -1,5 +1,7 @@
-"""The agent's clients of the operator's control API and of the watcher's notice API: long polls that never give
-up."""
+"""The agent's clients of the operator's control API and of the watcher's notice API.
+
+Both use long polls that never give up.
+"""
 
 from __future__ import annotations
 
@@ -134,8 +136,10 @@ class ControlClient:
                 on_assignment(assignment.model_copy(update={"drain": drain}))
 
     async def send_report(self, report: AgentReport) -> bool:
-        """Send a report. Returns whether the operator has taken it; if not, the next report holds the same and
-        more."""
+        """Send a report.
+
+        Returns whether the operator has taken it; if not, the next report holds the same and more.
+        """
         try:
             async with self._session.post(
                 self._url + PATH_REPORT,

@@ -21,8 +21,10 @@ def worker_ended_file(local_rank: int) -> str:
 
 
 class WorkerStarted(Message):
-    """Written by a worker as its first act. `expects_session`: its script is going to open a session of the
-    library."""
+    """Written by a worker as its first act.
+
+    `expects_session`: its script is going to open a session of the library.
+    """
 
     pid: int
     started_at: datetime

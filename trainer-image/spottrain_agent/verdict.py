@@ -38,8 +38,10 @@ class RankObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationObservation:
-    """What is known about all local ranks. `is_settled`: the launcher has had time to report its workers, or is
-    gone."""
+    """What is known about all local ranks.
+
+    `is_settled`: the launcher has had time to report its workers, or is gone.
+    """
 
     ranks: tuple[RankObservation, ...]
     launcher: LauncherEnded | None = None

@@ -75,8 +75,10 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
 
 
 def _start_writer() -> None:
-    """Fork the writer before the script runs: there are no threads and no CUDA context yet, which a fork would
-    break."""
+    """Fork the writer before the script runs.
+
+    There are no threads and no CUDA context yet, which a fork would break.
+    """
     try:
         from spottrain.checkpoint.saving.writer import start_writer  # the zygote has imported it
     except ImportError:

@@ -138,8 +138,10 @@ def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
 
 
 def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
-    """Record an event if steps were skipped or rolled back since the last record, or if something else differed from
-    the plan. The status of the next generation no longer shows it."""
+    """Record an event for what did not go as planned since the last record, such as a skipped step.
+
+    The status of the next generation no longer shows it.
+    """
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
         return draft.record("RolledBack", newest.message or "training was rolled back to a commit", warning=True)

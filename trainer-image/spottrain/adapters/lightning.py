@@ -109,8 +109,11 @@ class Batches:
 
 
 class Records:
-    """What a checkpoint of Lightning holds besides the contents of every commit: the states of callbacks, of a data
-    module and of the loss scaler, and additions of the module's hooks. Implements Stateful."""
+    """Contents of Lightning's checkpoints that a commit does not hold otherwise.
+
+    These are the states of callbacks, of a data module and of the loss scaler, and additions of the module's hooks.
+    Implements Stateful.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -229,8 +232,10 @@ class SpottrainStrategy(DDPStrategy):
         done.ready = done.completed = self.loop.step
 
     def take_up_epoch(self, trainer: Trainer) -> None:
-        """Let Lightning count from the completed steps, and run the validation that is due after the last of them:
-        commits are made before a validation."""
+        """Let Lightning count from the completed steps, and run a validation that is due.
+
+        Commits are made before a validation, so that of the last completed step may not have run yet.
+        """
         fit, loop, done = trainer.fit_loop, trainer.fit_loop.epoch_loop, self.loop.step
         fit._data_fetcher.fetched = done * trainer.accumulate_grad_batches
         loop.batch_progress.increment_by(fit._data_fetcher.fetched)

@@ -84,8 +84,10 @@ class SpottrainCallback(TrainerCallback):
 
 
 class SpottrainTrainer(Trainer):
-    """A transformers.Trainer that stops, commits and resumes with the job. Implements Stateful, for the Trainer's own
-    records."""
+    """A transformers.Trainer that stops, commits and resumes with the job.
+
+    Implements Stateful, for the Trainer's own records.
+    """
 
     loop: ForeignLoop
     compute_loss: Callable[..., Any]
@@ -211,8 +213,11 @@ class SpottrainTrainer(Trainer):
         return super().train(None, *positional, **named)
 
     def evaluate(self, *positional: Any, **named: Any) -> dict[str, float]:
-        """As the Trainer's, after the step is complete. It does not change the random numbers of training: a drain
-        may postpone it to the start of the next generation."""
+        """As the Trainer's, after the step is complete.
+
+        It does not change the random numbers of training: a drain may postpone it to the start of the next
+        generation.
+        """
         if self.is_in_train:
             self._is_evaluating = True
             self.loop.complete_step()
@@ -233,8 +238,11 @@ class SpottrainTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of a step, for which this computes the weights: by labels if the Trainer counts them, as
-        it does for models that take `num_items_in_batch`; otherwise by samples."""
+        """The micro-batches of a step, for which this computes the weights.
+
+        Weights count labels if the Trainer does so, as for models that take `num_items_in_batch`. Otherwise they
+        count samples.
+        """
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         weights = torch.tensor([part.loss_weight for part in self.loop.fetched], device=device)
         counts: Any = [None] * len(batches)
@@ -248,8 +256,11 @@ class SpottrainTrainer(Trainer):
         return batches, num_items
 
     def _weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Weight the losses of training so that the gradient is the mean over the global batch. A loss is the mean
-        over a micro-batch, whether the model divides by `num_items_in_batch` or takes a mean itself."""
+        """Weight the losses of training so that the gradient is the mean over the global batch.
+
+        A loss is the mean over a micro-batch, whether the model divides by `num_items_in_batch` or takes a mean
+        itself.
+        """
 
         def weighed(
             model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **named: Any

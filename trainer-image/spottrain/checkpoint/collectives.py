@@ -33,8 +33,11 @@ class Collectives:
         return _result(outcome[0])
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank. If it fails on some ranks, all ranks raise the error of the lowest of them,
-        because the reaction may be a collective."""
+        """Do `work` on every rank.
+
+        If it fails on some ranks, all ranks raise the error of the lowest of them, because the reaction may be a
+        collective.
+        """
         outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self.unless_failed(outcome, failed)

@@ -91,8 +91,10 @@ class Audit:
     num_redone: int
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time without a step, in seconds, that overlaps with the time between `begin` and `end` (Unix
-        seconds)."""
+        """The longest time without a step, in seconds, in or around a period.
+
+        A gap counts if it overlaps with the time between `begin` and `end` (Unix seconds).
+        """
         gaps = [later - earlier for earlier, later in pairwise(self.step_times) if later > begin and earlier < end]
         return max(gaps, default=0.0)
 

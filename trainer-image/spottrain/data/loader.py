@@ -156,9 +156,11 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
 
 
 def _fetched_ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
-    """Micro-batches from a worker. They come from this process if the data set cannot be read from another one (it
-    has tensors on a GPU, or uses a client that breaks after a fork), or if a batch such as `like` cannot be
-    pickled."""
+    """Micro-batches from a worker.
+
+    They come from this process if the data set cannot be read from another one (it has tensors on a GPU, or uses a
+    client that breaks after a fork), or if a batch such as `like` cannot be pickled.
+    """
     try:
         # Otherwise a worker would drop the batch, and the rank would wait for it.
         _PicklingTrial(BytesIO()).dump(like)
@@ -228,8 +230,10 @@ class _MicroBatches(Dataset[Any]):
 
 
 class _Positions:
-    """The positions of each micro-batch of a rank, without end: from `first_step` on, without its first `after`
-    micro-batches."""
+    """The positions of each micro-batch of a rank, without end.
+
+    They start at `first_step`, without its first `after` micro-batches.
+    """
 
     def __init__(self, plan: BatchPlan, rank: int, first_step: int, after: int) -> None:
         self._plan = plan

@@ -10,8 +10,10 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move the tensors in a structure of mappings, lists and tuples to `device`. Objects whose class has a method
-    `to`, such as a tokenizer's BatchEncoding or a PackedSequence, move themselves."""
+    """Move the tensors in a structure of mappings, lists and tuples to `device`.
+
+    Objects whose class has a method `to`, such as a tokenizer's BatchEncoding or a PackedSequence, move themselves.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if callable(getattr(type(batch), "to", None)):  # of the class: an attribute of the batch may be one of its fields

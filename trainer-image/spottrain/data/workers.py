@@ -62,8 +62,11 @@ class StartWorker:
 
 
 def _read_files_alone() -> None:
-    """Reopen the files that are open for reading, at the same offset. A fork shares the offset with the rank, whose
-    script may read the same files, as in an evaluation: each would move the other's offset."""
+    """Reopen the files that are open for reading, at the same offset.
+
+    A fork shares the offset with the rank, whose script may read the same files, as in an evaluation: each would move
+    the other's offset.
+    """
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

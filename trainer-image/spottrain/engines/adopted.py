@@ -53,8 +53,10 @@ def _unapplied(config: TrainerConfig) -> Iterator[str]:
 
 
 class AdoptedEngine:
-    """Implements Engine for loops of other frameworks: the state alone, because the framework calls backward, clips
-    and updates itself."""
+    """Implements Engine for the loops of other frameworks.
+
+    It handles only the state, because the framework calls backward, clips and updates itself.
+    """
 
     _model: nn.Module
 
@@ -111,8 +113,11 @@ class AdoptedEngine:
         raise RuntimeError("an adopted model's gradients are computed by its framework; call its own backward")
 
     def update(self) -> None:
-        """Share the buffers. The framework has made the update; buffers would differ between ranks until DDP's next
-        forward pass, and for ever under FSDP2."""
+        """Share the buffers.
+
+        The framework has made the update; buffers would differ between ranks until DDP's next forward pass, and for
+        ever under FSDP2.
+        """
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:

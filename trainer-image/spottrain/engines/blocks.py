@@ -46,8 +46,10 @@ def find_blocks(model: nn.Module, classes: Collection[type[nn.Module]] | None = 
 
 
 def used_from_outside(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Find the modules that share a parameter with other modules of the model, which need it while the module is not
-    called. Yields each with one such parameter."""
+    """Find the modules that share a parameter with other modules of the model.
+
+    The others need the parameter while the module is not called. Yields each module with one such parameter.
+    """
     places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     users = _users_of_parameters(model)
     for module in modules:

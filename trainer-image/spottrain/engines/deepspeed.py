@@ -97,8 +97,11 @@ class DeepSpeedEngine:
         return wrapped, self._base
 
     def _partition(self, model: nn.Module) -> None:
-        """Give each rank its part of each parameter in turn. `initialize` would first move the whole model to the
-        device. It does not cast the parameters of a partitioned model, nor move its buffers."""
+        """Give each rank its part of each parameter in turn.
+
+        `initialize` would first move the whole model to the device. It does not cast the parameters of a partitioned
+        model, nor move its buffers.
+        """
         if self._config.precision is not torch.float32:
             for parameter in model.parameters():
                 if parameter.dtype in _CAST:
@@ -124,8 +127,10 @@ class DeepSpeedEngine:
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
-        """Always true: gradients are in DeepSpeed's own buffers. DeepSpeed checks them in its update, except in
-        bf16."""
+        """Always true: gradients are in DeepSpeed's own buffers.
+
+        DeepSpeed checks them in its update, except in bf16.
+        """
         return True
 
     def discard(self) -> None:
@@ -139,8 +144,10 @@ class DeepSpeedEngine:
         self._buffers.share()
 
     def _check_before_sums(self, parameters: SameParameters) -> None:
-        """Check the parameters before the last sum over the ranks in a backward pass. It is the only sum, unless a
-        bucket was full before."""
+        """Check the parameters before the last sum over the ranks in a backward pass.
+
+        It is the only sum, unless a bucket was full before.
+        """
         add_up = self._engine.allreduce_gradients
 
         def check_and_add_up() -> None:
@@ -177,8 +184,10 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Let DeepSpeed broadcast parameters without dimensions: it views parameters as bytes, which torch refuses for
-    them."""
+    """Let DeepSpeed broadcast parameters without dimensions.
+
+    It views parameters as bytes, which torch refuses for these.
+    """
     if all(parameter.dim() for parameter in model.parameters()):
         return contextlib.nullcontext()
     original = torch.Tensor.view
@@ -190,8 +199,11 @@ def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 
 def _import_muon() -> None:
-    """Import DeepSpeed's Muon without torch's compiler. DeepSpeed checks whether an optimizer is its Muon, and that
-    module compiles at its import: to load the compiler takes each rank 2.5 s. A script with Muon has imported it."""
+    """Import DeepSpeed's Muon without torch's compiler.
+
+    DeepSpeed checks whether an optimizer is its Muon, and that module compiles at its import: to load the compiler
+    takes each rank 2.5 s. A script with Muon has imported it.
+    """
     with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"), contextlib.suppress(ImportError):
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 

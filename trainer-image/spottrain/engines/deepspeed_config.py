@@ -114,9 +114,11 @@ def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """Add the batch and the precision. DeepSpeed requires that the batch sizes multiply. If the global batch does not
-    divide, the product includes empty micro-batches; only DeepSpeed's logging depends on it, as losses are weighted
-    already."""
+    """Add the batch and the precision.
+
+    DeepSpeed requires that the batch sizes multiply. If the global batch does not divide, the product includes empty
+    micro-batches; only DeepSpeed's logging depends on it, as losses are weighted already.
+    """
     plan = config.plan
     merged["train_micro_batch_size_per_gpu"] = plan.micro_batch
     merged["gradient_accumulation_steps"] = plan.num_micro_batches

@@ -107,8 +107,11 @@ class Layout(Protocol):
 
 
 class PerGroup:
-    """Stages 1 and 2: one flat tensor holds the parameters of a group, one after the other, and each rank has a range
-    of it. Implements Layout, also for DeepSpeed's bf16 optimizer of stage 1."""
+    """Stages 1 and 2: each rank has a range of one flat tensor.
+
+    The flat tensor holds the parameters of a group, one after the other. Implements Layout, also for DeepSpeed's bf16
+    optimizer of stage 1.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -153,8 +156,10 @@ class PerGroup:
 
 
 class PerParameter:
-    """Stage 3: each rank has a part of every parameter. Flat tensors of a bounded size (sub-groups) hold the parts,
-    one after the other. Implements Layout."""
+    """Stage 3: each rank has a part of every parameter.
+
+    Flat tensors of a bounded size (sub-groups) hold the parts, one after the other. Implements Layout.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -183,8 +188,11 @@ class PerParameter:
                 )
 
     def _clear_padding(self) -> None:
-        """Set padding to zero. DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a
-        whole, such as Adafactor, would take it for weights."""
+        """Set padding to zero.
+
+        DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a whole, such as Adafactor,
+        would take it for weights.
+        """
         flats, ends = self.flats(), [0] * len(self.flats())
         for fragment in sorted(self.fragments(), key=lambda fragment: (fragment.flat, fragment.offset)):
             flats[fragment.flat].data[ends[fragment.flat] : fragment.offset] = 0
@@ -270,8 +278,10 @@ class ZeroState:
         return {name: value for name, value in model_state(self._model).items() if name not in parameters}
 
     def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
-        """Create the optimizer's state before its first step, so that there is something to load into. One step with
-        zero gradients creates it, as in PyTorch's own state dict API; the load overwrites all of it."""
+        """Create the optimizer's state before its first step, so that there is something to load into.
+
+        One step with zero gradients creates it, as in PyTorch's own state dict API; the load overwrites all of it.
+        """
         groups = self._base.param_groups
         for index, flat in enumerate(flats):
             if flat in self._base.state:

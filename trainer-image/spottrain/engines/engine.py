@@ -75,8 +75,10 @@ class Engine(Protocol):
         ...
 
     def gradients_are_finite(self) -> bool:
-        """Whether all gradients of the step are finite, before they are used; the same on all ranks. A
-        collective."""
+        """Whether all gradients of the step are finite, before they are used; the same on all ranks.
+
+        A collective.
+        """
         ...
 
     def discard(self) -> None:
@@ -84,8 +86,10 @@ class Engine(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Model and optimizer in the form that DCP expects, with their shards. Names are those of the parameters
-        before the model was spread, so that the state fits any world size."""
+        """Model and optimizer in the form that DCP expects, with their shards.
+
+        Names are those of the parameters before the model was spread, so that the state fits any world size.
+        """
         ...
 
     def frozen(self) -> set[str]:

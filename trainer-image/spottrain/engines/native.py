@@ -41,8 +41,11 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def refuse_foreign_shape(key: str, value: Any) -> None:
-    """Raises UnsupportedState for optimizer state of a rank's part of a parameter as a whole, such as the scales of
-    an 8-bit optimizer: each rank has a different one, and a checkpoint holds one."""
+    """Refuse optimizer state of a rank's part of a parameter as a whole.
+
+    Examples are the scales of an 8-bit optimizer: each rank has different ones, and a checkpoint holds one. Raises
+    UnsupportedState.
+    """
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         raise UnsupportedState(
             f"The optimizer's state {key!r} of shape {list(value.shape)} is not one number for each element of a "
@@ -51,8 +54,10 @@ def refuse_foreign_shape(key: str, value: Any) -> None:
 
 
 def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load what `named_state` returned. A parameter without state in the saved optimizer, as no step had used it, has
-    none afterwards."""
+    """Load what `named_state` returned.
+
+    A parameter without state in the saved optimizer, as no step had used it, has none afterwards.
+    """
     model = without_wrapper(model)
     load_model_state(model, state["model"])
     fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
@@ -64,8 +69,10 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
 
 
 def zeros_for_unused(model: nn.Module) -> None:
-    """Give parameters that no rank has used gradients of zero. They are then updated like others under every
-    strategy, and have the optimizer state that a resumed rank expects."""
+    """Give parameters that no rank has used gradients of zero.
+
+    They are then updated like others under every strategy, and have the optimizer state that a resumed rank expects.
+    """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

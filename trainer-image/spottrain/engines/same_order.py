@@ -23,8 +23,10 @@ class Difference:
 
 
 class SameOrder:
-    """Records what one rank does, by index among `names`, and compares it with the other ranks. The constructor is a
-    collective."""
+    """Records what one rank does, by index among `names`, and compares it with the other ranks.
+
+    The constructor is a collective.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

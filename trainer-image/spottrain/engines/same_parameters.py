@@ -39,6 +39,8 @@ class SameParameters:
 
 
 def _is_of_leaf(parameter: Any) -> bool:
-    """Whether it belongs to a module of deepspeed.utils.set_z3_leaf_modules: all its parameters receive gradients at
-    once, zero if necessary."""
+    """Whether the parameter belongs to a module of `deepspeed.utils.set_z3_leaf_modules`.
+
+    All parameters of such a module receive gradients at once, zero if necessary.
+    """
     return hasattr(parameter, "ds_z3_leaf_module")

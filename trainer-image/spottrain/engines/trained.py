@@ -15,9 +15,11 @@ class TrainedParameters:
         self._every = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def check(self, *, may_freeze: bool) -> None:
-        """Raise UserError if requires_grad has changed since. Neither DDP nor ZeRO averages the gradients of an
-        unfrozen parameter, and a resumed run's optimizer has no place for its state. DDP waits for a frozen
-        parameter, and ZeRO goes on training it."""
+        """Raise UserError if requires_grad has changed since.
+
+        Neither DDP nor ZeRO averages the gradients of an unfrozen parameter, and a resumed run's optimizer has no
+        place for its state. DDP waits for a frozen parameter, and ZeRO goes on training it.
+        """
         for name, parameter, was_trained in self._every:
             if parameter.requires_grad != was_trained and not (was_trained and may_freeze):
                 change = "frozen" if was_trained else "unfrozen"

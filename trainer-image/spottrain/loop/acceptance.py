@@ -93,8 +93,10 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_adopted_model(model: nn.Module, world_size: int) -> None:
-    """Refuse a model that a framework has spread by more than data parallelism: every rank computes different
-    samples, so gradients are averaged over all ranks."""
+    """Refuse a model that a framework has spread by more than data parallelism.
+
+    Every rank computes different samples, so gradients are averaged over all ranks.
+    """
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise _refused("the framework has spread the model by FSDP version 1; set fsdp_version 2 in its settings")
     is_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
@@ -201,8 +203,10 @@ def _is_shard_of_all(parameter: DTensor, world_size: int) -> bool:
 
 
 def _needs_more(part: Any) -> bool:
-    """Whether the step of an optimizer or a schedule cannot be called without an argument. Inspects the class,
-    because schedules replace the step of an optimizer by a function of their own."""
+    """Whether the step of an optimizer or a schedule cannot be called without an argument.
+
+    Inspects the class, because schedules replace the step of an optimizer by a function of their own.
+    """
     try:
         inspect.signature(type(part).step).bind(part)
     except TypeError:

@@ -369,8 +369,11 @@ class Session:
     def _choose_strategy(
         self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
     ) -> StrategyChoice | None:
-        """Choose for `strategy: auto`: what the job's commits say, so that the run stays the same; without commits,
-        what fits into the memory of the ranks. A collective."""
+        """Choose for `strategy: auto`; a collective.
+
+        If the job has commits, the strategy of these stays, so that the run stays the same. Otherwise choose what
+        fits into the memory of the ranks.
+        """
         if self.config.strategy != AUTO:
             return None
         recorded = self._store.newest_extra.get(STRATEGY)

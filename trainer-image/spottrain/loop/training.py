@@ -115,8 +115,10 @@ class Training:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the newest step, unless it is committed already; for scripts that leave the loop early. A
-        collective."""
+        """Commit the newest step, unless it is committed already; for scripts that leave the loop early.
+
+        A collective.
+        """
         self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()

@@ -96,8 +96,10 @@ class CheckpointCost:
     total_seconds: float
 
     def updated(self, newest: CheckpointCost) -> CheckpointCost:
-        """The cost including the newest checkpoint. It rises at once and falls slowly: a forecast that is too short
-        loses steps."""
+        """The cost including the newest checkpoint.
+
+        It rises at once and falls slowly: a forecast that is too short loses steps.
+        """
         return CheckpointCost(
             stall_seconds=max(newest.stall_seconds, (self.stall_seconds + newest.stall_seconds) / 2),
             total_seconds=max(newest.total_seconds, (self.total_seconds + newest.total_seconds) / 2),
@@ -105,7 +107,9 @@ class CheckpointCost:
 
 
 def seconds_between_losses(seen: Interruptions) -> float:
-    """Mean time between losses, observed and assumed. A loss is an interruption without notice that peers' memory did
-    not cover."""
+    """Mean time between losses, observed and assumed.
+
+    A loss is an interruption without notice that peers' memory did not cover.
+    """
     losses = seen.num - seen.num_noticed - seen.num_covered
     return (PRIOR_SECONDS_BETWEEN_LOSSES + seen.observed_seconds) / (1 + losses)

@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class StateRestorer:
-    """Restores the state of a run from the newest commit or from peers' memory. Its methods are collectives. Without
-    a checkpointer there is nothing to restore."""
+    """Restores the state of a run from the newest commit or from peers' memory.
+
+    Its methods are collectives. Without a checkpointer there is nothing to restore.
+    """
 
     checkpointer: Checkpointer | None
     newest: Commit | None
@@ -101,8 +103,11 @@ class StateRestorer:
     def _resume_from_replicas(
         self, checkpointer: Checkpointer, state: TrainingState, *, seed: int, rank: int
     ) -> int | None:
-        """Load the step that the operator found in members' memory, and start to commit it. None if the store is to
-        be read instead: there is no such step, it is not newer than HEAD, or it is not complete."""
+        """Load the step that the operator found in members' memory, and start to commit it.
+
+        None if the store is to be read instead: there is no such step, it is not newer than HEAD, or it is not
+        complete.
+        """
         found = self.replicas.resume if self.replicas is not None else None
         if self.replicas is None or found is None:
             return None
@@ -144,8 +149,10 @@ class StateRestorer:
         state: TrainingState,
         sleep: Callable[[float], None] = time.sleep,
     ) -> tuple[dict[str, Any], Loaded]:
-        """The tensors of the newest commit that is not damaged; `newest` is set to it. A store that does not answer
-        is retried."""
+        """The tensors of the newest commit that is not damaged; `newest` is set to it.
+
+        A store that does not answer is retried.
+        """
         return retry(
             lambda: self._load_whole(checkpointer, newest, state),
             when=lambda error: isinstance(error, StorageUnavailable),

@@ -57,8 +57,10 @@ class StateSaver:
     _is_prepared: bool = False
 
     def prepare(self, state: TrainingState, step: int) -> None:
-        """Prepare the first save, which may be the drain's, once a step or a resume has created the optimizer's
-        state. A collective the first time; raises UnsupportedState, as the save would."""
+        """Prepare the first save, which may be the drain's; a collective the first time.
+
+        Call it once a step or a resume has created the optimizer's state. Raises UnsupportedState, as the save would.
+        """
         if self.checkpointer is not None and step > 0 and not self._is_prepared:
             self._is_prepared = True
             self.checkpointer.prepare(state.tensors(), frozen=state.frozen())
@@ -132,13 +134,18 @@ class StateSaver:
         self.committed_step = step
 
     def save_last(self, state: TrainingState, step: int) -> None:
-        """Save the last step. A store that does not answer is retried, as nothing is left to train meanwhile; the
-        ranks agree on how each save ended. Raises CheckpointError."""
+        """Save the last step.
+
+        A store that does not answer is retried, as nothing is left to train meanwhile; the ranks agree on how each
+        save ended. Raises CheckpointError.
+        """
         retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed)
 
     def fits(self, step: int, seconds_left: float) -> bool:
-        """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks. If it cannot, this
-        waits for the save under way."""
+        """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks.
+
+        If it cannot, this waits for the save under way.
+        """
         if self.checkpointer is None or step <= self.committed_step or self.schedule.fits(seconds_left):
             return True
         self.checkpointer.settle(max(0.0, seconds_left))

@@ -48,8 +48,11 @@ class CheckpointSchedule:
         return self.interval.due_after(self.seconds_since_start(), self.cost)
 
     def forecast_seconds(self, *, is_saving: bool) -> float | None:
-        """How long a save would take that starts now, after the one under way if `is_saving`; None before the cost is
-        known. Rank 0's forecast counts, because its saves end when those of all ranks have ended."""
+        """Seconds that a save would take if it started now; None before the cost is known.
+
+        If `is_saving`, it starts after the save under way. Rank 0's forecast counts, because its saves end when those
+        of all ranks have ended.
+        """
         if self.cost is None:
             return None
         total = self.cost.total_seconds

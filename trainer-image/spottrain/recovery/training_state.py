@@ -150,8 +150,11 @@ def _with_numbers(state: Any) -> Any:
 
 
 def _with_tensors(saved: Any, now: Any) -> Any:
-    """Undo `_with_numbers`: make tensors of the values that are tensors in the state of the same schedule `now`. A
-    rate computed from numbers would round differently."""
+    """Undo `_with_numbers`.
+
+    Values that are tensors in the state of the same schedule `now` become tensors. A rate computed from numbers would
+    round differently.
+    """
     if isinstance(now, torch.Tensor):
         return torch.tensor(saved, dtype=now.dtype, device=now.device)
     if isinstance(saved, dict) and isinstance(now, dict):

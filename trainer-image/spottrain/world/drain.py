@@ -36,8 +36,10 @@ class DrainFlag:
         self._is_reported = False
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain. torchrun sends it, and so does an agent to a script without a
-        session."""
+        """Take SIGTERM as a request to drain.
+
+        torchrun sends it, and so does an agent to a script without a session.
+        """
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_set(self, *, last_safe_seconds: float | None = None) -> bool:

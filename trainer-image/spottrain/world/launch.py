@@ -85,16 +85,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The process groups besides the default one; None in a world of one. Each is used by one part alone, so that the
-    order of collectives cannot differ between ranks."""
+    """The process groups besides the default one; None in a world of one.
+
+    Each is used by one part alone, so that the order of collectives cannot differ between ranks.
+    """
 
     agreement: dist.ProcessGroup | None
     checkpoint: dist.ProcessGroup | None
 
 
 def join_world(launch: Launch) -> Groups:
-    """Initialise torch.distributed: NCCL for CUDA, and gloo for everything on the CPU. Raises UserError if this rank
-    has no GPU of its own."""
+    """Initialise torch.distributed: NCCL for CUDA, and gloo for everything on the CPU.
+
+    Raises UserError if this rank has no GPU of its own.
+    """
     backend = "gloo"
     if launch.device.type == "cuda":
         if launch.local_rank >= (num_devices := torch.cuda.device_count()):

@@ -28,8 +28,10 @@ _TRIES = 50
 
 
 def read_head(storage: CheckpointStorage) -> Head | None:
-    """What HEAD says now, or None if nothing was ever fenced or committed. Raises CorruptCheckpoint or
-    StorageError."""
+    """What HEAD says now, or None if nothing was ever fenced or committed.
+
+    Raises CorruptCheckpoint or StorageError.
+    """
     return _read(storage)[0]
 
 
@@ -105,8 +107,11 @@ def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Com
 
 
 def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tuple[Commit, ...]:
-    """The commits that stay below `new`. A damaged one that was passed over goes at once, whatever the step of `new`:
-    retention would count it in place of a whole one."""
+    """The commits that stay below `new`.
+
+    A damaged one that was passed over goes at once, whatever the step of `new`: retention would count it in place of
+    a whole one.
+    """
     commits, newest = head.commits, head.newest
     if newest is None:
         return commits

@@ -89,8 +89,10 @@ def _export_adapters(
 
 
 def _peft(manifest: Manifest) -> dict[str, Any]:
-    """What the commit holds about a PEFT model's adapters. Empty for other models. Raises ExportFailed if it holds
-    too little."""
+    """What the commit holds about a PEFT model's adapters.
+
+    Empty for other models. Raises ExportFailed if it holds too little.
+    """
     extra = codec.decode(manifest.extra)
     adapters: dict[str, Any] = extra.get("peft") or {}
     if any(Path(name).name != name for name in adapters):

@@ -1,5 +1,7 @@
-"""Frozen weights: tensors that the script doesn't train are written once (frozen_files.py). This module finds them,
-and notices if they change."""
+"""Frozen weights: tensors that the script doesn't train are written once (frozen_files.py).
+
+This module finds them, and notices if they change.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +113,10 @@ class FrozenWeights:
         self._of_script = brought | self._of_script
 
     def loaded(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> set[str]:
-        """Note that what was loaded is stored. Returns the names of tensors that the script brought with other
-        values, among those that this rank looks at."""
+        """Note that what was loaded is stored.
+
+        Returns the names of tensors that the script brought with other values, among those that this rank looks at.
+        """
         brought, self._of_script = self._of_script, {}
         now = self._fingerprints({name: tensors[name] for name in brought if name in tensors})
         self._newest, self._stored = None, FrozenFiles.of(manifest)

@@ -124,8 +124,10 @@ class SaveTask:
         return new
 
     def _give_up(self, error: CheckpointError) -> None:
-        """Report the failure to rank 0 through the store, so that it doesn't wait for the deadline. Rank 0 makes
-        room."""
+        """Report the failure to rank 0 through the store, so that it doesn't wait for the deadline.
+
+        Rank 0 makes room.
+        """
         try:
             if self.receipt.rank != 0:
                 self._report(error)

@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Bytes in a file without a name, so that nothing of it is ever left behind. Other processes map it by its
-    descriptor. Both live as long as this object."""
+    """Bytes in a file without a name, so that nothing of it is ever left behind.
+
+    Other processes map it by its descriptor. Both live as long as this object.
+    """
 
     content: torch.Tensor
     descriptor: int

@@ -23,8 +23,10 @@ class Upload:
         self._rank = rank
 
     def connect(self, memory: SharedMemory) -> None:
-        """Let rank and writer process connect to the store ahead of the first save, and let the writer map the
-        memory."""
+        """Connect rank and writer process to the store ahead of the first save.
+
+        The writer also maps the memory.
+        """
         try:
             if (writer := self._writer) is not None:
                 writer.prepare(memory.descriptor)

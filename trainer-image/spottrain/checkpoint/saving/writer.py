@@ -85,8 +85,11 @@ class WriterProcess:
         return cls(pid, ours)
 
     def connect(self, uri: str, endpoint_url: str | None = None) -> None:
-        """Set the store to write to. Call it together with `open_storage`, with the same arguments: the writer takes
-        over the environment of this moment. It opens the store with the first `prepare` or `write`."""
+        """Set the store to write to.
+
+        Call it together with `open_storage`, with the same arguments: the writer takes over the environment of this
+        moment. It opens the store with the first `prepare` or `write`.
+        """
         folder = None
         with contextlib.suppress(OSError):
             folder = os.getcwd()

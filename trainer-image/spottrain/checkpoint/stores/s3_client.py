@@ -17,8 +17,10 @@ def _loader() -> Any:
 
 
 def s3_client(**settings: Any) -> Any:
-    """A client with a session of its own, because sessions keep credentials. `settings`: those of
-    `Session.client`."""
+    """A client with a session of its own, because sessions keep credentials.
+
+    `settings`: those of `Session.client`.
+    """
     session = botocore.session.Session()
     session.register_component("data_loader", _loader())
     return boto3.session.Session(botocore_session=session).client("s3", **settings)

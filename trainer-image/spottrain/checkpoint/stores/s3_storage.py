@@ -289,14 +289,19 @@ def _part_bytes(size: int) -> int:
 
 
 def _crc32(data: memoryview) -> str:
-    """The checksum in S3's form. Without it, boto3 would compute one, and over TLS it would send the body in small
-    pieces that it copies again and again while it holds the interpreter lock."""
+    """The checksum in S3's form.
+
+    Without it, boto3 would compute one, and over TLS it would send the body in small pieces that it copies again and
+    again while it holds the interpreter lock.
+    """
     return base64.b64encode(zlib_ng.crc32(data).to_bytes(4)).decode()
 
 
 def _send_at_once(params: dict[str, Any], **_: Any) -> None:
-    """Drop `Expect: 100-continue`, by which botocore asks the server before it sends a file. That costs a round trip
-    a part, or a second if the server doesn't know it."""
+    """Drop `Expect: 100-continue`, by which botocore asks the server before it sends a file.
+
+    That costs a round trip a part, or a second if the server doesn't know it.
+    """
     params["headers"].pop("Expect", None)
 
 

@@ -28,8 +28,10 @@ class ObjectReader(Protocol):
         ...
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """Fill `memory` with the object's bytes from `offset`, and return their number. It is smaller than
-        `len(memory)` if the object ends first. Raises ObjectNotFound."""
+        """Fill `memory` with the object's bytes from `offset`, and return their number.
+
+        It is smaller than `len(memory)` if the object ends first. Raises ObjectNotFound.
+        """
         ...
 
 
@@ -71,6 +73,8 @@ class CheckpointStorage(ObjectReader, Protocol):
         ...
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
-        """Drop the rest of unfinished uploads of keys under `prefix` if `is_over(key)`. Returns how many these
-        were."""
+        """Drop the rest of unfinished uploads of keys under `prefix` if `is_over(key)`.
+
+        Returns how many these were.
+        """
         ...
