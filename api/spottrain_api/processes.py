@@ -1,4 +1,4 @@
-"""What Linux does for families of processes: calls of prctl(2) that agent, trainer and local cluster share."""
+"""Calls of prctl(2) for families of processes, which agent, trainer and local cluster share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sources together announce at present. Pure.
+"""The present notices of all sources. Pure.
 
 A source reports its whole state. So a repeated or late signal changes nothing, and a missing one is a cancellation.
 """

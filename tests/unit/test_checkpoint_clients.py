@@ -1,4 +1,4 @@
-"""What the clients of the clouds are told to send, and what becomes of credentials that can't be had."""
+"""Settings of the clouds' clients, and errors for credentials that aren't available."""
 
 from __future__ import annotations
 

@@ -178,7 +178,10 @@ class GenerationRun:
         return all(self.directory.worker_started(r) for r in range(self.assignment.processes_per_node))
 
     def progress(self) -> Progress | None:
-        """The newest progress of local rank 0. Before its session opens: that it starts, if its script opens one."""
+        """The newest progress of local rank 0.
+
+        Before its session opens, this says that the rank starts, if its script is going to open one.
+        """
         progress, started = self.directory.progress(0), self.directory.worker_started(0)
         if progress is None and started is not None and started.expects_session:
             return Progress(generation=self.assignment.number, updated_at=started.started_at)

@@ -1,4 +1,4 @@
-"""Ports of this pod that are kept free for who will listen on them: a generation's store, and replicas."""
+"""Reserved ports of this pod: for a generation's rendezvous store, and for replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator needs of Kubernetes, as narrow protocols.
+"""Narrow protocols for the operator's access to Kubernetes.
 
 Objects are the JSON of the Kubernetes API (`Manifest`), which `observe.py` turns into values. Two implementations
 pass the same contract tests: `kubernetes_client.py`, and the one in memory that tests use.

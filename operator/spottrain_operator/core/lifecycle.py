@@ -1,4 +1,4 @@
-"""What the user wants of the whole job: suspension, an end by a deadline, the settings after an edit."""
+"""Requests of the user for the whole job: suspension, a deadline, and edits of settings."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _patience(others: _Others) -> float:
 def _without_patience(
     situation: Situation, generation: GenerationStatus, m: MemberFacts, *, others: _Others
 ) -> MemberFacts:
-    """`m` as it is, or given up if it is still in the generation, but is silent or doesn't stop for too long."""
+    """`m`; given up if it is still in the generation, but is silent, or doesn't stop, for too long."""
     if m.state not in STILL_IN:
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)

@@ -1,4 +1,4 @@
-"""What the ranks have reached, from the reports of their agents."""
+"""Progress of the ranks, from the reports of their agents."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from spottrain.data.order import DataOrder
 
 
 class AuditHeader(BaseModel):
-    """What the order of the samples follows from; the same in every file of a run."""
+    """Inputs that determine the order of the samples; the same in every file of a run."""
 
     seed: int
     shuffle: bool

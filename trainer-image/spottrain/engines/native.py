@@ -1,4 +1,4 @@
-"""What the engines of PyTorch itself have in common: parameters, optimizers and state dicts."""
+"""Base of PyTorch's own engines: parameters, optimizers and state dicts."""
 
 from __future__ import annotations
 

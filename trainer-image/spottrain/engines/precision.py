@@ -9,7 +9,7 @@ from torch import nn
 
 
 def weights_in_fp32(model: nn.Module) -> None:
-    """Convert the trained parameters of `model` to fp32. Another precision is for the computation alone."""
+    """Convert the trained parameters of `model` to fp32. A lower precision applies only to the computation."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.float()

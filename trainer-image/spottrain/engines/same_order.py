@@ -1,4 +1,4 @@
-"""Whether all ranks did the same things in the same order, as their collectives meet in that order."""
+"""Check that all ranks act in the same order, because their collectives meet in that order."""
 
 from __future__ import annotations
 

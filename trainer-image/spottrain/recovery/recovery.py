@@ -1,4 +1,4 @@
-"""What saves and restores the state of a run on one rank, put together from the job's settings."""
+"""Assembles the parts that save and restore a run on one rank, from the job's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spottrain_api.contract import OnNotice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What saves and restores the state of a run on one rank."""
+    """The parts that save and restore the state of a run on one rank."""
 
     schedule: CheckpointSchedule
     reports: CheckpointReports

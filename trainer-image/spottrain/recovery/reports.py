@@ -1,4 +1,4 @@
-"""What the job's status says about its checkpoints."""
+"""Reports about checkpoints, for the job's status."""
 
 from __future__ import annotations
 

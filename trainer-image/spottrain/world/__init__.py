@@ -1,1 +1,1 @@
-"""What binds a rank to its node and to the other ranks: launch, drains, progress, outcome."""
+"""A rank's links to its node and to the other ranks: launch, drains, progress, outcome."""

@@ -1,4 +1,4 @@
-"""What ended a rank, as a failure of the contract with a sentence for the person who runs the job."""
+"""Errors that end a rank, as failures of the contract with a sentence for the user."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def rebuild(storage: CheckpointStorage) -> Head | None:
-    """What HEAD may have said, with all whole attempts as its commits. It changes nothing in the store.
+    """Make a HEAD whose commits are all complete attempts. Changes nothing in the store.
 
     Returns:
-        The rebuilt HEAD, or None if no attempt is whole.
+        The rebuilt HEAD, or None if no attempt is complete.
 
     Raises:
         CheckpointMismatch: The attempts have an unknown version of the format.

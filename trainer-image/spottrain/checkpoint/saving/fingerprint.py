@@ -1,4 +1,4 @@
-"""Whether tensors still hold the same bytes as before: sums over the bytes, computed where the tensors are."""
+"""Fingerprints of tensors, to detect changes: sums over the bytes, computed on their device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: 
 
 
 def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator[torch.Tensor]:
-    """What this rank looks at: its shards, by DCP's protocol for sharded tensors, or its share of whole tensors."""
+    """The parts that this rank checks: its shards (by DCP's protocol), or its share of whole tensors."""
     if hasattr(tensor, "__create_chunk_list__"):
         for chunk in tensor.__create_chunk_list__():
             yield tensor.__get_tensor_shard__(MetadataIndex(name, chunk.offsets)).detach()

@@ -131,7 +131,7 @@ class FrozenWeights:
         return {name for name in frozen if name not in self._seen or name not in stored}
 
     def _hear_of_newest(self) -> None:
-        """What a save wrote counts as stored once rank 0 knows of the commit, but not if the save failed."""
+        """Count the tensors of the newest save as stored if rank 0 knows of its commit."""
         handle = self._newest
         if handle is None or not handle.done:
             return

@@ -94,7 +94,7 @@ class BackgroundCleanUp:
         try:
             clean_up(self._storage, self._generation, self._retention)
         except CheckpointError as error:
-            # What is left only costs space. The next clean-up finds it again.
+            # Objects that remain only cost space. The next clean-up finds them again.
             logger.warning("Old checkpoints could not be deleted: %s", error)
 
 

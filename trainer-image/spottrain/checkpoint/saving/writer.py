@@ -57,7 +57,7 @@ class _StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What to write where. The descriptor of the memory follows it. Without a key: only prepare for that."""
+    """Request to write the memory, whose descriptor follows. Without a key: only prepare."""
 
     store: _StoreSettings
     key: str | None

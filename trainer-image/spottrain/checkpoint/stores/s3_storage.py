@@ -284,7 +284,10 @@ class S3Storage:
 
 
 def _part_bytes(size: int) -> int:
-    """Enough parts to send some at once, but no more: each holds the interpreter lock for milliseconds."""
+    """Size of the parts, in bytes, for a file of this size.
+
+    Some parts are sent at once. There are no more than that needs: each holds the interpreter lock for milliseconds.
+    """
     return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
 
 
