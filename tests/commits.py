@@ -1,4 +1,4 @@
-"""What lies in a job's folder, read as any rank would."""
+"""The contents of a job's checkpoint folder, read as a rank reads them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The last module that forks of ranks share: what was imported before it is garbage collection's business no more.
+"""The last module that ranks import before they fork. It excludes earlier objects from garbage collection.
 
-As in the agent's zygote. DeepSpeed collects garbage when it prepares a model: half a second with all of that.
+The agent's zygote does the same. DeepSpeed collects garbage when it prepares a model, which would take half a second
+with all these objects.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""What the operator relies on, held against the cluster in memory and against a real API server."""
+"""The contract of the cluster client, for the cluster in memory and for a real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the faults of a cloud become: a sentence, or nothing that anybody notices."""
+"""Faults of a cloud's store: each becomes a sentence, or nobody notices it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the spec says to the training loop reaches the ranks, whatever the versions of the parts between."""
+"""Settings of the spec reach the ranks, whatever the versions of operator and agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that go without notice, where the members' memory holds what the store has not: a step or two is lost."""
+"""Loss of nodes without notice, with replicas in the members' memory: at most two steps are lost."""
 
 from __future__ import annotations
 

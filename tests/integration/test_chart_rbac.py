@@ -1,4 +1,4 @@
-"""What the chart asks for, against a real API server: it is accepted, grants what is needed, and no more."""
+"""The chart's RBAC on a real API server: accepted, sufficient, and minimal."""
 
 from __future__ import annotations
 

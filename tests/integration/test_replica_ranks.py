@@ -1,4 +1,4 @@
-"""Ranks that replicate into the memory of members: what a loss without notice costs, and what is committed next."""
+"""Ranks that replicate into members' memory: the cost of a loss without notice, and the next commit."""
 
 from __future__ import annotations
 

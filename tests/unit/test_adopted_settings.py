@@ -1,4 +1,4 @@
-"""What a job may say where another library owns the training loop."""
+"""Settings that a job may have if a different library owns the training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the end of a generation is told from what its processes left."""
+"""The verdict on how a generation ended, from the traces of its processes."""
 
 from __future__ import annotations
 

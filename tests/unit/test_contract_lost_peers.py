@@ -1,4 +1,4 @@
-"""A lost peer is told from a script's own error in the same way by the library and by the agent."""
+"""Library and agent distinguish a lost peer from a script's own error in the same way."""
 
 from __future__ import annotations
 

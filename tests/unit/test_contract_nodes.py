@@ -1,4 +1,4 @@
-"""What a node's taints and labels say about when, and how, it goes."""
+"""How a node's taints and labels announce when, and how, it is taken away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PodsHealthy: what keeps a pod from starting is told in the words of whoever says so, within the next pass."""
+"""PodsHealthy shows, within one pass, why a pod doesn't start, in the words of the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told of their job, and what the status tells of what they say."""
+"""The job's settings for ranks, and the ranks' reports in the status."""
 
 from __future__ import annotations
 

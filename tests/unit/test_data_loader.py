@@ -1,4 +1,4 @@
-"""What fetches a rank's samples: in order, alike whoever fetches them, and workers that end with their rank."""
+"""Fetching of a rank's samples: the same with and without workers, which end with their rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: the job and the user's own JSON, merged or refused with a sentence."""
+"""The configuration for DeepSpeed: job and user's JSON, merged or refused with a sentence."""
 
 from __future__ import annotations
 

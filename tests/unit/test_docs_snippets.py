@@ -1,4 +1,4 @@
-"""What people copy from the docs is right: jobs pass the models, Python parses, and tables name what the code has."""
+"""Snippets in the docs are valid: jobs pass the models, Python parses, and tables match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What isn't trained is written once; later commits refer to it, and it stays as long as one of them does."""
+"""Frozen weights are written once, and stay as long as a commit refers to them."""
 
 from __future__ import annotations
 

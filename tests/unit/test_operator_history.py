@@ -1,4 +1,4 @@
-"""The course of a job in its ConfigMap: what is kept, what is begun anew, and what a store that fails may cost."""
+"""The course of a job in its ConfigMap: what is kept or reset, and the cost of a failed write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that Kubernetes refuses: tried again, told, and no reason to give up what trains."""
+"""Pods that Kubernetes refuses: retried and reported, while the ranks continue to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided on steps that would spoil the model, and learning rates by the step."""
+"""Decisions about steps that would spoil the model, and learning rates by step."""
 
 from __future__ import annotations
 

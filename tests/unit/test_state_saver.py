@@ -1,4 +1,4 @@
-"""What is reported of a save while it is under way."""
+"""Reports about a save while it is under way."""
 
 from __future__ import annotations
 

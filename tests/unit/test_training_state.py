@@ -1,4 +1,4 @@
-"""What of a run is resumed beside its tensors."""
+"""The parts of a run's state besides tensors, after a resume."""
 
 from __future__ import annotations
 
