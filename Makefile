@@ -118,5 +118,6 @@ bench-data: $(STAMP) ## Benchmark: time of a step by the number of data workers,
 gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: its tests, then checkpoints and tokens a second. 8 minutes.
 	$(or $(GIVEN),$(BIN)/python) -W ignore -m benchmarks.on_gpu
 
-clean: ## Remove the output of demos and benchmarks.
+clean: ## Remove the output of demos and benchmarks. A cluster of a demo that was killed is stopped first.
+	test ! -d demo-out/cluster/demo || SPOTTRAIN_LOCAL_HOME=demo-out/cluster $(BIN)/spottrain local down --name demo
 	rm -rf demo-out bench-out .spottrain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 import sys
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from spottrain_local.layout import checkout_root
 
 NAMESPACE, JOB = "default", "gpt"
 REFRESH_SECONDS = 0.5
+LINE_SECONDS = 10.0
 TOTAL_PATIENCE_SECONDS = 900.0
 
 
@@ -39,7 +41,7 @@ def watch(reader: JobReader, course: Course, console: Console) -> JobSnapshot:
     """
     losses: deque[float] = deque(maxlen=200)
     deadline = time.monotonic() + TOTAL_PATIENCE_SECONDS
-    last_step = -1
+    last_step, next_line = -1, 0.0
     with Live(console=console, auto_refresh=False) as live:
         while time.monotonic() < deadline:
             job = reader.read(NAMESPACE, JOB)
@@ -48,10 +50,21 @@ def watch(reader: JobReader, course: Course, console: Console) -> JobSnapshot:
                 last_step = job.status.progress.step
             course.advance(job)
             live.update(Group(job_view(job, now(), tuple(losses)), _incident_list(course)), refresh=True)
+            # A Live view shows nothing before its end if the output is not a terminal.
+            if not console.is_terminal and time.monotonic() >= next_line:
+                console.print(progress_line(job, course), soft_wrap=True)
+                next_line = time.monotonic() + LINE_SECONDS
             if job.status.phase in FINISHED_PHASES:
                 return reader.read(NAMESPACE, JOB, with_history=True)
             time.sleep(REFRESH_SECONDS)
     raise UserError(f"The job has not ended within {TOTAL_PATIENCE_SECONDS:.0f} s.")
+
+
+def progress_line(job: JobSnapshot, course: Course) -> str:
+    """The job in one line, for a log file."""
+    step = job.status.progress.display or "no step yet"
+    happens = course.happened[-1].incident.title if course.happened else "nothing has happened yet"
+    return f"{duration(now() - job.created_at)}: {job.phase}, {step}; {happens}"
 
 
 def _incident_list(course: Course) -> Table:
@@ -93,16 +106,25 @@ def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Consol
     console.print(f"Goodput {job.status.goodput_display or '–'}; the job took {duration(now() - job.created_at)}.")
 
 
+def end_as_ctrl_c(number: int, _: object) -> None:
+    """Handle SIGTERM: the demo ends, after it has stopped its cluster. Another SIGTERM doesn't disturb that."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-out"), show_default=True)
 def main(out: Path) -> None:
     """Train, preempt, recover, and print what it cost."""
+    signal.signal(signal.SIGTERM, end_as_ctrl_c)
     console = Console()
     out = out.absolute()
+    cluster = DemoCluster(out / "cluster", console)
+    if cluster.layout.root.exists():  # a demo that was killed, and whose nodes may still run
+        cluster.down()
     for leftover in ("audit", "cluster"):
         shutil.rmtree(out / leftover, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    cluster = DemoCluster(out / "cluster", console)
     try:
         sys.exit(_demo(cluster, out, console))
     except UserError as error:

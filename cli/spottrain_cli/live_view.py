@@ -117,7 +117,7 @@ def _members(job: JobSnapshot) -> RenderableType:
             title += f", world size {generation.world_size}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
     for column in ("Rank", "Pod", "Node", "Capacity", "State"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # names are for copying
     ranks = {name: member.node_rank for name, member in members.items()}
     for pod in sorted(job.pods, key=lambda pod: (ranks.get(pod.name, len(ranks)), pod.name)):
         member = pod.name in members

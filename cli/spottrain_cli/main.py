@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -86,10 +88,17 @@ def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> 
 
 
 def _jobs_table(reader: JobReader, namespace: str) -> Table:
-    table = Table("Job", "Phase", "Step", "Loss", "World", "Preempted", "Redone", "Goodput", "Cost", "Age", box=None)
-    at = now()
-    for name in reader.names(namespace):
-        job = reader.read(namespace, name)
+    return jobs_table([reader.read(namespace, name) for name in reader.names(namespace)], now())
+
+
+def jobs_table(jobs: Sequence[JobSnapshot], at: datetime) -> Table:
+    """One row for each job. On a narrow terminal, only the figures wrap."""
+    table = Table(box=None)
+    for column in ("Job", "Phase"):
+        table.add_column(column, no_wrap=True, overflow="fold")
+    for column in ("Step", "Loss", "World", "Preempted", "Redone", "Goodput", "Cost", "Age"):
+        table.add_column(column, overflow="fold")
+    for job in jobs:
         table.add_row(*_job_row(job), duration(at - job.created_at))
     return table
 

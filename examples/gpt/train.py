@@ -6,6 +6,7 @@ In a TrainingJob: see trainingjob.yaml. By hand: torchrun --nproc-per-node 2 exa
 from __future__ import annotations
 
 import argparse
+import math
 
 import torch
 from data import StandardLibrary
@@ -42,7 +43,8 @@ def main() -> None:
                 logits = training.model(inputs)
                 step.backward(functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
             step.update()
-            if session.rank == 0 and step.number % 10 == 0:
+            # After a start or a resume, the loss is NaN until the first one is known.
+            if session.rank == 0 and step.number % 10 == 0 and not math.isnan(training.loss):
                 print(f"step {step.number}: loss {training.loss:.3f}", flush=True)
 
 

@@ -132,10 +132,10 @@ def test_the_ranks_own_failure_is_passed_on() -> None:
     assert verdict.failure == own.model_copy(update={"rank": 2, "exit_code": 1})
 
 
-def test_a_rank_that_failed_without_a_reason_is_named_with_its_step() -> None:
+def test_a_rank_that_failed_without_a_reason_is_told_with_its_step() -> None:
     verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED)))
     assert verdict is not None
-    assert verdict.failure == Failure(reason=R.SCRIPT_ERROR, message="Rank 2 failed at step 7.", rank=2)
+    assert verdict.failure == Failure(reason=R.SCRIPT_ERROR, message="The rank failed at step 7.", rank=2)
 
 
 def test_the_newest_commit_is_passed_on() -> None:
@@ -149,5 +149,5 @@ def test_a_kill_says_what_it_usually_means() -> None:
     assert verdict is not None
     assert verdict.failure is not None
     assert verdict.failure.message == (
-        "Rank 3 was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
+        "The rank was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
     )

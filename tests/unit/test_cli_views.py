@@ -26,6 +26,7 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
 from spottrain_cli.live_view import job_view, seconds, sparkline
+from spottrain_cli.main import jobs_table
 from spottrain_cli.report import (
     TimeAxis,
     generations_by_step,
@@ -159,6 +160,19 @@ def test_the_live_view_says_what_matters() -> None:
     assert "7.0 GiB a rank" in text
     assert "The disk is full." in text
     assert "ddp would need 40.0 GiB." in text
+
+
+def test_a_narrow_terminal_cuts_no_name_and_no_phase() -> None:
+    node = "ip-10-0-112-233.eu-west-1.compute.internal"
+    pods = (PodSummary(name="my-long-experiment-1", node=node, capacity_type="on-demand", state="Running"),)
+    view = shown(replace(snapshot(), pods=pods), width=80)
+    assert "…" not in view
+    job = replace(snapshot(), name="my-long-experiment", status=TrainingJobStatus(phase=Phase.RECOVERING))
+    console = Console(file=StringIO(), width=80)
+    console.print(jobs_table([job], at(20)))
+    assert isinstance(console.file, StringIO)
+    assert "my-long-experiment  Recovering" in console.file.getvalue()
+    assert "…" not in console.file.getvalue()
 
 
 def test_counts_agree_with_their_nouns() -> None:

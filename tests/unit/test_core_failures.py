@@ -38,7 +38,7 @@ def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
     assert scene.later(3).plan().status.failures == 0
     later = scene.later(6).plan().status
     assert later.failures == 1
-    assert later.transitions[0].message == "it broke"
+    assert later.transitions[0].message == "pod job-1: it broke"
 
 
 def test_a_failure_without_peers_counts_at_once() -> None:
@@ -70,7 +70,14 @@ def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
     assert "Failure" not in [event.reason for event in scene.plan().events]
     told = scene.decided().later(6).plan().events
     failures = [event.message for event in told if event.reason == "Failure"]
-    assert failures == ["Generation 1 has ended: ValueError: x"]
+    assert failures == ["Generation 1 has ended: pod job-1: ValueError: x"]
+
+
+def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
+    error = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", rank=5)
+    scene = failed(training_job(), FailureReason.LOST_PEER).says(3, phase=AgentPhase.FAILED, failure=error)
+    status = scene.decided().later(6).plan().status
+    assert status.transitions[0].message == "pod job-3, rank 5: ValueError: x (train.py, line 3)"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +149,7 @@ def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_ab
     assert status.generation.number == 8
     told = {event.reason: event for event in decision.events}
     assert told["EarlierJob"].type == "Normal"
+    assert told["EarlierJob"].message.endswith("or starts at step 0 if it committed nothing")
     assert "Failure" not in told
 
 

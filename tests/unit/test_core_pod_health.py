@@ -83,6 +83,27 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "0/6 nodes are available: 2 node(s) didn't match pod anti-affinity rules, 4 node(s) didn't match "
+            "Pod's node affinity/selector.",
+            "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
+        ),
+        ('persistentvolumeclaim "data" not found.', "Create and bind the claim, or correct podTemplate.volumes"),
+        (
+            "0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            "Create and bind the claim, or correct podTemplate.volumes",
+        ),
+    ],
+    ids=["one pod a node", "no claim", "unbound claim"],
+)
+def test_the_advice_follows_what_the_scheduler_says(said: str, advice: str) -> None:
+    scene = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(unplaced(said))
+    assert condition(scene).message == f"pod job-5 has no node: {said} {advice}"
+
+
 def test_an_edited_image_that_cannot_be_pulled_does_not_end_a_job_that_has_trained() -> None:
     scene = training_job()
     for sequence in range(1, 5):

@@ -25,10 +25,11 @@ def message(scene: Scene) -> str:
     return status.message
 
 
-def test_the_message_says_since_when_and_which_log_to_read() -> None:
+def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> None:
     scene = stands_still(NO_STEP + 1).says(3, progress=training(49))
     assert message(scene) == (
-        "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50): see the log of pod job-3. "
+        "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50): see the logs of all pods "
+        "(kubectl logs -n default -l spottrain.dev/job=job --prefix). "
         "Without a step within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds)"
     )
     assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
@@ -58,5 +59,5 @@ def test_a_start_that_takes_long_is_told() -> None:
     )
     assert message(replace(scene, now=at(3 + NO_STEP)).later(0)) == "Starting generation 1 with 4 nodes"
     told = message(scene.later(3 + NO_STEP))
-    assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC: see the log")
+    assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC: see the")
     assert told.endswith("(runPolicy.startTimeoutSeconds)")

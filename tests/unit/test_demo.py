@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+from demo.__main__ import end_as_ctrl_c, progress_line
 from demo.incidents import SETTLED_STEPS, Course, Incident
 from demo.results import verdict
 
@@ -53,6 +57,24 @@ def test_an_incident_waits_until_the_job_has_settled_and_the_next_until_it_is_ov
     assert done == ["first"]
     course.advance(job(2 * SETTLED_STEPS + 2))
     assert done == ["first", "second"]
+
+
+def test_without_a_terminal_the_job_is_a_line() -> None:
+    course = Course(to_come=deque([Incident(title="a node goes", act=lambda _: None, is_over=lambda *_: True)]))
+    assert progress_line(job(SETTLED_STEPS), course).endswith(": Running, no step yet; nothing has happened yet")
+    course.advance(job(SETTLED_STEPS))
+    assert progress_line(job(SETTLED_STEPS), course).endswith(": Running, no step yet; a node goes")
+
+
+def test_sigterm_ends_the_demo_once_so_that_it_stops_its_cluster() -> None:
+    before = signal.signal(signal.SIGTERM, end_as_ctrl_c)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 143
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_verdict_names_what_was_promised_and_did_not_happen() -> None:

@@ -102,7 +102,7 @@ def _of_outcome(rank: RankObservation, outcome: Outcome) -> Verdict:
             return Verdict(phase=AgentPhase.SUCCEEDED, commit=outcome.commit)
         case OutcomeKind.FAILED:
             failure = outcome.failure or Failure(
-                reason=FailureReason.SCRIPT_ERROR, message=f"Rank {rank.rank} failed at step {outcome.step}."
+                reason=FailureReason.SCRIPT_ERROR, message=f"The rank failed at step {outcome.step}."
             )
             if rank.ended is not None and failure.exit_code is None:
                 failure = failure.model_copy(update={"exit_code": rank.ended.exit_code})
@@ -118,7 +118,7 @@ def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationO
         return Verdict(phase=AgentPhase.SUCCEEDED)
     failure = Failure(
         reason=_reason(ended),
-        message=ended.message or _describe_exit(rank.rank, ended.exit_code),
+        message=ended.message or _describe_exit(ended.exit_code),
         exit_code=ended.exit_code,
         rank=rank.rank,
     )
@@ -133,12 +133,12 @@ def _reason(ended: WorkerEnded) -> FailureReason:
     return FailureReason.SCRIPT_ERROR
 
 
-def _describe_exit(rank: int, exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
-        return f"Rank {rank} ended with exit code {exit_code}; the pod's log says why."
+        return f"The rank ended with exit code {exit_code}; the pod's log says why."
     name = signal.Signals(-exit_code).name
     hint = " The usual cause is the memory limit: raise resources.limits.memory." if name == "SIGKILL" else ""
-    return f"Rank {rank} was killed by {name}.{hint}"
+    return f"The rank was killed by {name}.{hint}"
 
 
 def _launcher_end(observation: GenerationObservation) -> Verdict | None:

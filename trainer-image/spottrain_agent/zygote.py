@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from spottrain_agent.launcher import LaunchRequest, run_launcher
@@ -55,11 +56,18 @@ def _preload(channel: socket.socket) -> None:
         except ImportError as error:
             _say(channel, error=f"The image's Python can't import {name}: {error}. Install torch in the image.")
             raise SystemExit(1) from None
-    for name in PRELOADED_MODULES:
+    preload(PRELOADED_MODULES)
+
+
+def preload(names: Sequence[str]) -> None:
+    """Import the modules that are there. One that can't be imported is reported."""
+    for name in names:
         try:
             importlib.import_module(name)
+        except ModuleNotFoundError:
+            pass  # not every image, and not every release of torch, has all of them
         except ImportError as error:
-            # Not every image has all of them. A script that needs one reports that itself.
+            # The script that needs it reports that itself, perhaps much later.
             print(f"spottrain: not preloaded: {name} ({error})", file=sys.stderr)
 
 

@@ -225,12 +225,13 @@ CONDITIONS: Mapping[str, ConditionType] = {
         reasons={
             "Healthy": Reason(meaning="No pod is kept from starting."),
             "PodsRefused": Reason(
-                meaning="A quota or an admission rule, for example, refuses a pod. The operator retries.",
-                action="The message quotes the refusal: provide what it asks for, or change the job.",
+                meaning="A pod can't be created: a quota or an admission rule, for example, refuses it, or "
+                "capacity.pools has no pool of its capacity type. The operator retries.",
+                action="The message says what is refused: provide what it asks for, or change the job.",
             ),
             "Unschedulable": Reason(
-                meaning="No node has room for a pod, or none has the labels that it asks for.",
-                action="Wait for a node, or lower processesPerNode or resources if no node is that large.",
+                meaning="No node has room for a pod, or none has the labels that it asks for, or a claim is missing.",
+                action="The message quotes the scheduler, and says what to change.",
             ),
             **WAITING,
         },
@@ -291,7 +292,7 @@ CONDITIONS: Mapping[str, ConditionType] = {
 EVENTS: Mapping[str, Reason] = {
     "PodsCreated": Reason(meaning="The operator creates pods for members that are missing."),
     "PodNotCreated": Reason(
-        meaning="A quota or an admission rule, for example, refused a pod.",
+        meaning="A pod was refused, for example by a quota or an admission rule, or has no place in capacity.pools.",
         action="The message quotes the refusal.",
     ),
     "GenerationStarted": Reason(meaning="A generation starts; the message lists its members and where it resumes."),
@@ -301,7 +302,8 @@ EVENTS: Mapping[str, Reason] = {
     "CheckpointURIInUse": _URI_IN_USE,
     "SpecNotUnderstood": _NEWER_VERSION,
     "EarlierJob": Reason(
-        meaning="The folder holds commits of an earlier, deleted job. The next generation is numbered above them."
+        meaning="An earlier, deleted job has used the folder. The next generation is numbered above that job's, and "
+        "resumes from its newest commit, if there is one."
     ),
     "RolledBack": Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."

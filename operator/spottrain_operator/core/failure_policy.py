@@ -71,11 +71,13 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
 
 
 def failure_message(members: tuple[MemberFacts, ...]) -> str:
-    """The sentence that says most about why a generation failed."""
-    failures = [m.failure for m in members if m.failure is not None]
-    failures.sort(key=lambda failure: failure.reason in _CONSEQUENCES)
+    """The sentence that says most about why a generation failed, after the pod and rank that it is about."""
+    failures = [(m.member.pod, m.failure) for m in members if m.failure is not None]
+    failures.sort(key=lambda failed: failed[1].reason in _CONSEQUENCES)
     if failures:
-        return failures[0].message
+        pod, failure = failures[0]
+        rank = f", rank {failure.rank}" if failure.rank is not None else ""
+        return f"pod {pod}{rank}: {failure.message}"
     return next((m.message for m in members if m.message), "ranks failed without saying why")
 
 

@@ -90,7 +90,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     )
     meets_earlier = meets_an_earlier_job(situation, draft, generation)
     if meets_earlier:
-        message = "Commits of an earlier job are at checkpoint.uri; this one resumes from the newest of them"
+        message = (
+            "An earlier job has used the folder at checkpoint.uri. This one resumes from its newest commit, or "
+            "starts at step 0 if it committed nothing"
+        )
         draft = draft.record("EarlierJob", message)
     elif generation.reason == Cause.FAILURE:
         draft = draft.record(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)

@@ -10,6 +10,16 @@ from spottrain_operator.core.situation import Situation
 
 PODS_HEALTHY = "PodsHealthy"
 
+_TOO_LARGE = (
+    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+)
+# What the scheduler's message may contain, in lower case, and what to change then.
+_ADVICE = (
+    ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
+    ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
+    ("insufficient", _TOO_LARGE),
+)
+
 
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """False while a pod that the job lacks can't be created, placed or started.
@@ -45,7 +55,5 @@ def _no_node(pods: list[PodView]) -> str:
     """The scheduler's message about the first pod, and what to change."""
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     said = (pods[0].waiting_message or "no node suits it").removesuffix(".")
-    advice = (
-        "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
-    )
-    return f"pod {pods[0].name}{more} has no node: {said}. {advice}"
+    fitting = [advice for words, advice in _ADVICE if words in said.lower()]
+    return f"pod {pods[0].name}{more} has no node: {said}. {'. '.join(fitting) or _TOO_LARGE}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain_api.contract import TrainerPhase
+from spottrain_api.contract import LABEL_JOB, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, members_of
 from spottrain_operator.core.progress import newest_progress
@@ -49,7 +49,10 @@ def _step_age(m: MemberFacts) -> float:
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
-    """Since when no rank has made a step, and which log to read. Empty unless that is unusually long."""
+    """Since when no rank has made a step, and the command that shows the logs; empty while that is not unusual.
+
+    All ranks wait for the one that hangs, so their steps do not show which one it is.
+    """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
     if found is None or found.seconds <= max(NO_STEP, STUCK_STEPS * usual):
@@ -57,12 +60,8 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     since = f"its start at {generation.started_at:%H:%M:%S} UTC"
     if generation.first_step_at is not None and newest is not None:
         since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
+    job = situation.observed.job
     return (
-        f"no step since {since}: see the log of pod {_furthest_behind(members_of(situation, generation))}. Without a "
-        f"step within {found.limit} s the generation is stopped (runPolicy.{found.setting})"
+        f"no step since {since}: see the logs of all pods (kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} "
+        f"--prefix). Without a step within {found.limit} s the generation is stopped (runPolicy.{found.setting})"
     )
-
-
-def _furthest_behind(members: tuple[MemberFacts, ...]) -> str:
-    """The name of the pod whose rank has the lowest step; the others wait for it."""
-    return min(members, key=lambda m: m.progress.step if m.progress is not None else -1).member.pod
