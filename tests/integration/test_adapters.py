@@ -71,6 +71,16 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
     assert read_audit(tmp_path / "audit").num_redone == 0
 
 
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_a_finished_run_trains_on_with_a_larger_total(loop: str, tmp_path: Path, fork: Any) -> None:
+    run = run_of(loop, tmp_path, fork)
+    for steps in (4, 6):
+        run.generate(1, steps=steps)
+        assert_succeeded(run)
+        assert [outcome and outcome.step for outcome in run.outcomes] == [steps]
+    assert read_audit(tmp_path / "audit").problems(6) == []
+
+
 @pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
     """Although one step is left out, as a loss was not finite on one rank, the evaluation at the drain is put off,

@@ -292,7 +292,9 @@ class SpottrainTrainer(Trainer):
         saved = json.loads(state_dict["state"])
         for name in _OF_THE_RUN:
             setattr(self.state, name, saved[name])
-        self.control.should_training_stop = state_dict.get("should_stop", False)
+        # The Trainer also sets it at the end of the run, which is no end if this run is longer.
+        stopped_early = saved["global_step"] < saved["max_steps"]
+        self.control.should_training_stop = stopped_early and state_dict.get("should_stop", False)
         self._is_evaluating = state_dict.get("is_evaluating", False)
         left = self._exportable()
         for kind, attributes in json.loads(state_dict.get("callbacks", "[]")):
