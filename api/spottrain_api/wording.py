@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
+
+# With the sentence before it, this fits into a Kubernetes event.
+_TRACEBACK_LENGTH = 700
 
 
 def counted(number: int, noun: str) -> str:
@@ -14,3 +19,11 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
     """A list in prose with at most `most` names: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def traceback_tail(trace: TracebackType | None) -> str | None:
+    """The last lines of a traceback, without the exception itself; None if there is none."""
+    text = "".join(traceback.format_tb(trace)).rstrip()
+    if len(text) <= _TRACEBACK_LENGTH:
+        return text or None
+    return text[-_TRACEBACK_LENGTH:].partition("\n")[2] or None

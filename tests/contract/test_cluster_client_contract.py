@@ -204,6 +204,13 @@ async def test_the_newest_event_about_an_object(setup: Setup, job: Manifest) -> 
     assert event["message"] == "2"
 
 
+async def test_a_long_event_is_cut_to_the_bytes_that_kubernetes_takes(setup: Setup, job: Manifest) -> None:
+    await EventRecorder(setup.cluster).record(job, Event(type="Warning", reason="Failure", message="é" * 2000))
+    event = await setup.cluster.newest_event(setup.namespace, uid=job["metadata"]["uid"])
+    assert event is not None
+    assert event["message"] == "é" * 500
+
+
 async def test_nodes_are_read_by_name(setup: Setup) -> None:
     found = await setup.cluster.get_nodes([*setup.nodes, "nobody", setup.nodes[0]])
     assert [node["metadata"]["name"] for node in found] == setup.nodes

@@ -237,6 +237,7 @@ async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, o
     assert failure is not None
     assert (failure.reason, failure.exit_code) == (FailureReason.SCRIPT_ERROR, 1)
     assert failure.message == "ValueError: no such column: price"
+    assert "line 1, in <module>" in (failure.traceback or "")
 
 
 async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:

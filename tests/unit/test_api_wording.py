@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spottrain_api.wording import counted, listed
+from spottrain_api.wording import counted, listed, traceback_tail
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,26 @@ def test_a_long_list_says_how_many_more() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b"], most=2) == "a, b"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+
+
+def test_of_a_long_traceback_the_last_whole_lines_are_told() -> None:
+    def deeper(levels: int) -> None:
+        if levels == 0:
+            raise KeyError
+        if levels % 2:  # two lines, so that the traceback doesn't fold them
+            deeper(levels - 1)
+        else:
+            deeper(levels - 1)
+
+    def tail_of(levels: int) -> str:
+        with pytest.raises(KeyError) as raised:
+            deeper(levels)
+        return traceback_tail(raised.value.__traceback__) or ""
+
+    assert "in tail_of" in tail_of(0)
+    assert "in tail_of" not in tail_of(30)
+    for tail in (tail_of(0), tail_of(30)):
+        assert len(tail) <= 700
+        assert tail.endswith("    raise KeyError")
+        assert all(line.startswith("  ") for line in tail.splitlines())
+    assert traceback_tail(None) is None

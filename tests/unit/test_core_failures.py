@@ -74,10 +74,15 @@ def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
 
 
 def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
-    error = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", rank=5)
+    error = Failure(
+        reason=FailureReason.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", rank=5, traceback="  in main"
+    )
     scene = failed(training_job(), FailureReason.LOST_PEER).says(3, phase=AgentPhase.FAILED, failure=error)
-    status = scene.decided().later(6).plan().status
-    assert status.transitions[0].message == "pod job-3, rank 5: ValueError: x (train.py, line 3)"
+    decided = scene.decided().later(6).plan()
+    message = "pod job-3, rank 5: ValueError: x (train.py, line 3)"
+    assert decided.status.transitions[0].message == message
+    told = [event.message for event in decided.events if event.reason == "Failure"]
+    assert told == [f"Generation 1 has ended: {message}\n  in main"]
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,15 @@ def test_an_exception_becomes_a_reason_and_a_sentence(
     assert failure.message.startswith(message)
 
 
+def test_a_failure_of_the_script_carries_the_end_of_its_traceback() -> None:
+    empty: dict[str, int] = {}
+    with pytest.raises(KeyError) as raised:
+        empty["weight"]
+    failure = failure_of(raised.value, rank=0)
+    assert failure is not None
+    assert '    empty["weight"]' in (failure.traceback or "").splitlines()
+
+
 def test_out_of_memory_says_what_to_change() -> None:
     failure = failure_of(torch.OutOfMemoryError("CUDA out of memory."), rank=0)
     assert failure is not None

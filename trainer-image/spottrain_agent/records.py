@@ -35,12 +35,13 @@ class WorkerEnded(Message):
     """Written by a worker when its script is over, however it ended.
 
     It is missing if the process was killed or called `os._exit`. `exception` is the qualified name of the
-    exception's type, `message` the last line of the traceback.
+    exception's type, `message` the last line of the traceback, `traceback` some lines above it.
     """
 
     exit_code: int
     exception: str | None = None
     message: str | None = None
+    traceback: str | None = None
 
 
 class LauncherEnded(Message):

@@ -121,6 +121,7 @@ def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationO
         message=ended.message or _describe_exit(ended.exit_code),
         exit_code=ended.exit_code,
         rank=rank.rank,
+        traceback=ended.traceback,
     )
     return Verdict(phase=AgentPhase.FAILED, failure=failure)
 

@@ -24,6 +24,7 @@ from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_fil
 from spottrain_agent.script import opens_session
 from spottrain_api.contract import Entrypoint
 from spottrain_api.processes import die_with_parent
+from spottrain_api.wording import traceback_tail
 
 _MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 _MAX_MESSAGE_LENGTH = 1000
@@ -135,6 +136,7 @@ def _uncaught(error: BaseException) -> WorkerEnded:
         exit_code=128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1,
         exception=f"{type(error).__module__}.{type(error).__qualname__}",
         message=message[:_MAX_MESSAGE_LENGTH],
+        traceback=traceback_tail(error.__traceback__),
     )
 
 

@@ -79,6 +79,7 @@ class Failure(Message):
 
     - exit_code: the worker's. Negative: a signal.
     - fence: the newer generation that fenced this one, if that is the failure.
+    - traceback: the last lines of the script's traceback, for the event of the failure.
     """
 
     reason: FailureReason
@@ -86,6 +87,7 @@ class Failure(Message):
     exit_code: int | None = None
     rank: int | None = None
     fence: int | None = None
+    traceback: str | None = None
 
 
 class MemoryEstimate(Message):

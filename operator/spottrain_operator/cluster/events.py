@@ -17,7 +17,7 @@ COMPONENT = "spottrain-operator"
 REPEAT_SECONDS = 300.0
 MAX_REMEMBERED = 5000
 # The API server's limit is 1024 bytes.
-MAX_MESSAGE_LENGTH = 1000
+MAX_MESSAGE_BYTES = 1000
 
 
 class EventRecorder:
@@ -56,7 +56,7 @@ def _manifest(job: Manifest, event: Event) -> Manifest:
         "type": event.type,
         "reason": event.reason,
         "action": event.reason,
-        "message": event.message[:MAX_MESSAGE_LENGTH],
+        "message": event.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"),
         "eventTime": now,
         "firstTimestamp": now[:19] + "Z",
         "lastTimestamp": now[:19] + "Z",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import FATAL_REASONS, Cause, FailureReason, Progress
+from spottrain_api.contract import FATAL_REASONS, Cause, Failure, FailureReason, Progress
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
 from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
@@ -72,13 +72,23 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
 
 def failure_message(members: tuple[MemberFacts, ...]) -> str:
     """The sentence that says most about why a generation failed, after the pod and rank that it is about."""
+    pod, failure = _first_failure(members)
+    if failure is None:
+        return next((m.message for m in members if m.message), "ranks failed without saying why")
+    rank = f", rank {failure.rank}" if failure.rank is not None else ""
+    return f"pod {pod}{rank}: {failure.message}"
+
+
+def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
+    """The end of the traceback of that failure, on lines of its own; empty if there is none."""
+    _, failure = _first_failure(members)
+    return f"\n{failure.traceback}" if failure is not None and failure.traceback else ""
+
+
+def _first_failure(members: tuple[MemberFacts, ...]) -> tuple[str, Failure | None]:
+    """The failure that explains the others, with its pod."""
     failures = [(m.member.pod, m.failure) for m in members if m.failure is not None]
-    failures.sort(key=lambda failed: failed[1].reason in _CONSEQUENCES)
-    if failures:
-        pod, failure = failures[0]
-        rank = f", rank {failure.rank}" if failure.rank is not None else ""
-        return f"pod {pod}{rank}: {failure.message}"
-    return next((m.message for m in members if m.message), "ranks failed without saying why")
+    return min(failures, key=lambda failed: failed[1].reason in _CONSEQUENCES, default=("", None))
 
 
 def heed_hang(situation: Situation, draft: Draft) -> Draft:

@@ -13,6 +13,7 @@ from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.failure_policy import (
     charge_failure,
     failure_message,
+    failure_traceback,
     hang_message,
     made_progress,
     meets_an_earlier_job,
@@ -96,7 +97,8 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
         )
         draft = draft.record("EarlierJob", message)
     elif generation.reason == Cause.FAILURE:
-        draft = draft.record(cause.value, f"Generation {generation.number} has ended: {message}", warning=True)
+        text = f"Generation {generation.number} has ended: {message}{failure_traceback(members)}"
+        draft = draft.record(cause.value, text, warning=True)
     status = draft.status
     if cause in FAILURES:
         return draft if meets_earlier else charge_failure(situation, draft, generation, message)

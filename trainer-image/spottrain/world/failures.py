@@ -22,6 +22,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer
+from spottrain_api.wording import traceback_tail
 
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
@@ -157,4 +158,5 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
         message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):
         message = message.removesuffix(".") + OUT_OF_MEMORY
-    return Failure(reason=reason, message=message, exit_code=1, rank=rank)
+    tail = traceback_tail(error.__traceback__)
+    return Failure(reason=reason, message=message, exit_code=1, rank=rank, traceback=tail)
