@@ -1,4 +1,4 @@
-"""What a checkpoint has of a model: plain tensors and shards, by the names that they had before it was spread.
+"""What a checkpoint holds of a model: plain tensors and shards, by the names that they had before it was spread.
 
 Quantized weights are more than that. Here their parts have names of their own:
 
@@ -26,7 +26,7 @@ from spottrain.engines.buffers import take_over
 
 Tensors = dict[str, torch.Tensor]
 
-# What torch.compile and the wrappers of recomputed modules add to names; state dicts leave it out.
+# Added to names by torch.compile and by wrappers of recomputed modules; state dicts omit it.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 _EXTRA_STATE = "_extra_state"
 # The numbers of a quantization state are packed as JSON, whose length depends on their digits. Spaces fill it up, so
@@ -36,7 +36,8 @@ _PACKED_BYTES = 256
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """DDP's prefix is taken off the names here: torch forgets it at a module that is there several times."""
+    """The model inside DDP, whose prefix torch does not remove from all names of a module that occurs several
+    times."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -70,7 +71,7 @@ def wrapping_names(model: nn.Module) -> Iterator[str]:
 
 
 def unfit_for_shards(model: nn.Module) -> str | None:
-    """Why weights of `model` can't be sharded, as a sentence; None where they can. bitsandbytes' 8-bit modules hold
+    """Why weights of `model` can't be sharded, as a sentence; None if they can. bitsandbytes' 8-bit modules hold
     the whole weight a second time."""
     unfit = {*wrapping_names(model), *(name for name, each in model.named_parameters() if hasattr(each, "SCB"))}
     for name, parameter in model.named_parameters():
@@ -89,7 +90,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def share_parts(model: nn.Module, device: torch.device) -> None:
-    """All ranks have rank 0's parts of quantized weights. A collective where there are any."""
+    """Give all ranks rank 0's parts of quantized weights. A collective if the model has any."""
     model = without_wrapper(model)
     parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
     take_over(parts.values())
@@ -97,9 +98,9 @@ def share_parts(model: nn.Module, device: torch.device) -> None:
 
 
 def frozen_names(model: nn.Module) -> set[str]:
-    """Names in `model_state` of what isn't trained: all names of a parameter that has several, and parts of quantized
-    weights. Buffers may follow the samples; in a model that is trained as a whole they are taken to, and so are those
-    of a module with trained parameters."""
+    """Names in `model_state` of what is not trained: all names of a parameter that has several, and the parts of
+    quantized weights. A buffer may follow the samples, so buffers of a model that is trained as a whole, and of a
+    module with trained parameters, count as trained."""
     model = without_wrapper(model)
     trains = {module: any(p.requires_grad for p in module.parameters(recurse=False)) for module in model.modules()}
     is_part = any(not parameter.requires_grad for parameter in model.parameters())
@@ -127,7 +128,7 @@ def _wraps(value: object) -> TypeGuard[Any]:
 
 
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value that wraps tensors as these. Shards are DCP's to take apart."""
+    """The tensors that a value wraps, or the value itself. DCP takes shards apart."""
     if not _wraps(value):
         yield name, value
         return
@@ -145,7 +146,7 @@ def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
 
 
 def put_back(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Parts of quantized weights, which torch's loading leaves out."""
+    """Load the parts of quantized weights, which torch's loading leaves out."""
     with torch.no_grad():
         for name, tensor in _beside(model, model_state(model)).items():
             tensor.copy_(state[name])
