@@ -77,6 +77,12 @@ def test_an_interval_that_is_not_understood_is_refused_with_a_sentence(text: str
         TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": text}})
 
 
+def test_an_interval_that_is_too_long_is_refused_as_text() -> None:
+    sentence = "checkpoint.interval can't be read: string should have at most 16 characters"
+    with pytest.raises(UserError, match=sentence), as_user_errors():
+        TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": "100000000000steps"}})
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -25,7 +25,6 @@ class CheckpointConfig(Resource):
     """Folder of the commits. A spec requires it; None: nothing is saved, in runs without an operator."""
     interval: Annotated[
         str,
-        AfterValidator(_understood),
         Field(
             json_schema_extra={"pattern": INTERVAL_PATTERN},
             max_length=16,
@@ -33,6 +32,7 @@ class CheckpointConfig(Resource):
             "minutes (5m), or auto. auto finds the interval from the measured cost of a checkpoint and the losses "
             "without notice (Young/Daly), between 10 seconds and 30 minutes.",
         ),
+        AfterValidator(_understood),
     ] = AUTO_INTERVAL
     keep: Annotated[int, Field(ge=1, le=1000, description="Number of the newest commits to keep.")] = 2
     keep_every: Annotated[

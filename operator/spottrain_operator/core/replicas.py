@@ -58,8 +58,10 @@ def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSetting
     The peer is the next member on another node.
 
     Args:
-        job: The job, as the API server has it. node_rank: Of the member. key: The operator's secret. A new operator
-            gives other tokens, but an agent keeps those with which its generation started.
+        job: The job, as the API server has it.
+        node_rank: The member's.
+        key: The operator's secret. A new operator gives other tokens, but an agent keeps those with which its
+            generation started.
     """
     generation, checkpoint = job.status.generation, job.spec.checkpoint
     if generation is None or not checkpoint.peer_replicas:

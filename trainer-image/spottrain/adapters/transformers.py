@@ -5,9 +5,8 @@ with spottrain.session() as session:
     trainer.train()
 
 For a subclass of Trainer: `class MyTrainer(SpottrainTrainer, SFTTrainer): ...`. The job decides the batch: the
-    adapter
-sets per_device_train_batch_size and gradient_accumulation_steps for each world size. The job's checkpoints replace
-the Trainer's own.
+adapter sets per_device_train_batch_size and gradient_accumulation_steps for each world size. The job's checkpoints
+replace the Trainer's own.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ class SameBlocks:
 
     FSDP2 gathers a block when it is called, from the ranks that gather at that time, whichever block they gather.
     Call `compare` after each forward pass and `check` after backward, so that a step does not wait: an error is
-        raised
-    before the update. Blocks that are `kept` after a forward pass are gathered once until backward, however often
-    they are called, as in evaluations of different length.
+    raised before the update. Blocks that are `kept` after a forward pass are gathered once until backward, however
+    often they are called, as in evaluations of different length.
     """
 
     def __init__(self, blocks: Mapping[str, nn.Module], *, kept: bool) -> None:

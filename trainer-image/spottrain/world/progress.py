@@ -31,7 +31,7 @@ class ProgressReporter:
     """Keeps this rank's Progress, and writes it to the run directory if there is one.
 
     A thread writes: between two steps a write would take a millisecond, because the caches hold nothing that it
-        needs.
+    needs.
     """
 
     def __init__(self, run_dir: Path | None, *, local_rank: int, generation: int) -> None:
