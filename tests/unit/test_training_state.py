@@ -169,6 +169,20 @@ def test_options_of_the_optimizer_that_a_commit_replaces_are_named(
     assert said is None or f"at step {STEPS // 2}, which differ from the script's: {said}. " in found[0]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_option_that_is_put_back_after_a_load_counts(strategy: str, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}"
+    made: list[Optimizer] = []
+
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        made.append(with_own_decay(weights))
+        return made[-1]
+
+    train(uri, None, 2, strategy, make=lambda weights: with_options(weights, 0.25, 0.25))
+    train(uri, None, 3, strategy, make=make)
+    assert [group["weight_decay"] for group in made[0].param_groups] == [0.5]
+
+
 def test_a_schedule_that_is_scaled_changes_the_rates_of_a_run(tmp_path: Path) -> None:
     """From the second step after the resume on; the first has the rate of the commit."""
     rates: list[float] = []
