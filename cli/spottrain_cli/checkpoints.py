@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 5
 _LONGEST = 1000
+# Columns of a table. On a narrower terminal its lines break, and nothing is cut.
+_WIDE = 200
 
 uri_argument = click.argument("uri")
 endpoint_option = click.option(
@@ -52,7 +55,7 @@ def ls(uri: str, endpoint_url: str | None) -> None:
         table = Table("Step", "Generation", "Committed", "World", "Size", "Shared", "", box=None)
         for commit in head.commits:
             table.add_row(*_row(storage, commit), "newest" if commit is head.newest else "")
-        Console().print(table)
+        Console(width=_WIDE).print(table)
         unfinished = _unfinished(storage, head)
     if unfinished:
         click.echo(f"{counted(unfinished, 'attempt')} under way or given up; the job cleans up after itself.")
@@ -200,7 +203,8 @@ def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
     from spottrain.checkpoint import CorruptCheckpoint
     from spottrain.checkpoint.format.manifest import read_manifest
 
-    known = (str(commit.step), str(commit.generation), commit.committed_at)
+    committed = f"{datetime.fromisoformat(commit.committed_at):%Y-%m-%dT%H:%M:%SZ}"
+    known = (str(commit.step), str(commit.generation), committed)
     try:
         manifest = read_manifest(storage, commit)
     except CorruptCheckpoint:

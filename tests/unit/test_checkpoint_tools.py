@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,18 @@ def test_ls(uri: str) -> None:
     header, newest, before, unfinished = result.output.splitlines()
     assert header.split() == ["Step", "Generation", "Committed", "World", "Size", "Shared"]
     assert newest.split()[0] == "20"
+    assert datetime.strptime(newest.split()[2], "%Y-%m-%dT%H:%M:%S%z").tzinfo == UTC
     assert newest.split()[-1] == "newest"
     assert before.split()[0] == "10"
     assert unfinished.startswith("1 attempt under way or given up")
     damage(uri, 10, "manifest.json")
     assert "damaged" in run("ls", uri).output
+
+
+def test_ls_cuts_no_column_on_a_narrow_terminal(uri: str) -> None:
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(main, ["checkpoints", "ls", uri])
+    assert result.output == run("ls", uri).output
+    assert "…" not in result.output
 
 
 def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:

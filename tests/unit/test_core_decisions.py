@@ -221,6 +221,14 @@ def test_an_older_commit_is_not_believed() -> None:
     assert scene.plan().status.commit == commit(2, 90)
 
 
+def test_a_generation_that_may_find_commits_does_not_say_that_it_starts_from_step_0() -> None:
+    """As of a fork, or of an earlier job: the operator doesn't read the store."""
+    [event] = [
+        e for e in replace(waiting_job(), now=at(5)).all_say().plan().events if e.reason == "GenerationStarted"
+    ]
+    assert "Generation 1 starts from the newest commit, or step 0 if there is none, with" in event.message
+
+
 SUCCESSES: list[Any] = [
     pytest.param(lambda s: s, True, id="all"),
     pytest.param(lambda s: s.says(4, phase=AgentPhase.RUNNING), False, id="one-still-runs"),
@@ -234,6 +242,21 @@ SUCCESSES: list[Any] = [
 def test_success(change: Change, succeeded: bool) -> None:
     status = change(training_job().all_say(phase=AgentPhase.SUCCEEDED)).plan().status
     assert (status.phase is Phase.SUCCEEDED) is succeeded
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (200, "Trained to step 200"),
+        (150, "Trained to step 150 of 200: the script ended by itself before the last step, as with early stopping"),
+    ],
+)
+def test_a_success_before_the_last_step_says_so(step: int, said: str) -> None:
+    view = training_job().observed.reports["u1"].report.progress
+    assert view is not None
+    progress = view.model_copy(update={"step": step, "total_steps": 200})
+    status = training_job().all_say(phase=AgentPhase.SUCCEEDED, progress=progress).plan().status
+    assert (status.phase, status.message) == (Phase.SUCCEEDED, said)
 
 
 def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:

@@ -161,6 +161,7 @@ def test_the_interval_is_explained() -> None:
         "auto: every 60 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice"
     )
+    assert CommitInterval().explain(cost).endswith(", and there was no interruption so far")
     covered = seen.model_copy(update={"num_covered": 1})
     assert CommitInterval.parse("auto", covered).explain(cost) == (
         "auto: every 73 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "

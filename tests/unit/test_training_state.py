@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
 
 import spottrain
 from spottrain.schedules import warmup_cosine
@@ -28,13 +28,18 @@ def _world_of_its_own() -> Iterator[None]:
 
 
 def train(
-    uri: str, schedule: Callable[[Optimizer], LRScheduler] | None, last: int, strategy: str = "ddp"
+    uri: str,
+    schedule: Callable[[Optimizer], LRScheduler] | None,
+    last: int,
+    strategy: str = "ddp",
+    *,
+    make: Callable[[Iterator[nn.Parameter]], Optimizer] = lambda each: torch.optim.AdamW(each, torch.tensor(0.013)),
 ) -> torch.Tensor:
     """The weights after step `last` of a run whose learning rate is a tensor."""
     with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
         training = session.prepare(
             nn.Linear(4, 1),
-            optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.013)),
+            optimizer=lambda model: make(model.parameters()),
             scheduler=schedule,
             dataset=[torch.arange(4.0) + index for index in range(8)],
         )
@@ -91,3 +96,106 @@ def test_what_has_changed_since_the_commit_is_one_message(tmp_path: Path, caplog
     [message] = [warning for warning in warnings if "The checkpoint at step" in warning]
     assert "with the strategy ddp" in message
     assert f"of a run of {STEPS} steps" in message
+
+
+def test_a_resume_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = f"file://{tmp_path}"
+    train(uri, None, 2)
+    assert "resumed" not in capsys.readouterr().err
+    train(uri, None, 3)
+    assert f"spottrain: resumed from step 2 of {uri}\n" in capsys.readouterr().err
+
+
+def test_a_script_that_leaves_the_loop_early_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4) as session:
+        training = session.prepare(
+            nn.Linear(4, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+            dataset=[torch.ones(4)] * 8,
+        )
+        for step in training.steps(total=5):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).mean())
+            step.update()
+            if step.number == 2:
+                break
+    assert "spottrain: the script ended training at step 2 of 5, before the last step\n" in capsys.readouterr().err
+
+
+def with_options(weights: Iterator[nn.Parameter], rate: float, decay: float) -> Optimizer:
+    return torch.optim.AdamW(weights, lr=rate, weight_decay=decay)
+
+
+def with_own_decay(weights: Iterator[nn.Parameter]) -> Optimizer:
+    """As docs/how-to/resume-fork-export.md has it."""
+    optimizer = with_options(weights, 0.25, 0.5)
+
+    def keep_own(loaded: Optimizer) -> None:
+        for group in loaded.param_groups:
+            group["weight_decay"] = 0.5
+
+    optimizer.register_load_state_dict_post_hook(keep_own)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make", "said"),
+    [
+        pytest.param(
+            warmup_cosine(total=STEPS),
+            lambda weights: with_options(weights, 0.125, 0.5),
+            "lr 0.25 (in the script: 0.125), weight_decay 0.25 (in the script: 0.5)",
+            id="schedule",
+        ),
+        pytest.param(
+            None, lambda weights: with_options(weights, 0.125, 0.25), "lr 0.25 (in the script: 0.125)", id="constant"
+        ),
+        pytest.param(warmup_cosine(total=STEPS), lambda weights: with_options(weights, 0.25, 0.25), None, id="same"),
+        pytest.param(None, with_own_decay, None, id="kept"),
+    ],
+)
+def test_options_of_the_optimizer_that_a_commit_replaces_are_named(
+    schedule: Callable[[Optimizer], LRScheduler] | None,
+    make: Callable[[Iterator[nn.Parameter]], Optimizer],
+    said: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(f"file://{tmp_path}", schedule, STEPS // 2, make=lambda weights: with_options(weights, 0.25, 0.25))
+    caplog.clear()
+    train(f"file://{tmp_path}", schedule, STEPS, make=make)
+    found = [record.getMessage() for record in caplog.records if "options of the checkpoint" in record.getMessage()]
+    assert len(found) == (said is not None)
+    assert said is None or f"at step {STEPS // 2}, which differ from the script's: {said}. " in found[0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_option_that_is_put_back_after_a_load_counts(strategy: str, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}"
+    made: list[Optimizer] = []
+
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        made.append(with_own_decay(weights))
+        return made[-1]
+
+    train(uri, None, 2, strategy, make=lambda weights: with_options(weights, 0.25, 0.25))
+    train(uri, None, 3, strategy, make=make)
+    assert [group["weight_decay"] for group in made[0].param_groups] == [0.5]
+
+
+def test_a_schedule_that_is_scaled_changes_the_rates_of_a_run(tmp_path: Path) -> None:
+    """From the second step after the resume on; the first has the rate of the commit."""
+    rates: list[float] = []
+
+    def schedule(factor: float) -> Callable[[Optimizer], LRScheduler]:
+        return lambda optimizer: LambdaLR(optimizer, lambda step: factor)
+
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        optimizer = with_options(weights, 0.25, 0.0)
+        optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+        return optimizer
+
+    train(f"file://{tmp_path}", schedule(1.0), 2, make=make)
+    rates.clear()
+    train(f"file://{tmp_path}", schedule(0.5), 4, make=make)
+    assert rates[-2:] == [0.25, 0.125]

@@ -36,7 +36,9 @@ class OnDemandCapacity(Resource):
             "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
         ),
     )
-    min: Annotated[int, Field(ge=0, description="Number of nodes that are always on-demand.")] = 0
+    min: Annotated[
+        int, Field(ge=0, description="Number of on-demand nodes to ask for. Only nodes.min is waited for.")
+    ] = 0
     max: Annotated[
         int | None,
         Field(

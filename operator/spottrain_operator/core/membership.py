@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.contract import Cause, Member
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
@@ -53,7 +53,15 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    return finish(situation, draft, Phase.SUCCEEDED, "Succeeded", f"Trained to step {draft.status.progress.step}")
+    return finish(situation, draft, Phase.SUCCEEDED, "Succeeded", _trained_to(draft.status.progress))
+
+
+def _trained_to(progress: ProgressStatus) -> str:
+    """Where a job has ended, and that it was before the end of its run if it was."""
+    total, trained = progress.total_steps, f"Trained to step {progress.step}"
+    if total is None or progress.step >= total:
+        return trained
+    return f"{trained} of {total}: the script ended by itself before the last step, as with early stopping"
 
 
 def press(situation: Situation, draft: Draft) -> Draft:
@@ -162,11 +170,17 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         transitions=transitions,
         start_time=draft.status.start_time or situation.now,
     )
-    begin = generation.replicated_step or generation.resume
-    source = "replicas of " if generation.replicated_step is not None else ""
-    step = f"{source}step {begin.step if begin is not None else 0}"
     members = ", ".join(m.pod for m in generation.members)
-    return draft.record("GenerationStarted", f"Generation {number} starts from {step} with {members}")
+    return draft.record("GenerationStarted", f"Generation {number} starts from {_start(generation)} with {members}")
+
+
+def _start(generation: GenerationStatus) -> str:
+    """From where a generation starts. The operator doesn't know commits of an earlier job, or of a fork."""
+    if generation.replicated_step is not None:
+        return f"replicas of step {generation.replicated_step.step}"
+    if generation.resume is not None:
+        return f"step {generation.resume.step}"
+    return "the newest commit, or step 0 if there is none,"
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:

@@ -150,7 +150,10 @@ class Training:
         self._under_way[0].updated = True
 
     def clean_up(self) -> None:
-        """Delete the checkpoints that are no longer kept."""
+        """At the end of the script: delete the checkpoints that are no longer kept."""
+        total = self._state.total_steps
+        if self._context.rank == 0 and total is not None and self.step < total:
+            self._checkpoint_reports.ended_early(self.step, total)
         self._saver.clean_up()
 
     def _resume(self, total: int) -> Batches:
@@ -163,6 +166,8 @@ class Training:
         except CheckpointError as error:
             self._checkpoint_reports.failed(error)
             raise start_error(error, resumes=True) from error
+        if rank == 0 and self.step > 0:
+            self._checkpoint_reports.resumed(self.step)
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)

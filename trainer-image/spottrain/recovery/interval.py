@@ -75,11 +75,15 @@ class CommitInterval:
         seen = self.interruptions
         unnoticed = seen.num - seen.num_noticed
         covered = f", {seen.num_covered} of them covered by peers' memory" if seen.num_covered else ""
+        losses = "there was no interruption so far"
+        if seen.num:
+            losses = (
+                f"{unnoticed} of {counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came "
+                f"without notice{covered}"
+            )
         return (
             f"auto: every {self.optimal_seconds(cost):.0f} s, because a checkpoint stops training for "
-            f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {unnoticed} of "
-            f"{counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came without "
-            f"notice{covered}"
+            f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {losses}"
         )
 
 

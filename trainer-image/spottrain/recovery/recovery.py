@@ -41,7 +41,7 @@ class Recovery:
         schedule = CheckpointSchedule(
             interval=interval, waits_for_last_safe_moment=settings.on_notice == OnNotice.LAST_SAFE
         )
-        reports = CheckpointReports(reporter=reporter, schedule=schedule, replicas=replicas)
+        reports = CheckpointReports(reporter=reporter, schedule=schedule, replicas=replicas, uri=settings.uri)
         saver = StateSaver(
             checkpointer=opened.checkpointer,
             schedule=schedule,

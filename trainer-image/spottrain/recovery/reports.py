@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,6 +24,8 @@ class CheckpointReports:
     schedule: CheckpointSchedule
     replicas: Replicas | None = None
     """In peers' memory."""
+    uri: str | None = None
+    """Of the commits."""
 
     @property
     def newest_commit(self) -> CommitRef | None:
@@ -38,6 +41,15 @@ class CheckpointReports:
         """Log a sentence, and show it as the job's message."""
         logger.warning("%s", message)
         self.reporter.update(message=message)
+
+    def resumed(self, step: int) -> None:
+        """Say on the terminal where training continues; for rank 0."""
+        print(f"spottrain: resumed from step {step} of {self.uri}", file=sys.stderr, flush=True)
+
+    def ended_early(self, step: int, total: int) -> None:
+        """Say on the terminal that the script has ended a run before its last step; for rank 0."""
+        sentence = f"spottrain: the script ended training at step {step} of {total}, before the last step"
+        print(sentence, file=sys.stderr, flush=True)
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save comes as planned."""

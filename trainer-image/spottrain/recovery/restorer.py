@@ -21,7 +21,7 @@ from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.store_retries import retry
-from spottrain.recovery.training_state import TrainingState
+from spottrain.recovery.training_state import Options, TrainingState
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,13 @@ class StateRestorer:
             return 0
         self.reports.intervals()
         self._report_rebuilt_head(self.checkpointer)
-        if (step := self._resume_from_replicas(self.checkpointer, state, seed=seed, rank=rank)) is not None:
+        options = state.options()  # loading may overwrite them
+        if (step := self._resume_from_replicas(self.checkpointer, state, options, seed=seed, rank=rank)) is not None:
             return step
         if self.newest is None:
             return 0
         tensors, loaded = self._load(self.checkpointer, self.newest, state, sleep)
-        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
         self.saver.committed_step = loaded.step
         self.reports.committed(self.newest)
         return loaded.step
@@ -101,7 +102,7 @@ class StateRestorer:
             self.reports.failed(CorruptCheckpoint(damage))
 
     def _resume_from_replicas(
-        self, checkpointer: Checkpointer, state: TrainingState, *, seed: int, rank: int
+        self, checkpointer: Checkpointer, state: TrainingState, options: Options, *, seed: int, rank: int
     ) -> int | None:
         """Load the step that the operator found in members' memory, and start to commit it.
 
@@ -127,17 +128,25 @@ class StateRestorer:
                 f"{newest.step}, which is committed. {error}"
             )
             return None
-        self._restore(state, tensors, loaded, seed=seed, rank=rank)
+        self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
         self.saver.save_in_background(state, loaded.step)
         return loaded.step
 
     def _restore(
-        self, state: TrainingState, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int
+        self,
+        state: TrainingState,
+        tensors: dict[str, Any],
+        loaded: Loaded,
+        options: Options,
+        *,
+        seed: int,
+        rank: int,
     ) -> None:
         state.check(loaded.extra, loaded.step)
-        if changes := " ".join(state.changes(loaded)):  # one message: the next would replace it
-            self.reports.warn(changes)
         state.restore(tensors, loaded, seed=seed, rank=rank)
+        changes = [*state.changes(loaded), *state.unused_options(options, loaded.step)]
+        if changes:
+            self.reports.warn(" ".join(changes))  # one message: the next would replace it
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self.saver.schedule.cost = CheckpointCost(**cost)
         self.reports.intervals()

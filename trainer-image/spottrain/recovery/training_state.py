@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import CheckpointMismatch, Loaded
@@ -18,6 +19,11 @@ from spottrain_api.contract import StrategyChoice
 
 # Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"
+# Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
+_OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
+
+Options = Sequence[Mapping[str, Any]]
+"""Options of each group of an optimizer: numbers and tuples of numbers. Some optimizers have None for a rate."""
 
 
 class Stateful(Protocol):
@@ -34,6 +40,7 @@ class TrainingState:
 
     Attributes:
         engine: Holds model and optimizer.
+        optimizer: The optimizer that schedules set; its groups hold the options.
         scheduler: The schedule of learning rates; None if there is none.
         identity: What must not differ between the run that saved and the run that resumes, such as the seed and the
             number of samples.
@@ -46,6 +53,7 @@ class TrainingState:
     """
 
     engine: Engine
+    optimizer: Optimizer
     scheduler: LRScheduler | None
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None
@@ -94,6 +102,13 @@ class TrainingState:
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
+    def options(self) -> Options:
+        """The optimizer's options as they are now, before what a schedule makes of them."""
+        return [
+            {name: _plain(group.get(f"initial_{name}", group[name])) for name in _OPTIONS if name in group}
+            for group in self.optimizer.param_groups
+        ]
+
     def learning_rates(self) -> list[float]:
         """Learning rates of the optimizer's groups; empty if no schedule sets them."""
         return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups] if self.scheduler else []
@@ -138,6 +153,28 @@ class TrainingState:
                 f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
                 f"which replace them: {which}. To train with the script's own, use a different checkpoint.uri."
             )
+
+    def unused_options(self, scripts: Options, step: int) -> Iterator[str]:
+        """A sentence about the options that the script gave the optimizer, and that a commit has replaced."""
+        differing: dict[str, str] = {}
+        for now, script in zip(self.options(), scripts, strict=True):
+            for name in script.keys() & now.keys():
+                if now[name] != script[name]:
+                    differing.setdefault(name, f"{name} {now[name]} (in the script: {script[name]})")
+        if differing:
+            which = ", ".join(differing[name] for name in _OPTIONS if name in differing)
+            yield (
+                f"The optimizer continues with the options of the checkpoint at step {step}, which differ from the "
+                f"script's: {which}. To change options of a run, see 'Change the learning rate' in "
+                "docs/how-to/resume-fork-export.md."
+            )
+
+
+def _plain(value: Any) -> Any:
+    """An option with numbers instead of tensors, and tuples instead of lists."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _with_numbers(state: Any) -> Any:
