@@ -81,8 +81,9 @@ def is_lost_while_stuck(seconds: float) -> bool:
 
 
 def is_stuck(steps: float) -> bool:
-    """The others count as stuck, so that one that is silent for seven seconds is lost."""
-    return reason(in_steps_of(10.0, training_job(), 10.0 * steps).says(4, age=7)) == "NodeLost"
+    """The others count as stuck, so that one that is silent for a moment longer is lost."""
+    scene = in_steps_of(10.0, training_job(), 10.0 * steps)
+    return reason(scene.says(4, age=timing.SILENT_WHILE_STUCK + 1)) == "NodeLost"
 
 
 def is_lost_alone(seconds: float) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 # Agents report every second. After three missed reports, an agent counts as lost if its generation is breaking up
-# anyway. It isn't deleted for that: if it comes back, it joins the next generation.
+# anyway. It isn't deleted for that: if it comes back, it joins the next generation. While no other agent has reported
+# within this time either, silence alone is no loss.
 SILENT_WHILE_OTHERS_ENDED = 3.0
 # Peers of a lost node often hang rather than fail (NCCL: for minutes). If they have made no step for this long, and
-# for several times the duration of a step, an agent that is silent for as long counts as lost.
+# for several times the duration of a step, an agent that is silent for as long counts as lost. Keep it under
+# STEPPING: otherwise SILENT_ALONE applies to peers whose newest step is older than STEPPING but not than this.
 SILENT_WHILE_STUCK = 6.0
 STUCK_STEPS = 5.0
-# If nothing else points to a loss, only a long silence counts, and only if the others make no steps either.
+# If nothing else points to a loss, only a long silence counts, and only if the others make no steps either. A pod
+# that isn't a member is deleted after the same silence.
 SILENT_ALONE = 30.0
 # If the Node object says that the node is gone, a report younger than this contradicts it.
 SILENT_ON_LOST_NODE = 2.5

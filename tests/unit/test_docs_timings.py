@@ -1,0 +1,47 @@
+"""The durations that the docs promise are those of `timing`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spottrain_operator.core import timing
+from spottrain_operator.core.timing import (
+    FIRST_GENERATION_PATIENCE,
+    GROWTH_INTERVAL,
+    GROWTH_MIN_REMAINING,
+    NEXT_GENERATION_PATIENCE,
+    SILENT_ALONE,
+    SILENT_WHILE_OTHERS_ENDED,
+    SILENT_WHILE_STUCK,
+    UNKNOWN_LEAD,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+ROW = re.compile(r"^\| `([A-Z_]+)` \| (\d+) \|", re.MULTILINE)
+
+
+def test_the_table_of_constants() -> None:
+    rows = ROW.findall((DOCS / "how-to" / "notices-and-intervals.md").read_text())
+    assert {"SILENT_WHILE_OTHERS_ENDED", "SILENT_WHILE_STUCK", "SILENT_ALONE"} <= {name for name, _ in rows}
+    assert {name: float(seconds) for name, seconds in rows} == {name: getattr(timing, name) for name, _ in rows}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("notices", f"| some have ended | {SILENT_WHILE_OTHERS_ENDED:g} s |"),
+        ("notices", f"stuck: no step for {SILENT_WHILE_STUCK:g} s, and"),
+        ("notices", f"as long as a step takes | {SILENT_WHILE_STUCK:g} s |"),
+        ("notices", f"such as before the first step | {SILENT_ALONE:g} s |"),
+        ("notices", f"Unknown deadline (a taint without a time): {UNKNOWN_LEAD:g} s,"),
+        ("generations", f"waits up to {FIRST_GENERATION_PATIENCE:g} s for more pods"),
+        ("generations", f"later ones up to {NEXT_GENERATION_PATIENCE:g} s."),
+        ("generations", f"at most every {GROWTH_INTERVAL:g} s,"),
+        ("generations", f"last {GROWTH_MIN_REMAINING:g} s of a job"),
+    ],
+)
+def test_the_concepts(page: str, sentence: str) -> None:
+    assert sentence in " ".join((DOCS / "concepts" / f"{page}.md").read_text().split())
