@@ -8,6 +8,7 @@ import runpy
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def fork() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
+            "without_bitsandbytes",
             *REQUIRED_MODULES,
             *PRELOADED_MODULES,
             "google.cloud.storage",
@@ -39,6 +41,10 @@ def fork() -> Any:
             "freeze",
         ]
     )
+    # Python 3.11 doesn't hand sys.path over to that process, and ignores what it can't import there.
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
     return context
 
 
