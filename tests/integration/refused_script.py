@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 import spottrain  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
+from spottrain_api.contract import Strategy  # noqa: E402
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
@@ -151,7 +152,7 @@ def told(
 def use(session: spottrain.Session, strategy: str) -> None:
     name, _, stage = strategy.partition(" ")
     deepspeed = session.config.deepspeed.model_copy(update={"zero_stage": int(stage) if stage else None})
-    session.config = session.config.model_copy(update={"strategy": name, "deepspeed": deepspeed})
+    session.config = session.config.model_copy(update={"strategy": Strategy(name), "deepspeed": deepspeed})
 
 
 found: dict[str, str] = {}
