@@ -52,6 +52,14 @@ async def pending(task: asyncio.Task[None]) -> bool:
     return not done
 
 
+async def take_lease(cluster: MemoryCluster, name: str) -> None:
+    """Write another holder into the lease, as one does that thinks it has run out."""
+    lease = await cluster.read_lease("system", "spottrain-operator")
+    assert lease is not None
+    lease["spec"]["holderIdentity"] = name
+    await cluster.write_lease(lease)
+
+
 async def test_the_second_waits_until_the_first_has_been_silent_for_the_duration() -> None:
     cluster, clock = MemoryCluster(), Clock()
     await election(cluster, "a", clock).acquire()
@@ -98,10 +106,7 @@ async def test_who_leaves_takes_no_lease_from_the_next_one() -> None:
     cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    lease = await cluster.read_lease("system", "spottrain-operator")
-    assert lease is not None
-    lease["spec"]["holderIdentity"] = "b"
-    await cluster.write_lease(lease)
+    await take_lease(cluster, "b")
     await first.release()
     assert holder(cluster) == "b"
 
@@ -148,10 +153,7 @@ async def test_a_leader_whose_lease_was_taken_gives_up_at_once() -> None:
     cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    lease = await cluster.read_lease("system", "spottrain-operator")
-    assert lease is not None
-    lease["spec"]["holderIdentity"] = "b"
-    await cluster.write_lease(lease)
+    await take_lease(cluster, "b")
     await asyncio.wait_for(first.hold(), 5)
     assert not first.is_leader
 
