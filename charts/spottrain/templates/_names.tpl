@@ -30,3 +30,24 @@ fsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* Where agents reach the operator. */}}
+{{- define "spottrain.controlUrl" -}}
+http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
+{{- end }}
+
+{{/* Where the operator's pods run, and how they get their image. */}}
+{{- define "spottrain.operatorPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
