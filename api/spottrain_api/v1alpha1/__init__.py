@@ -43,7 +43,7 @@ from spottrain_api.v1alpha1.pod_template import (
     Volume,
     VolumeMount,
 )
-from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec, Workload
+from spottrain_api.v1alpha1.spec import CleanPodPolicy, RunPolicy, TrainingJobSpec, Workload
 from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -68,6 +68,7 @@ __all__ = [
     "Capacity",
     "Checkpoint",
     "CheckpointConfig",
+    "CleanPodPolicy",
     "Condition",
     "CostStatus",
     "Counts",
