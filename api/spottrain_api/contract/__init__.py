@@ -78,7 +78,14 @@ from spottrain_api.contract.nodes import (
     TaintMeaning,
     shutdown_grace_seconds,
 )
-from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.notices import (
+    POD_NOTICE_PREFIX,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    NoticeList,
+    WatchState,
+)
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
     FATAL_REASONS,
@@ -182,6 +189,7 @@ __all__ = [
     "Member",
     "MemoryEstimate",
     "Message",
+    "NodeWatch",
     "Notice",
     "NoticeKind",
     "NoticeList",
@@ -201,6 +209,7 @@ __all__ = [
     "TaintMeaning",
     "TrainerConfig",
     "TrainerPhase",
+    "WatchState",
     "clock_offset",
     "is_lost_peer",
     "outcome_file",

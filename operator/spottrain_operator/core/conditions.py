@@ -15,6 +15,7 @@ from spottrain_operator.core.rivals import BLOCKED
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.understanding import NOT_UNDERSTOOD
+from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
@@ -118,6 +119,7 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition("Suspended", phase is Phase.SUSPENDED, phase.value, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
     draft = _checkpoints(draft, status.generation, situation)
+    draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if status.fallback_since is not None:
         return draft.condition("SpotAvailable", False, "FellBack", "On-demand nodes stand in for spot nodes", now)
