@@ -148,11 +148,10 @@ def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
         (family,) = [each for each in families(metrics) if each.name == "spottrain_job_unwatched_members"]
         return float(family.samples[0].value)
 
-    long = {"seconds": 3600.0}
     watches = {
-        "watched": NodeWatch(state=WatchState.WATCHED, **long),
-        "missing": NodeWatch(state=WatchState.MISSING, **long),
-        "blind": NodeWatch(state=WatchState.BLIND, **long),
+        "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
+        "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
+        "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
         "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
         "on-demand": None,
         "old": None,

@@ -27,7 +27,9 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import (
+    ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -118,7 +120,9 @@ from spottrain_api.settings import (
 )
 
 __all__ = [
+    "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
+    "ANNOTATION_SAFE_TO_EVICT",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
