@@ -190,8 +190,8 @@ class Reconciler:
         """Give up on the job's annotations, until this operator restarts: training doesn't depend on them."""
         if key not in self._unprotected:
             logger.warning(
-                "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the verb "
-                "patch on pods, as the chart's role does, and restart it.",
+                "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the "
+                "verb patch on pods, as the chart's role does, and restart it.",
                 key,
                 error,
             )
