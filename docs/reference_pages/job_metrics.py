@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry, Metric
 
 from spottrain_operator.metrics import JOB, Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
-from spottrain_watcher.provider import Provider
 
 from .markdown import code, entry
 
@@ -16,7 +15,6 @@ _LABELS = {
     "spottrain_reconcile_errors": ("kind",),
     "spottrain_watcher_notices": ("source", "kind"),
     "spottrain_watcher_polls": ("result",),
-    "spottrain_watcher_provider": ("provider",),
 }
 
 
@@ -38,7 +36,7 @@ def metrics() -> str:
 
 def watcher_metrics() -> str:
     """An entry for each of the watcher's."""
-    return _entries(WatcherMetrics((), Provider.OTHER).registry)
+    return _entries(WatcherMetrics(()).registry)
 
 
 def _entries(registry: CollectorRegistry) -> str:

@@ -18,7 +18,7 @@ from spottrain_watcher.ec2 import Ec2Source
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.node_marker import NodeMarker
-from spottrain_watcher.provider import ENV_PROVIDER, Provider, detect_provider, provider_from_environment
+from spottrain_watcher.provider import Provider, detect_provider, provider_from_environment
 from spottrain_watcher.signal_source import SignalSource
 from spottrain_watcher.watcher import Watcher
 
@@ -44,18 +44,11 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     api = KubernetesApi.in_cluster(session, environ)
     provider = await _find_provider(api, node, environ)
     logger.info("watching node %s, provider %s", node, provider)
-    if provider is Provider.OTHER:
-        logger.warning(
-            "node %s belongs to no cloud that this watcher knows: only the signals of Kubernetes are heard. If it "
-            "does, name the cloud in %s (the chart's value watcher.env).",
-            node,
-            ENV_PROVIDER,
-        )
     sources: list[SignalSource] = [KubernetesSource(api, node)]
     if provider is Provider.EC2:
         sources.append(Ec2Source(session, node, environ))
     marker = NodeMarker(api, node)
-    watcher = Watcher(sources, marker, provider=provider)
+    watcher = Watcher(sources, marker)
     runner = web.AppRunner(watcher.application(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:

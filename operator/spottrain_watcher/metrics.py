@@ -13,14 +13,19 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from spottrain_api.contract import Notice
-from spottrain_watcher.provider import Provider
+from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.signal_source import SignalSource
+
+
+def hears_cloud(sources: Sequence[SignalSource]) -> bool:
+    """Whether a source beside Kubernetes is followed: the metadata of the node's cloud."""
+    return any(source.name != KubernetesSource.name for source in sources)
 
 
 class Metrics(Collector):
     """All metrics of one watcher, in their own registry. A scrape asks the sources how they are."""
 
-    def __init__(self, sources: Sequence[SignalSource], provider: Provider) -> None:
+    def __init__(self, sources: Sequence[SignalSource]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._sources = sources
         self._seen: set[tuple[str, str]] = set()
@@ -39,13 +44,12 @@ class Metrics(Collector):
             ("result",),
             registry=self.registry,
         )
-        node = Gauge(
-            "spottrain_watcher_provider",
-            "1 for the cloud whose metadata is read; with other, only Kubernetes' own signals are heard.",
-            ("provider",),
+        cloud = Gauge(
+            "spottrain_watcher_hears_cloud",
+            "1 if a cloud's metadata is read; 0 if only Kubernetes' own signals are heard.",
             registry=self.registry,
         )
-        node.labels(provider.value).set(1)
+        cloud.set(hears_cloud(sources))
 
     def collect(self) -> Iterator[Metric]:
         """The sources at this moment."""

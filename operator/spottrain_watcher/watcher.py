@@ -13,8 +13,8 @@ from aiohttp import web
 from spottrain_api.contract import LONG_POLL_SECONDS, PATH_NOTICE, Notice, NoticeList
 from spottrain_api.wording import one_line
 from spottrain_watcher.ledger import Ledger
-from spottrain_watcher.metrics import Metrics
-from spottrain_watcher.provider import Provider
+from spottrain_watcher.metrics import Metrics, hears_cloud
+from spottrain_watcher.provider import ENV_PROVIDER
 from spottrain_watcher.signal_source import SignalSource
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,22 @@ class Marker(Protocol):
 class Watcher:
     """The watcher of one spot node. Agents ask it for notices; it calls only the API server and the sources."""
 
-    def __init__(
-        self, sources: Sequence[SignalSource], marker: Marker, *, provider: Provider = Provider.OTHER
-    ) -> None:
+    def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
         self._sources = sources
         self._marker = marker
-        self._metrics = Metrics(sources, provider)
+        self._metrics = Metrics(sources)
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""
+        if not hears_cloud(self._sources):
+            logger.warning(
+                "Only the signals of Kubernetes are heard: the node belongs to no cloud that the watcher knows. "
+                "If it does, name the cloud in %s (the chart's value watcher.env).",
+                ENV_PROVIDER,
+            )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_trouble())
             for source in self._sources:

@@ -25,7 +25,6 @@ from spottrain_local.spec import NodePool, TaintSpec
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
-from spottrain_watcher.provider import Provider
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = CHECKOUT / "docs" / "reference"
@@ -88,7 +87,7 @@ def test_every_metric() -> None:
     assert len(names) > 20
     page = GENERATORS["metrics"]()
     assert [name for name in names if f"`{name}`" not in page] == []
-    body, _ = WatcherMetrics((), Provider.OTHER).exposition()
+    body, _ = WatcherMetrics(()).exposition()
     names = set(re.findall(r"^# TYPE (spottrain_\w+)", body.decode(), re.MULTILINE))
     assert len(names) == 4
     assert [name for name in names if f"`{name}`" not in GENERATORS["watchermetrics"]()] == []

@@ -14,7 +14,6 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from memory_signals import MemorySource
 from spottrain_api.contract import Notice, NoticeList
-from spottrain_watcher.provider import Provider
 from spottrain_watcher.watcher import Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,7 +45,7 @@ class Service:
 async def service() -> AsyncIterator[Service]:
     sources = (MemorySource("ec2"), MemorySource("kubernetes"))
     marker = MemoryMarker()
-    watcher = Watcher(sources, marker, provider=Provider.EC2)
+    watcher = Watcher(sources, marker)
     task = asyncio.create_task(watcher.run())
     async with TestClient(TestServer(watcher.application())) as client:
         yield Service(client, sources, marker)
@@ -129,6 +128,16 @@ async def test_its_metrics(service: Service) -> None:
     assert found['spottrain_watcher_notices_total{kind="preempt",source="ec2"}'] == 2.0
     assert found['spottrain_watcher_source_up{source="ec2"}'] == 1.0
     assert found['spottrain_watcher_source_up{source="kubernetes"}'] == 0.0
-    assert found['spottrain_watcher_provider{provider="ec2"}'] == 1.0
+    assert found["spottrain_watcher_hears_cloud"] == 1.0
     assert found['spottrain_watcher_polls_total{result="changed"}'] >= 2.0
     assert len(found) == 5
+
+
+async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker())
+    task = asyncio.create_task(watcher.run())
+    async with TestClient(TestServer(watcher.application())) as client:
+        assert "spottrain_watcher_hears_cloud 0.0" in await (await client.get("/metrics")).text()
+        assert (await client.get("/readyz")).status == 200
+    task.cancel()
+    assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
