@@ -19,6 +19,9 @@ from spottrain_api.contract import (
     LABEL_JOB_UID,
     Assignment,
     AssignmentAction,
+    ConditionReason,
+    ConditionType,
+    EventReason,
     shutdown_grace_seconds,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
@@ -54,7 +57,7 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
-from spottrain_operator.core.understanding import NOT_UNDERSTOOD, REASON, sentence
+from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -179,7 +182,9 @@ class Reconciler:
             self._note_refusal(key, template_hash(view.spec), refused[0] if refused else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
-            await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
+            await self._events.record(
+                job, Event(type="Warning", reason=EventReason.POD_NOT_CREATED.value, message=message)
+            )
         for action, failure in failed:
             if isinstance(action, AnnotatePod) and isinstance(failure, RefusedError):
                 self._leave_unprotected(key, failure)
@@ -214,14 +219,20 @@ class Reconciler:
             error.fields, "The operator leaves the job alone, and its pods continue," if begun else "The job waits"
         )
         condition = Condition(
-            type=NOT_UNDERSTOOD, status="True", reason=REASON, message=message, last_transition_time=self._now()
+            type=ConditionType.SPEC_NOT_UNDERSTOOD.value,
+            status="True",
+            reason=ConditionReason.NEWER_VERSION.value,
+            message=message,
+            last_transition_time=self._now(),
         )
         status = with_condition(found, condition)
         if not begun:
             status |= {"phase": Phase.PENDING.value, "message": message}
         if status != found:
             job = await self._cluster.replace_job_status(job | {"status": status})
-            await self._events.record(job, Event(type="Warning", reason=NOT_UNDERSTOOD, message=message))
+            await self._events.record(
+                job, Event(type="Warning", reason=EventReason.SPEC_NOT_UNDERSTOOD.value, message=message)
+            )
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:

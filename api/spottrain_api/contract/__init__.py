@@ -19,6 +19,13 @@ from spottrain_api.contract.assignments import (
 )
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.conditions import (
+    ConditionReason,
+    ConditionType,
+    EndReason,
+    EventReason,
+    WaitingReason,
+)
 from spottrain_api.contract.configuration import (
     DrainRequest,
     Interruptions,
@@ -180,9 +187,13 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointTimings",
     "CommitRef",
+    "ConditionReason",
+    "ConditionType",
     "DeepSpeedConfig",
     "DrainRequest",
+    "EndReason",
     "Entrypoint",
+    "EventReason",
     "Failure",
     "FailureReason",
     "FsdpConfig",
@@ -213,6 +224,7 @@ __all__ = [
     "TaintMeaning",
     "TrainerConfig",
     "TrainerPhase",
+    "WaitingReason",
     "WatchState",
     "clock_offset",
     "is_lost_peer",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from spottrain_api.contract import CommitRef, Member, ReplicatedStep, StrategyChoice
+from spottrain_api.contract import CommitRef, ConditionType, Member, ReplicatedStep, StrategyChoice
 from spottrain_api.settings import Resource
 
 
@@ -50,8 +50,7 @@ class Condition(StatusResource):
     type: Annotated[
         str,
         Field(
-            description="What it is about: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, "
-            "Blocked, PodsHealthy, SpecNotUnderstood, Suspended, Succeeded or Failed."
+            description=f"What it is about: {', '.join(ConditionType)}.",
         ),
     ]
     status: Annotated[str, Field(description="Whether it holds: True, False or Unknown.")]

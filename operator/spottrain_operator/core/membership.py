@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Cause, Member
+from spottrain_api.contract import Cause, EventReason, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
@@ -53,7 +53,7 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    return finish(situation, draft, Phase.SUCCEEDED, "Succeeded", _trained_to(draft.status.progress))
+    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, _trained_to(draft.status.progress))
 
 
 def _trained_to(progress: ProgressStatus) -> str:
@@ -103,10 +103,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
             "An earlier job has used the folder at checkpoint.uri. This one resumes from its newest commit, or "
             "starts at step 0 if it committed nothing"
         )
-        draft = draft.record("EarlierJob", message)
+        draft = draft.record(EventReason.EARLIER_JOB, message)
     elif generation.reason == Cause.FAILURE:
         text = f"Generation {generation.number} has ended: {message}{failure_traceback(members)}"
-        draft = draft.record(cause.value, text, warning=True)
+        draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
         return draft if meets_earlier else charge_failure(situation, draft, generation, message)
@@ -171,7 +171,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         start_time=draft.status.start_time or situation.now,
     )
     members = ", ".join(m.pod for m in generation.members)
-    return draft.record("GenerationStarted", f"Generation {number} starts from {_start(generation)} with {members}")
+    return draft.record(
+        EventReason.GENERATION_STARTED, f"Generation {number} starts from {_start(generation)} with {members}"
+    )
 
 
 def _start(generation: GenerationStatus) -> str:

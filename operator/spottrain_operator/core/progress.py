@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from spottrain_api.contract import CommitRef, Progress, TrainerPhase
+from spottrain_api.contract import CommitRef, EventReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
@@ -50,7 +50,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
         return draft
     productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
     if newest.strategy is not None and draft.status.strategy is None:
-        draft = draft.update(strategy=newest.strategy).record("StrategyChosen", newest.strategy.reason)
+        draft = draft.update(strategy=newest.strategy).record(EventReason.STRATEGY_CHOSEN, newest.strategy.reason)
     progress = _as_status(newest).model_copy(
         update={"data_wait_ratio": _data_wait_ratio(reported(situation, generation))}
     )
@@ -144,11 +144,13 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
     """
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
-        return draft.record("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
+        return draft.record(
+            EventReason.ROLLED_BACK, newest.message or "training was rolled back to a commit", warning=True
+        )
     if newest.skipped_steps > known.skipped_steps:
-        return draft.record("StepSkipped", newest.message or "a step was skipped", warning=True)
+        return draft.record(EventReason.STEP_SKIPPED, newest.message or "a step was skipped", warning=True)
     if newest.message is not None and newest.message != known.message:
-        return draft.record("NotAsPlanned", newest.message, warning=True)
+        return draft.record(EventReason.NOT_AS_PLANNED, newest.message, warning=True)
     return draft
 
 

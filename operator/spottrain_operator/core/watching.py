@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from spottrain_api.contract import CapacityType, NodeWatch, WatchState
+from spottrain_api.contract import (
+    CapacityType,
+    ConditionReason,
+    ConditionType,
+    EventReason,
+    NodeWatch,
+    WatchState,
+)
 from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_api.wording import counted, listed, one_line
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import UNWATCHED
-
-NOTICES_HEARD = "NoticesHeard"
 
 _MISSING_ADVICE = (
     "Check that the chart's watcher runs there (kubectl get pods -A -l app.kubernetes.io/component=watcher -o wide), "
@@ -58,7 +64,7 @@ def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, Repo
 
 def heed_watchers(situation: Situation, draft: Draft) -> Draft:
     """Set NoticesHeard. It stays as it was between generations, and while a watcher may be restarting."""
-    known, now = draft.status.condition(NOTICES_HEARD), situation.now
+    known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
     watches = spot_watches(draft.running, situation.observed.reports)
     if draft.running is None or (known is None and not watches):
         return draft
@@ -67,7 +73,8 @@ def heed_watchers(situation: Situation, draft: Draft) -> Draft:
         return _unheard(draft, unheard, situation)
     if not all(each.settled for each in watches):
         return draft
-    return draft.condition(NOTICES_HEARD, True, "Heard", "The notices of all members on spot nodes are heard", now)
+    message = "The notices of all members on spot nodes are heard"
+    return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.HEARD, message, now)
 
 
 def _unheard(draft: Draft, unheard: list[SpotWatch], situation: Situation) -> Draft:
@@ -76,16 +83,16 @@ def _unheard(draft: Draft, unheard: list[SpotWatch], situation: Situation) -> Dr
     The words of a connection's error may differ each time. They alone don't change the condition.
     """
     reason, message = _sentence(unheard)
-    known = draft.status.condition(NOTICES_HEARD)
+    known = draft.status.condition(ConditionType.NOTICES_HEARD)
     same = known is not None and known.status == "False" and known.reason == reason
     if known is not None and same and known.message.partition(":")[0] == message.partition(":")[0]:
         return draft
     if not same:
         draft = draft.record(reason, message, warning=True)
-    return draft.condition(NOTICES_HEARD, False, reason, message, situation.now)
+    return draft.condition(ConditionType.NOTICES_HEARD, False, reason, message, situation.now)
 
 
-def _sentence(unheard: list[SpotWatch]) -> tuple[str, str]:
+def _sentence(unheard: list[SpotWatch]) -> tuple[StrEnum, str]:
     """Reason and message. The part before the first colon names the nodes."""
     missing = [each for each in unheard if each.watch.state is WatchState.MISSING]
     first, *_ = found = missing or unheard
@@ -95,5 +102,5 @@ def _sentence(unheard: list[SpotWatch]) -> tuple[str, str]:
     cost = "a preemption there may come without notice"
     said = one_line(first.watch.trouble or "no reason was given").removesuffix(".")
     if missing:
-        return "WatcherMissing", f"No watcher answers on {names}: {cost} ({said}){also}. {_MISSING_ADVICE}"
-    return "WatcherBlind", f"The watcher on {names} is blind: {cost} ({said}). {_BLIND_ADVICE}"
+        return EventReason.WATCHER_MISSING, f"No watcher answers on {names}: {cost} ({said}){also}. {_MISSING_ADVICE}"
+    return EventReason.WATCHER_BLIND, f"The watcher on {names} is blind: {cost} ({said}). {_BLIND_ADVICE}"
