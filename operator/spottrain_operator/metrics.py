@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.watching import spot_watches
 
 # Not "job" and "namespace": Prometheus uses these names for the target, and its values would win.
 JOB = ("job_namespace", "job_name")
@@ -171,6 +172,12 @@ class Metrics:
             JOB,
             registry=self.registry,
         )
+        self._unwatched = Gauge(
+            "spottrain_job_unwatched_members",
+            "Members on spot nodes whose notices nobody hears: the node's watcher is missing or blind.",
+            JOB,
+            registry=self.registry,
+        )
         self._seen_commits: dict[JobKey, tuple[int, int]] = {}
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
@@ -187,6 +194,8 @@ class Metrics:
         latency = drain_latency(before.status, after, reports)
         if latency is not None:
             self._drain.labels(*labels).observe(latency)
+        generation = after.generation if world_size(after) else None
+        self._unwatched.labels(*labels).set(sum(each.unheard for each in spot_watches(generation, reports)))
         self._observe_checkpoint(key, reports)
         if after.phase in FINISHED_PHASES:
             self._seen_commits.pop(key, None)
@@ -218,7 +227,7 @@ class Metrics:
         """Drop the series of a deleted job."""
         self._jobs.statuses.pop(key, None)
         self._seen_commits.pop(key, None)
-        for metric in (self._gap, self._drain, self._forecast, *self._checkpoint.values()):
+        for metric in (self._gap, self._drain, self._forecast, self._unwatched, *self._checkpoint.values()):
             metric.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
 
     def exposition(self) -> tuple[bytes, str]:

@@ -71,6 +71,15 @@ class Ec2Source:
         self._endpoint = (environ.get(ENV_ENDPOINT) or DEFAULT_ENDPOINT).rstrip("/")
         self._token: str | None = None
         self._offset = timedelta()  # of this node's clock against the cloud's
+        self._trouble: str | None = self._says_nothing("it has not been asked yet")
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
+        return self._trouble
+
+    def _says_nothing(self, why: object) -> str:
+        return f"EC2's metadata service at {self._endpoint} gives no usable answer: {why}."
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         # A bad answer from one path changes neither the other path nor what was known before.
@@ -83,7 +92,11 @@ class Ec2Source:
                     notice = None if body is None else to_notice(body)
                 except MetadataUnavailable as error:
                     logger.debug("EC2 metadata: %s", error)
+                    if path == PATH_INSTANCE_ACTION:
+                        self._trouble = self._says_nothing(error)
                     continue
+                if path == PATH_INSTANCE_ACTION:
+                    self._trouble = None
                 known[path] = _first_sighting(known.get(path), notice)
                 notices = tuple(notice for notice in known.values() if notice is not None)
                 if notices != told and PATH_INSTANCE_ACTION in known:

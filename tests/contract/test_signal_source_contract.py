@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -59,10 +59,10 @@ class MemoryCloud:
         await self.source.announce()
 
     async def break_down(self) -> None:
-        """Memory doesn't."""
+        self.source.trouble = "The memory gives no usable answer: the test says so."
 
     async def repair(self) -> None:
-        """Nothing is broken."""
+        self.source.trouble = None
 
 
 @dataclass
@@ -269,6 +269,26 @@ async def test_trouble_is_not_a_cancellation(cloud: Cloud) -> None:
     await cloud.repair()
     await cloud.cancel()
     assert await again == ()
+
+
+async def test_a_source_that_hears_nothing_says_so_until_it_hears_again(cloud: Cloud) -> None:
+    answers = following(cloud)
+    assert await within(5, answers) == ()
+    following_on = asyncio.create_task(within(60, answers))
+    await becomes(lambda: cloud.source.trouble is None)
+    await cloud.break_down()
+    await becomes(lambda: cloud.source.trouble is not None)
+    assert cloud.source.trouble is not None
+    assert cloud.source.trouble.endswith(".")
+    await cloud.repair()
+    await becomes(lambda: cloud.source.trouble is None)
+    following_on.cancel()
+
+
+async def becomes(condition: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_ec2_asks_for_a_new_token_when_the_old_one_is_refused(ec2: Ec2Cloud) -> None:

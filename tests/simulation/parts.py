@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from spottrain_api.contract import (
@@ -97,6 +97,7 @@ class Pod:
     assignment: Assignment | None = None
     next_poll: float = 0.0
     next_report: float = 0.0
+    protection: dict[str, str] = field(default_factory=dict)
 
     def view(self, time: float) -> PodView:
         up = self.agent_since is not None and time >= self.agent_since
@@ -118,6 +119,7 @@ class Pod:
             deletion_deadline=at(self.delete_at) if self.delete_at is not None else None,
             unschedulable_since=at(self.unschedulable_since) if self.unschedulable_since is not None else None,
             container_started=up,
+            protection=self.protection,
         )
 
 

@@ -23,7 +23,7 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import AgentPhase, Cause, FailureReason
+from spottrain_api.contract import AgentPhase, Cause, FailureReason, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
@@ -148,6 +148,11 @@ def has_restarted(seconds: float) -> bool:
 def runs_a_script_without_the_library(seconds: float) -> bool:
     scene = replace(starting_job(), now=at(3 + seconds)).all_say(phase=AgentPhase.RUNNING, progress=None)
     return scene.plan().status.phase is Phase.RUNNING
+
+
+def tells_that_nobody_watches(seconds: float) -> bool:
+    missing = NodeWatch(state=WatchState.MISSING, seconds=seconds)
+    return training_job().says(4, watch=missing).plan().status.condition("NoticesHeard") is not None
 
 
 def tells_that_no_step_is_made(seconds: float) -> bool:
@@ -349,6 +354,7 @@ BOUNDARIES = {
     "IN_FLIGHT": Boundary(has_left_the_generation, False),
     "RESTARTED": Boundary(has_restarted, False),
     "SAYS_NOTHING": Boundary(runs_a_script_without_the_library, False),
+    "UNWATCHED": Boundary(tells_that_nobody_watches, True),
     "NO_STEP": Boundary(tells_that_no_step_is_made, False),
     "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
     "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),

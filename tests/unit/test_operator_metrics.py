@@ -11,7 +11,18 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from spottrain_api.contract import AgentReport, CheckpointTimings, CommitRef, Notice, NoticeKind, Progress
+from spottrain_api.contract import (
+    AgentReport,
+    CapacityType,
+    CheckpointTimings,
+    CommitRef,
+    Member,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    Progress,
+    WatchState,
+)
 from spottrain_api.v1alpha1 import (
     CostStatus,
     Counts,
@@ -123,6 +134,43 @@ def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metri
 def test_the_forecast_of_a_checkpoint_is_compared_with_what_it_took(metrics: Metrics) -> None:
     (family,) = [family for family in families(metrics) if family.name == "spottrain_job_checkpoint_forecast_ratio"]
     assert family.samples[0].value == pytest.approx(1.5)
+
+
+def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
+    def counted(after: TrainingJobStatus) -> float:
+        views = {
+            uid: ReportView(
+                report=report().report.model_copy(update={"pod_uid": uid, "watch": watch}), received_at=NOW
+            )
+            for uid, watch in watches.items()
+        }
+        metrics.passed(KEY, view(STATUS), after, views)
+        (family,) = [each for each in families(metrics) if each.name == "spottrain_job_unwatched_members"]
+        return float(family.samples[0].value)
+
+    watches = {
+        "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
+        "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
+        "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
+        "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
+        "on-demand": None,
+        "old": None,
+    }
+    members = tuple(
+        Member(
+            pod=uid,
+            pod_uid=uid,
+            address="10.0.0.1",
+            node=f"node-{uid}",
+            node_rank=rank,
+            capacity_type=CapacityType.ON_DEMAND if uid == "on-demand" else CapacityType.SPOT,
+        )
+        for rank, uid in enumerate(watches)
+    )
+    running = GENERATION.model_copy(update={"members": members})
+    assert counted(STATUS.model_copy(update={"generation": running})) == 2.0
+    ended = running.model_copy(update={"state": GenerationState.ENDED})
+    assert counted(STATUS.model_copy(update={"generation": ended})) == 0.0
 
 
 def test_money_has_its_currency(metrics: Metrics) -> None:

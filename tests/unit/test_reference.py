@@ -32,6 +32,7 @@ from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
 from spottrain_local.spec import NodePool, TaintSpec
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = CHECKOUT / "docs" / "reference"
@@ -97,6 +98,10 @@ def test_every_metric() -> None:
     assert len(names) > 20
     page = GENERATORS["metrics"]()
     assert [name for name in names if f"`{name}`" not in page] == []
+    body, _ = WatcherMetrics(()).exposition()
+    names = set(re.findall(r"^# TYPE (spottrain_\w+)", body.decode(), re.MULTILINE))
+    assert len(names) == 4
+    assert [name for name in names if f"`{name}`" not in GENERATORS["watchermetrics"]()] == []
 
 
 def test_every_environment_variable_that_the_sources_name() -> None:

@@ -34,7 +34,9 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import (
+    ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -86,7 +88,14 @@ from spottrain_api.contract.nodes import (
     TaintMeaning,
     shutdown_grace_seconds,
 )
-from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.notices import (
+    POD_NOTICE_PREFIX,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    NoticeList,
+    WatchState,
+)
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
     FATAL_REASONS,
@@ -119,7 +128,9 @@ from spottrain_api.settings import (
 )
 
 __all__ = [
+    "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
+    "ANNOTATION_SAFE_TO_EVICT",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -195,6 +206,7 @@ __all__ = [
     "Member",
     "MemoryEstimate",
     "Message",
+    "NodeWatch",
     "Notice",
     "NoticeKind",
     "NoticeList",
@@ -215,6 +227,7 @@ __all__ = [
     "TrainerConfig",
     "TrainerPhase",
     "WaitingReason",
+    "WatchState",
     "clock_offset",
     "is_lost_peer",
     "outcome_file",

@@ -23,6 +23,12 @@ TRAINER_CONTAINER = "trainer"
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
 
+# With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
+# https://karpenter.sh/docs/concepts/disruption/
+# https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md
+ANNOTATION_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"
 

@@ -173,6 +173,16 @@ _NEWER_VERSION = Reason(
     "A job that has trained continues without them; one that has not waits.",
     action="Upgrade the operator, or remove the fields that the message names.",
 )
+_WATCHER_MISSING = Reason(
+    meaning="No watcher answers on a spot node of a member. A preemption of that node comes without notice, unless "
+    "Kubernetes announces it. Training continues.",
+    action="Check that a watcher runs there: its affinity, the chart's value spotLabels, its port.",
+)
+_WATCHER_BLIND = Reason(
+    meaning="The watcher of a member's spot node can't reach the cloud's metadata service or the API server. "
+    "Training continues.",
+    action="The message quotes the error: the watcher needs the host network and the way to that address.",
+)
 
 # What a kubelet says of a container that doesn't start.
 WAITING: Mapping[str, Reason] = {
@@ -258,6 +268,17 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         "The condition stays False until a save succeeds.",
         reasons={ConditionReason.HEALTHY: Reason(meaning="No save has failed since the newest commit.")},
     ),
+    ConditionType.NOTICES_HEARD: ConditionMeaning(
+        when_true="A watcher on each spot node of a member hears the cloud and Kubernetes. Absent for a job that "
+        "had no member on a spot node, and before the agents report it.",
+        when_false="Nobody hears the notices for a member's spot node, for half a minute and longer. No generation "
+        "ends for it.",
+        reasons={
+            ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            EventReason.WATCHER_MISSING: _WATCHER_MISSING,
+            EventReason.WATCHER_BLIND: _WATCHER_BLIND,
+        },
+    ),
     ConditionType.BLOCKED: ConditionMeaning(
         when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
         when_false="The job was blocked, and no longer is.",
@@ -307,6 +328,8 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.FELL_BACK: _FELL_BACK,
     EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),
     EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,
+    EventReason.WATCHER_MISSING: _WATCHER_MISSING,
+    EventReason.WATCHER_BLIND: _WATCHER_BLIND,
     EventReason.SPEC_NOT_UNDERSTOOD: _NEWER_VERSION,
     EventReason.EARLIER_JOB: Reason(
         meaning="An earlier, deleted job has used the folder. The next generation is numbered above that job's, and "

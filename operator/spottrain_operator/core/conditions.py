@@ -22,6 +22,7 @@ from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
+from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
@@ -126,6 +127,7 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition(ConditionType.SUSPENDED, phase is Phase.SUSPENDED, phase, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
     draft = _checkpoints(draft, status.generation, situation)
+    draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if status.fallback_since is not None:
         return draft.condition(
