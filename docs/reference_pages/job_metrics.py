@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Metric
 
-from spottrain_operator.metrics import JOB, Metrics
+from spottrain_operator.metrics import Metrics
+from spottrain_operator.status_metrics import JOB
 
 from .markdown import code, entry
 
