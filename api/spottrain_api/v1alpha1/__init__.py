@@ -55,6 +55,7 @@ from spottrain_api.v1alpha1.status import (
     Phase,
     ProgressStatus,
     StatusResource,
+    TimeStatus,
     TrainingJobStatus,
     Transition,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "StabilityConfig",
     "StatusResource",
     "Strategy",
+    "TimeStatus",
     "Toleration",
     "TrainingJobSpec",
     "TrainingJobStatus",
