@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -83,3 +86,14 @@ async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
 
 async def test_it_says_that_it_is_healthy(service: Service) -> None:
     assert (await service.client.get("/healthz")).status == 200
+
+
+def test_an_unknown_provider_is_refused_before_anything_else() -> None:
+    named = {"SPOTTRAIN_NODE_NAME": "n", "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_PROVIDER": "gcp"}
+    command = [sys.executable, "-m", "spottrain_watcher"]
+    done = subprocess.run(
+        command, env={**os.environ, **named}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("spottrain-watcher: SPOTTRAIN_PROVIDER: 'gcp' is not a provider.")
+    assert done.stderr.count("\n") == 1
