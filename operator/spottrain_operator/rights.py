@@ -27,7 +27,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(group=GROUP, resource=PLURAL, verbs=(*READ, "delete")),
         Right(group=GROUP, resource=f"{PLURAL}/status", verbs=("update",)),
         Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",)),
-        Right(resource="pods", verbs=(*READ, "create", "delete")),
+        Right(resource="pods", verbs=(*READ, "create", "patch", "delete")),
         Right(resource="nodes", verbs=READ),
         Right(resource="events", verbs=("create", "list")),
         Right(resource="configmaps", verbs=("get", "create", "update")),
