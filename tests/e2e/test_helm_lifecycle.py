@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,8 +25,14 @@ NODES = ClusterSpec(
         NodePool(name="spot", capacity_type="spot"),
     ]
 )
-ONE_NODE = {"nodes": {"min": 1, "max": 1}, "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 0}}}
-TWO_NODES = {"nodes": {"min": 2, "max": 2}, "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}}}
+ONE_NODE: dict[str, Any] = {
+    "nodes": {"min": 1, "max": 1},
+    "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 0}},
+}
+TWO_NODES: dict[str, Any] = {
+    "nodes": {"min": 2, "max": 2},
+    "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+}
 MORE_STEPS = 10
 
 

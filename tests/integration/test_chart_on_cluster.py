@@ -147,6 +147,24 @@ def test_helm_test_finds_the_installation_well(release: HelmRelease) -> None:
     assert "FAILED" not in printed
 
 
+def test_spot_nodes_without_a_watcher_are_noticed(release: HelmRelease) -> None:
+    release(*release.upgrade("--set-json", 'watcher.command=["false"]'))
+    try:
+        wait_for(lambda: ready_watchers(release) < 2, "a watcher is gone")
+        noted = f"the watcher was ready on {ready_watchers(release)} of 2 spot nodes. See"
+        assert noted in planned(release)
+        assert "FAILED: a watcher is ready on each spot node: no watcher is ready on" in checked(release).stdout
+    finally:
+        release(*release.upgrade())
+    wait_for(lambda: ready_watchers(release) == 2, "both are back", 60)
+    assert "the watcher was ready on" not in planned(release)
+
+
+def ready_watchers(release: HelmRelease) -> int:
+    daemonset = release.kubectl.get("daemonset", "spottrain-watcher", release.namespace)
+    return int(daemonset["status"].get("numberReady", 0))
+
+
 def test_rights_that_are_missing_are_named(release: HelmRelease) -> None:
     release.kubectl("delete", "clusterrolebinding", "spottrain-watcher")
     try:
@@ -173,6 +191,13 @@ def checked(release: HelmRelease, part: str = "operator") -> subprocess.Complete
     [pod] = release.kubectl.list("pod", release.namespace, "app.kubernetes.io/component=operator")
     port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
     command = [sys.executable, "-m", "spottrain_operator.selfcheck", part, "--patience", "0"]
-    command += ["--namespace", release.namespace, "--url", f"http://{pod['status']['podIP']}:{port}"]
+    command += [
+        "--watchers",
+        "app.kubernetes.io/component=watcher",
+        "--namespace",
+        release.namespace,
+        "--url",
+        f"http://{pod['status']['podIP']}:{port}",
+    ]
     env = {"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
