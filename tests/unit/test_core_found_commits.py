@@ -43,7 +43,7 @@ def test_a_job_without_a_step_to_make_says_so() -> None:
     status = first_reports(resumed(300, 300), AgentPhase.SUCCEEDED).plan().status
     assert status.phase is Phase.SUCCEEDED
     assert status.message == (
-        f"Nothing to train: {URI} was already at step 300 of 300. For a fresh run, use another checkpoint.uri; to "
+        f"Nothing to train: {URI} was already at step 300 of 300. For a fresh run, use another checkpoint.uri. To "
         "train on, raise the script's steps"
     )
 

@@ -333,8 +333,8 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.WATCHER_BLIND: _WATCHER_BLIND,
     EventReason.SPEC_NOT_UNDERSTOOD: _NEWER_VERSION,
     EventReason.EARLIER_JOB: Reason(
-        meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job continues "
-        "from the newest one.",
+        meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
+        "continues from the newest one.",
         action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
     ),
     EventReason.ROLLED_BACK: Reason(
