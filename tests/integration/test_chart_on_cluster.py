@@ -125,11 +125,10 @@ def test_a_second_operator_is_refused(release: HelmRelease) -> None:
 
 
 def test_monitoring_needs_its_operator(release: HelmRelease) -> None:
-    done = release.run(*release.upgrade("--dry-run=server", "--set", "podMonitor.enabled=true"))
-    assert done.returncode != 0
-    assert "podMonitor.enabled needs PodMonitor of the Prometheus operator, which this cluster does not have." in (
-        done.stderr
-    )
+    for value, kind in (("podMonitor.enabled", "PodMonitor"), ("alerts.enabled", "PrometheusRule")):
+        done = release.run(*release.upgrade("--dry-run=server", "--set", f"{value}=true"))
+        assert done.returncode != 0
+        assert f"{value} needs {kind} of the Prometheus operator, which this cluster does not have." in done.stderr
     release.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(OF_ANOTHER_PROJECT))
     release.kubectl(
         "wait", "--for=condition=Established", "--timeout=30s", "crd", "podmonitors.monitoring.coreos.com"
