@@ -103,16 +103,16 @@ def test_the_notes_know_the_namespaces_pod_security(release: HelmRelease) -> Non
 def test_an_older_crd_is_noticed(release: HelmRelease) -> None:
     assert "is that of another release" not in planned(release)
     older: dict[str, Any] = copy.deepcopy(crd.custom_resource_definition())
-    older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].pop("seed")
-    apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")
-    release.kubectl(*apply, stdin=yaml.safe_dump(older))
+    fields = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    fields["ofAnOlderRelease"] = fields.pop("message")
+    release.kubectl("replace", "--field-manager=helm", "-f", "-", stdin=yaml.safe_dump(older))
     try:
         notes = planned(release)
         assert f"The CRD {crd.NAME} is that of another release, because Helm leaves CRDs alone" in notes
-        assert "helm show crds CHART | kubectl apply --server-side --force-conflicts -f -" in notes
+        assert "helm show crds CHART | kubectl replace -f -" in notes
         assert "FAILED: the cluster serves trainingjobs.spottrain.dev v1alpha1: the CRD" in checked(release).stdout
     finally:
-        release.kubectl(*apply, stdin=release("show", "crds", str(chart_folder())))
+        release.kubectl("replace", "-f", "-", stdin=release("show", "crds", str(chart_folder())))
     assert "is that of another release" not in planned(release)
 
 
