@@ -7,10 +7,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 
 import click
 
+from spottrain_api import logs
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
@@ -33,9 +33,10 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 def main(host: str, port: int, control_url: str, namespace: str, identity: str, log_level: str) -> None:
     """Run the spottrain operator until SIGTERM."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    try:
+        logs.configure("spottrain-operator", level=log_level)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     # kopf logs every event that it passes on; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(
