@@ -35,9 +35,25 @@ TAINTS: Mapping[str, TaintMeaning] = {
     "ToBeDeletedByClusterAutoscaler": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
 }
 
-# Labels that GKE puts on its spot nodes, and on their predecessors.
+EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
+KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
 GKE_SPOT = "cloud.google.com/gke-spot"
 GKE_PREEMPTIBLE = "cloud.google.com/gke-preemptible"
+AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
+OKE_PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
+TOGETHER_COMPUTE_CLASS = "together.ai/compute-class"
+
+# The labels, with their values, that clouds and autoscalers put on nodes that may be taken back. The chart's value
+# spotLabels adds others: CoreWeave, for example, gives nodes of a spot pool only the labels that the pool names.
+SPOT_LABELS: Mapping[str, str] = {
+    EKS_CAPACITY_TYPE: "SPOT",  # https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html
+    KARPENTER_CAPACITY_TYPE: "spot",  # https://karpenter.sh/docs/concepts/scheduling/
+    GKE_SPOT: "true",  # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
+    GKE_PREEMPTIBLE: "true",  # their predecessors: https://cloud.google.com/kubernetes-engine/docs/how-to/preemptible-vms
+    AKS_PRIORITY: "spot",  # https://learn.microsoft.com/azure/aks/spot-node-pool
+    OKE_PREEMPTIBLE: "true",  # https://docs.oracle.com/iaas/Content/ContEng/Tasks/contengusingpreemptiblecapacity.htm
+    TOGETHER_COMPUTE_CLASS: "preemptible",  # https://docs.together.ai/docs/preemptible-compute
+}
 # Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
 

@@ -30,3 +30,27 @@ fsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* The watcher's affinity, with a term for each of spotLabels if it asks for labels of nodes. */}}
+{{- define "spottrain.watcherAffinity" -}}
+{{- $affinity := deepCopy .Values.watcher.affinity }}
+{{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" dict $affinity }}
+{{- if $required.nodeSelectorTerms }}
+{{- range $key, $value := .Values.spotLabels }}
+{{- $label := dict "key" $key "operator" "In" "values" (list (toString $value)) }}
+{{- $_ := set $required "nodeSelectorTerms" (append $required.nodeSelectorTerms (dict "matchExpressions" (list $label))) }}
+{{- end }}
+{{- end }}
+{{- if $affinity }}
+{{- toYaml $affinity }}
+{{- end }}
+{{- end }}
+
+{{/* spotLabels as text: key=value,key=value. */}}
+{{- define "spottrain.spotLabels" -}}
+{{- $labels := list }}
+{{- range $key, $value := .Values.spotLabels }}
+{{- $labels = append $labels (printf "%s=%v" $key $value) }}
+{{- end }}
+{{- join "," $labels }}
+{{- end }}
