@@ -91,6 +91,7 @@ from spottrain_api.contract.nodes import (
     TAINTS,
     TOGETHER_COMPUTE_CLASS,
     TaintMeaning,
+    accepted_taints,
     shutdown_grace_seconds,
 )
 from spottrain_api.contract.notices import (
@@ -238,6 +239,7 @@ __all__ = [
     "TrainerPhase",
     "WaitingReason",
     "WatchState",
+    "accepted_taints",
     "clock_offset",
     "is_lost_peer",
     "outcome_file",
