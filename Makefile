@@ -64,6 +64,9 @@ crds: $(STAMP) ## Generate crds/ from the models, and copy them to the chart.
 	$(BIN)/python -m spottrain_api.crd
 	cp crds/*.yaml charts/spottrain/crds/
 
+schema: $(STAMP) ## Copy descriptions and defaults of the chart's values.yaml to its values.schema.json.
+	$(BIN)/python -m docs.reference_pages.chart_schema
+
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 OPERATOR_IMAGE = $(REGISTRY)/spottrain-operator:$(VERSION)
 TRAINER_IMAGE = $(REGISTRY)/spottrain-trainer:$(VERSION)

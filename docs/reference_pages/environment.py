@@ -70,9 +70,15 @@ OPERATOR: Mapping[str, str] = {
     "KUBECONFIG": "Where an operator outside of a cluster, and the CLI, find the cluster. Default: ~/.kube/config.",
 }
 WATCHER: Mapping[str, str] = {
-    "SPOTTRAIN_PROVIDER": "Cloud whose metadata the watcher reads: `ec2` or `eks`; any other name reads none. "
-    "Default: found by the node's provider id and labels.",
+    "SPOTTRAIN_PROVIDER": "Cloud whose metadata the watcher reads: `ec2` (or `eks`, `aws`), `gce` (`gke`), `azure` "
+    "(`aks`), or `other` for none. The watcher refuses any other name. Default: found by the node's provider id and "
+    "labels.",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": "Address of EC2's metadata server. Default: http://169.254.169.254.",
+    "GCE_METADATA_HOST": "Host, and port if it is not 80, of Compute Engine's metadata server. Default: "
+    "169.254.169.254.",
+    "SPOTTRAIN_AZURE_METADATA_ENDPOINT": "Address of Azure's metadata server. Default: http://169.254.169.254.",
+    "SPOTTRAIN_AZURE_ACKNOWLEDGE": "`true`: acknowledge an event of Azure that names this VM alone, once no trainer "
+    "pod is left on the node. Azure then starts it at once. Default: events are not acknowledged.",
 }
 LOCAL: Mapping[str, str] = {
     "SPOTTRAIN_LOCAL_HOME": "Folder with the state of local clusters. Default: ~/.local/state/spottrain.",

@@ -27,9 +27,9 @@ from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
 
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
 RETRY_SECONDS = 1.0
-PATH_NODES = "/api/v1/nodes"
-PATH_PODS = "/api/v1/pods"
 DEFAULT_GRACE_SECONDS = 30
 # Reason of a pod's DisruptionTarget condition when its node shuts down.
 SHUTDOWN = "TerminationByKubelet"
@@ -43,13 +43,12 @@ class KubernetesSource:
     def __init__(self, api: KubernetesApi, node: str) -> None:
         self._api = api
         self._node = node
-        self._failing: dict[str, str] = dict.fromkeys((PATH_NODES, PATH_PODS), "it has not been asked yet")
+        self._troubles = {path: f"The API server has not listed {path} yet." for path in (NODES, PODS)}
 
     @property
     def trouble(self) -> str | None:
         """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
-        reasons = "; ".join(dict.fromkeys(self._failing.values()))
-        return f"The API server gives no usable answer: {reasons}." if reasons else None
+        return next(iter(self._troubles.values()), None)
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
@@ -57,10 +56,8 @@ class KubernetesSource:
         pod_field = f"spec.nodeName={self._node}"
         label = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
         tasks = [
-            asyncio.create_task(self._follow(PATH_NODES, objects.set_node, fieldSelector=node_field)),
-            asyncio.create_task(
-                self._follow(PATH_PODS, objects.set_pods, fieldSelector=pod_field, labelSelector=label)
-            ),
+            asyncio.create_task(self._follow(NODES, objects.set_node, fieldSelector=node_field)),
+            asyncio.create_task(self._follow(PODS, objects.set_pods, fieldSelector=pod_field, labelSelector=label)),
         ]
         try:
             async for notices in self._notices(objects):
@@ -92,16 +89,16 @@ class KubernetesSource:
         while True:
             try:
                 listed = await self._api.get(path, **selectors)
-                self._failing.pop(path, None)
+                self._troubles.pop(path, None)
                 objects = {item["metadata"]["name"]: item for item in listed["items"]}
                 on_objects(objects)
                 version = listed["metadata"]["resourceVersion"]
                 async for event in self._api.watch(path, version, **selectors):
                     _apply(objects, event)
                     on_objects(objects)
-            except KubernetesError as error:
-                logger.debug("%s", error)
-                self._failing[path] = str(error)
+            except (KubernetesError, LookupError, TypeError, AttributeError) as error:  # the others: not such a list
+                logger.debug("%r", error)
+                self._troubles[path] = f"The API server gives no usable answer to {path}: {error}."
                 await asyncio.sleep(RETRY_SECONDS)
 
 

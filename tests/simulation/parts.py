@@ -23,6 +23,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 NOT_READY_AFTER = 40.0
 STEP_SECONDS = 0.5
 START_SECONDS = 3.0
+# Of each step.
+WAIT_SECONDS = 0.125
+STALL_SECONDS = 0.0625
 
 
 def at(seconds: float) -> datetime:
@@ -136,6 +139,11 @@ class Training:
     next_step: float = 0.0
     draining_until: float | None = None
 
+    @property
+    def num_later_steps(self) -> int:
+        """Steps after the first."""
+        return max(0, self.step - self.start_step - 1)
+
     def step_age(self, time: float) -> float:
         """Seconds since the last step, or since the ranks joined."""
         if self.last_step_at is None:
@@ -154,6 +162,8 @@ class Training:
             start_step=self.start_step,
             total_steps=total_steps,
             step_seconds=STEP_SECONDS,
+            waited_seconds=WAIT_SECONDS * self.num_later_steps,
+            stalled_seconds=STALL_SECONDS * self.num_later_steps,
             first_step_at=self.first_step_at,
             last_step_at=self.last_step_at,
             drain_seen_at=ranks.drain_seen,

@@ -175,6 +175,19 @@ def test_a_narrow_terminal_cuts_no_name_and_no_phase() -> None:
     assert "…" not in console.file.getvalue()
 
 
+def test_the_table_has_namespaces_if_there_are_several() -> None:
+    here, there = snapshot(), replace(snapshot(), namespace="research", name="bert")
+    console = Console(file=StringIO(), width=160)
+    console.print(jobs_table([here], at(20)))
+    console.print(jobs_table([here, there], at(20)))
+    assert isinstance(console.file, StringIO)
+    one, _, header, *rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert one[:2] == ["Job", "Phase"]
+    assert header[:3] == ["Namespace", "Job", "Phase"]
+    assert [row[:2] for row in rows] == [["default", "gpt"], ["research", "bert"]]
+    assert rows[0][4:7] == ["1.2500", "1,000", "1"]  # loss, tokens a second, world size
+
+
 def test_counts_agree_with_their_nouns() -> None:
     job = snapshot()
     one = job.status.model_copy(update={"steps_redone": 1, "failures": 1, "progress": ProgressStatus(step=26)})

@@ -312,6 +312,11 @@ def is_stray(seconds: float) -> bool:
     return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
 
 
+def is_deleted_after_the_end(seconds: float) -> bool:
+    finished = training_job().status(phase=Phase.FAILED, completion_time=ago(seconds))
+    return any(isinstance(action, DeletePod) for action in finished.plan().actions)
+
+
 def is_recorded(seconds: float) -> bool:
     return training_job().status(accounted_at=ago(seconds)).plan().status.accounted_at == NOW
 
@@ -372,6 +377,7 @@ BOUNDARIES = {
     "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
     "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
     "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
+    "LEAVE": Boundary(is_deleted_after_the_end, False),
     "STRAY": Boundary(is_stray, False),
     "RECORD_INTERVAL": Boundary(is_recorded, True),
     "MAX_TRANSITIONS": Boundary(keeps_the_oldest_transition, False, 1),

@@ -16,6 +16,7 @@ from spottrain_api.contract import (
     ENV_HOST_IP,
     ENV_NODE_NAME,
     ENV_WATCHER_PORT,
+    SPOT_LABELS,
     CapacityType,
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
@@ -121,7 +122,7 @@ def test_the_watcher_knows_its_node_and_runs_on_every_tainted_one(rendered: list
 
 @pytest.mark.cluster
 def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods() -> None:
-    labels = 'spotLabels={"example.com/capacity":"spot","example.com/cheap":true}'
+    labels = 'spotLabels={"example.com/capacity":"spot","example.com/cheap":"true"}'
     objects = render("--set", "watcher.port=9999,podMonitor.enabled=true", "--set-json", labels)
     watcher, operator = (one(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
     [container], [of_operator] = watcher["containers"], operator["containers"]
@@ -143,6 +144,10 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
         }
     )
     assert watcher["affinity"]["nodeAffinity"] == node_affinity(spec, CapacityType.SPOT, None, site)
+    required = operator["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [term] = required["nodeSelectorTerms"]
+    avoided = {each["key"]: each["values"] for each in term["matchExpressions"] if each["operator"] == "NotIn"}
+    assert avoided == {key: [value] for key, value in {**SPOT_LABELS, **site.spot_labels}.items()}
 
 
 @pytest.mark.cluster

@@ -105,8 +105,13 @@ class Agent:
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve until the operator or a SIGTERM ends it."""
+    async def run(self) -> int:
+        """Serve until the operator or a SIGTERM ends it.
+
+        Returns:
+            The exit code: 1 if the operator ended it after its ranks had failed, so that Kubernetes shows which pod
+            failed first. Otherwise 0.
+        """
         become_subreaper()
         loop = asyncio.get_running_loop()
         self._reaper.attach(loop)
@@ -127,6 +132,7 @@ class Agent:
             await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
             await self._send_last_report(control)
         await kill_descendants()
+        return int(self._state.failure is not None and self._state.sigterm is None)
 
     async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
         leave = asyncio.create_task(self._leave.wait())

@@ -16,6 +16,8 @@ LABEL_SEQUENCE = f"{GROUP}/sequence"
 LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
+# The container of a trainer pod that runs the agent.
+TRAINER_CONTAINER = "trainer"
 
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"

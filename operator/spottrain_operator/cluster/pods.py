@@ -35,13 +35,13 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     MANAGED_BY,
     TOKEN_AUDIENCE,
+    TRAINER_CONTAINER,
     CapacityType,
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, node_affinity, tolerations
 
-CONTAINER = "trainer"
 ANNOTATION_POOL = f"{GROUP}/pool"
 RUN_ROOT = "/run/spottrain"
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
@@ -163,7 +163,7 @@ def _container(
     job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str, site: Site
 ) -> Manifest:
     container: Manifest = {
-        "name": CONTAINER,
+        "name": TRAINER_CONTAINER,
         "image": spec.image,
         "command": ["python", "-m", "spottrain_agent"],
         "env": _environment(job, spec, capacity_type, control_url, site),

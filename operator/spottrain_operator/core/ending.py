@@ -10,9 +10,10 @@ from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.accounting import account
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, worked_unseen
 from spottrain_operator.core.progress import record_progress
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.time_spent import spend_on_end
 from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, after
 
 
@@ -96,11 +97,13 @@ def _may_step(m: MemberFacts) -> bool:
 def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str) -> Draft:
     """End the job, as SUCCEEDED or FAILED. Its agents leave, its pods are deleted, and nothing is retried."""
     now = situation.now
-    if draft.running is not None:
-        draft = draft.update_generation(
-            state=GenerationState.ENDED, ended_at=now, reason=draft.running.reason or reason.value, deadline=None
-        )
     draft = record_progress(situation, draft, at_once=True)
+    running = draft.running
+    if running is not None:
+        draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, running))
+        draft = draft.update_generation(
+            state=GenerationState.ENDED, ended_at=now, reason=running.reason or reason.value, deadline=None
+        )
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED

@@ -19,11 +19,12 @@ from spottrain_operator.core.failure_policy import (
     meets_an_earlier_job,
 )
 from spottrain_operator.core.growth import coming
-from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
 from spottrain_operator.core.progress import newest_progress, record_progress
 from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.time_spent import spend_on_end
 from spottrain_operator.core.timing import (
     CULPRIT_GRACE,
     DRAIN_OVERTIME,
@@ -93,6 +94,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     cause = _cause(generation, members)
     message = _message(situation, generation, members, cause)
     draft = record_progress(situation, draft, at_once=True)
+    draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, generation))
     draft = open_transition(situation, draft, cause, message)
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None

@@ -93,6 +93,9 @@ GROWTH_PATIENCE_WHILE_COMING = 45.0
 # and not if the job is nearly done.
 GROWTH_MIN_REMAINING = 30.0
 
+# Time for the agents of a finished job to leave by themselves. Then their pods are deleted.
+LEAVE = 15.0
+
 # How long a pod of an older generation gets its stop, once a newer generation exists.
 STRAY = 30.0
 
