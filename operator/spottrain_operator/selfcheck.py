@@ -9,7 +9,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,10 +17,10 @@ import kubernetes.client as k8s
 import urllib3
 
 from spottrain_api import crd
-from spottrain_api.contract import ENV_CONTROL_URL, VERSION, CapacityType
+from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.kubernetes_client import client_configuration
-from spottrain_operator.cluster.placement import TERMS
+from spottrain_operator.command import parse_labels
 from spottrain_operator.rights import RIGHTS, asked, questions
 
 TIMEOUT_SECONDS = 15.0
@@ -60,10 +60,10 @@ def denied_problem(denied: Sequence[str], part: str) -> str:
     )
 
 
-def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> str:
+def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_labels: Mapping[str, str]) -> str:
     """Which spot nodes have no watcher, if any. Nodes that are not ready are left out."""
     watched = {pod["spec"].get("nodeName") for pod in pods if _has(pod, "Ready")}
-    spot = [node["metadata"]["name"] for node in nodes if _is_spot(node) and _has(node, "Ready")]
+    spot = [node["metadata"]["name"] for node in nodes if _is_spot(node, spot_labels) and _has(node, "Ready")]
     if missing := sorted(set(spot) - watched):
         return (
             f"no watcher is ready on {len(missing)} of {len(spot)} spot nodes: {', '.join(missing[:5])}"
@@ -73,10 +73,8 @@ def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> str
     return ""
 
 
-def _is_spot(node: Manifest) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    terms = (term for (_, kind), term in TERMS.items() if kind is CapacityType.SPOT)
-    return any(all(labels.get(each["key"]) in each["values"] for each in term) for term in terms)
+def _is_spot(node: Manifest, spot_labels: Mapping[str, str]) -> bool:
+    return bool({**SPOT_LABELS, **spot_labels}.items() & (node["metadata"].get("labels") or {}).items())
 
 
 def _has(thing: Manifest, condition: str) -> bool:
@@ -87,12 +85,13 @@ def _has(thing: Manifest, condition: str) -> bool:
 class Installation:
     """An installed release, as its service accounts see it."""
 
-    def __init__(self, client: k8s.ApiClient, *, namespace: str, url: str) -> None:
+    def __init__(self, client: k8s.ApiClient, *, namespace: str, url: str, spot_labels: Mapping[str, str]) -> None:
         self._authorization = k8s.AuthorizationV1Api(client)
         self._core = k8s.CoreV1Api(client)
         self._extensions = k8s.ApiextensionsV1Api(client)
         self._namespace = namespace
         self._url = url
+        self._spot_labels = spot_labels
 
     def checks(self, part: str, watchers: str) -> list[Check]:
         """The checks with the service account of a part. `watchers` are the labels of the watcher's pods, if any."""
@@ -124,7 +123,7 @@ class Installation:
 
     def _watchers(self, labels: str) -> str:
         pods = _items(self._core.list_namespaced_pod, self._namespace, label_selector=labels)
-        return watchers_problem(_items(self._core.list_node), pods)
+        return watchers_problem(_items(self._core.list_node), pods, self._spot_labels)
 
     def _rights(self, part: str) -> str:
         denied = [asked(each) for each in questions(part, self._namespace) if not self._may(each)]
@@ -174,14 +173,18 @@ def run(checks: Sequence[Check], patience_seconds: float, say: Callable[[str], N
 @click.option("--url", envvar=ENV_CONTROL_URL, required=True, help="Address of the operator's control API.")
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True, help="Namespace of the release.")
 @click.option("--watchers", default="", help="Labels of the watcher's pods. Without it, they are not looked for.")
+@click.option(
+    "--spot-labels", envvar="SPOTTRAIN_SPOT_LABELS", default="", callback=parse_labels, help="As for the operator."
+)
 @click.option("--patience", default=60.0, help="Seconds to wait for what is still starting. Default: 60.")
-def main(part: str, url: str, namespace: str, watchers: str, patience: float) -> None:
+def main(part: str, url: str, namespace: str, watchers: str, spot_labels: dict[str, str], patience: float) -> None:
     """Check that an installation works. Ends with status 1 if it does not."""
     try:
         client = k8s.ApiClient(client_configuration())
     except ClusterError as error:
         raise click.ClickException(str(error)) from error
-    checks = Installation(client, namespace=namespace, url=url.rstrip("/")).checks(part, watchers)
+    installation = Installation(client, namespace=namespace, url=url.rstrip("/"), spot_labels=spot_labels)
+    checks = installation.checks(part, watchers)
     if not run(checks, patience, click.echo):
         raise SystemExit(1)
 

@@ -53,6 +53,7 @@ def watcher(on: str, ready: str = "True") -> dict[str, Any]:
 
 
 EKS = {"eks.amazonaws.com/capacityType": "SPOT"}
+OWN = {"example.com/capacity": "spot"}
 GKE = {"cloud.google.com/gke-spot": "true"}
 
 
@@ -65,6 +66,7 @@ GKE = {"cloud.google.com/gke-spot": "true"}
             [node("a", **EKS), node("b", **GKE)], [watcher("a")], "on 1 of 2 spot nodes: b.", id="one lacks"
         ),
         pytest.param([node("a", **EKS)], [watcher("a", "False")], "on 1 of 1 spot nodes: a.", id="not ready"),
+        pytest.param([node("a", **OWN)], [], "on 1 of 1 spot nodes: a.", id="by a label of the site"),
         pytest.param([node("a", "Unknown", **EKS)], [], "", id="a node that is gone"),
         pytest.param(
             [node(f"n{i}", **EKS) for i in range(7)], [], "of 7 spot nodes: n0, n1, n2, n3, n4 …", id="many"
@@ -72,7 +74,7 @@ GKE = {"cloud.google.com/gke-spot": "true"}
     ],
 )
 def test_each_spot_node_has_a_watcher(nodes: list[Any], pods: list[Any], problem: str) -> None:
-    found = selfcheck.watchers_problem(nodes, pods)
+    found = selfcheck.watchers_problem(nodes, pods, {"example.com/capacity": "spot"})
     assert problem in found
     assert bool(found) is bool(problem)
 
