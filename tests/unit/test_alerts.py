@@ -15,6 +15,7 @@ from docs.reference_pages.job_metrics import exposed_name
 from prometheus_binaries import Prometheus, find_prometheus
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -62,7 +63,8 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_what_to_do(alert: dict[st
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    known = {exposed_name(family) for family in Metrics(num_agents=lambda: 0).registry.collect()}
+    registries = Metrics(num_agents=lambda: 0).registry, WatcherMetrics(()).registry
+    known = {exposed_name(family) for registry in registries for family in registry.collect()}
     asked = set(re.findall(r"\bspottrain_\w+", " ".join(alert["expr"] for alert in alerts())))
     assert asked - known == set()
     assert len(asked) > 10
