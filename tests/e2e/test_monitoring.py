@@ -15,6 +15,7 @@ from e2e.prometheus_server import PrometheusServer, Series, prometheus_server
 from e2e.rehearsal import NAMESPACE, Rehearsal, rehearsal
 from prometheus_binaries import Prometheus, find_prometheus
 from spottrain_api.contract import WATCHER_PORT
+from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE as OPERATOR_NAMESPACE
 from spottrain_local.install import chart_folder, install_operator
@@ -85,7 +86,20 @@ def test_every_panel_and_every_alert_of_a_preempted_job_has_data(
         check_dashboards(run, prometheus)
         check_alerts(prometheus)
         run.bring_back()
-        run.finish()
+        check_time(run.finish())
+
+
+def check_time(status: TrainingJobStatus) -> None:
+    """The parts are all of the job's time, and goodput is the productive one."""
+    assert status.time is not None
+    assert status.start_time is not None
+    assert status.time.until == status.completion_time
+    elapsed = (status.time.until - status.start_time).total_seconds()
+    assert sum(value for name, value in status.time if name != "until") == pytest.approx(elapsed, abs=0.01)
+    assert status.goodput == pytest.approx(status.time.productive_seconds / elapsed, abs=1e-3)
+    lost = status.time
+    assert min(lost.start_up_seconds, lost.restart_seconds, lost.data_wait_seconds, lost.commit_stall_seconds) > 0
+    assert lost.unreported_seconds == lost.suspended_seconds == lost.redone_seconds == 0
 
 
 def test_a_cluster_without_the_prometheus_operator_is_told(operator_cluster: Cluster) -> None:

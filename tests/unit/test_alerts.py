@@ -12,7 +12,7 @@ import yaml
 from docs.reference_pages import REPOSITORY
 from docs.reference_pages.job_metrics import exposed_name
 
-from prometheus_binaries import Prometheus, find_prometheus
+from prometheus_binaries import NoPrometheusError, Prometheus, ensure_prometheus, find_prometheus
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
@@ -40,6 +40,17 @@ def alerts() -> list[dict[str, Any]]:
 def test_the_alerts_fire_when_they_should_and_not_otherwise(prometheus: Prometheus) -> None:
     done = subprocess.run([prometheus.promtool, "test", "rules", CASES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_machine_without_prometheus_and_apt_is_told_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        NoPrometheusError, match=r"there is no apt-get .* Put `prometheus` and `promtool` .* on the PATH"
+    ):
+        ensure_prometheus()
 
 
 def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
