@@ -11,7 +11,7 @@ import pytest
 import yaml
 from docs.reference_pages import chart, chart_schema
 
-from spottrain_api.contract import GKE_PREEMPTIBLE, CapacityType
+from spottrain_api.contract import CapacityType
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 from spottrain_operator.cluster.placement import TERMS
@@ -56,9 +56,8 @@ def test_every_value_has_a_type_and_no_object_takes_unknown_keys() -> None:
 def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
     affinity = yaml.safe_load(chart.FILE.read_text())["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    spot = [expression for (_, kind), term in TERMS.items() if kind is CapacityType.SPOT for expression in term]
-    spot.append({"key": GKE_PREEMPTIBLE, "operator": "In", "values": ["true"]})
-    avoided = [each | {"operator": "NotIn"} for each in spot]
+    terms = [term for (_, kind), each in TERMS.items() if kind is CapacityType.SPOT for term in each]
+    avoided = [expression | {"operator": "NotIn"} for term in terms for expression in term]
     assert sorted(term["matchExpressions"], key=str) == sorted(avoided, key=str)
 
 
@@ -83,6 +82,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
             "operator.logLevel=VERBOSE",
             "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING',",
         ),
+        ("watcher.port=0", "at '/watcher/port': minimum: got 0, want 1"),
+        ("spotLabels.cheap=true", "at '/spotLabels/cheap': got boolean, want string"),
         ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
         ("image.tag=1", "at '/image/tag': got number, want string"),
         ("image.tag=team/a", 'image.tag: "team/a" is not a tag. Write what follows the colon, such as 0.1.0'),
