@@ -20,7 +20,7 @@ from spottrain_api import crd
 from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.kubernetes_client import client_configuration
-from spottrain_operator.command import parse_labels
+from spottrain_operator.options import spot_labels_option
 from spottrain_operator.rights import RIGHTS, asked, questions
 
 TIMEOUT_SECONDS = 15.0
@@ -61,7 +61,7 @@ def denied_problem(denied: Sequence[str], part: str) -> str:
 
 
 def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_labels: Mapping[str, str]) -> str:
-    """Which spot nodes have no watcher, if any. Nodes that are not ready are left out."""
+    """Which nodes with one of `spot_labels` have no watcher, if any. Nodes that are not ready are left out."""
     watched = {pod["spec"].get("nodeName") for pod in pods if _has(pod, "Ready")}
     spot = [node["metadata"]["name"] for node in nodes if _is_spot(node, spot_labels) and _has(node, "Ready")]
     if missing := sorted(set(spot) - watched):
@@ -74,7 +74,8 @@ def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_l
 
 
 def _is_spot(node: Manifest, spot_labels: Mapping[str, str]) -> bool:
-    return bool({**SPOT_LABELS, **spot_labels}.items() & (node["metadata"].get("labels") or {}).items())
+    labels = node["metadata"].get("labels") or {}
+    return any(labels.get(key) == value for key, value in spot_labels.items())
 
 
 def _has(thing: Manifest, condition: str) -> bool:
@@ -173,9 +174,7 @@ def run(checks: Sequence[Check], patience_seconds: float, say: Callable[[str], N
 @click.option("--url", envvar=ENV_CONTROL_URL, required=True, help="Address of the operator's control API.")
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True, help="Namespace of the release.")
 @click.option("--watchers", default="", help="Labels of the watcher's pods. Without it, they are not looked for.")
-@click.option(
-    "--spot-labels", envvar="SPOTTRAIN_SPOT_LABELS", default="", callback=parse_labels, help="As for the operator."
-)
+@spot_labels_option
 @click.option("--patience", default=60.0, help="Seconds to wait for what is still starting. Default: 60.")
 def main(part: str, url: str, namespace: str, watchers: str, spot_labels: dict[str, str], patience: float) -> None:
     """Check that an installation works. Ends with status 1 if it does not."""
@@ -183,9 +182,10 @@ def main(part: str, url: str, namespace: str, watchers: str, spot_labels: dict[s
         client = k8s.ApiClient(client_configuration())
     except ClusterError as error:
         raise click.ClickException(str(error)) from error
-    installation = Installation(client, namespace=namespace, url=url.rstrip("/"), spot_labels=spot_labels)
-    checks = installation.checks(part, watchers)
-    if not run(checks, patience, click.echo):
+    release = Installation(
+        client, namespace=namespace, url=url.rstrip("/"), spot_labels={**SPOT_LABELS, **spot_labels}
+    )
+    if not run(release.checks(part, watchers), patience, click.echo):
         raise SystemExit(1)
 
 

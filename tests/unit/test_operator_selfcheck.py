@@ -10,6 +10,7 @@ import kubernetes.client as k8s
 import pytest
 
 from spottrain_api import crd
+from spottrain_api.contract import SPOT_LABELS
 from spottrain_operator import selfcheck
 from spottrain_operator.rights import asked, questions
 
@@ -53,7 +54,6 @@ def watcher(on: str, ready: str = "True") -> dict[str, Any]:
 
 
 EKS = {"eks.amazonaws.com/capacityType": "SPOT"}
-OWN = {"example.com/capacity": "spot"}
 GKE = {"cloud.google.com/gke-spot": "true"}
 
 
@@ -66,7 +66,6 @@ GKE = {"cloud.google.com/gke-spot": "true"}
             [node("a", **EKS), node("b", **GKE)], [watcher("a")], "on 1 of 2 spot nodes: b.", id="one lacks"
         ),
         pytest.param([node("a", **EKS)], [watcher("a", "False")], "on 1 of 1 spot nodes: a.", id="not ready"),
-        pytest.param([node("a", **OWN)], [], "on 1 of 1 spot nodes: a.", id="by a label of the site"),
         pytest.param([node("a", "Unknown", **EKS)], [], "", id="a node that is gone"),
         pytest.param(
             [node(f"n{i}", **EKS) for i in range(7)], [], "of 7 spot nodes: n0, n1, n2, n3, n4 …", id="many"
@@ -74,7 +73,7 @@ GKE = {"cloud.google.com/gke-spot": "true"}
     ],
 )
 def test_each_spot_node_has_a_watcher(nodes: list[Any], pods: list[Any], problem: str) -> None:
-    found = selfcheck.watchers_problem(nodes, pods, {"example.com/capacity": "spot"})
+    found = selfcheck.watchers_problem(nodes, pods, SPOT_LABELS)
     assert problem in found
     assert bool(found) is bool(problem)
 

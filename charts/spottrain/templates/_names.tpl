@@ -31,27 +31,6 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{/* Where agents reach the operator. */}}
-{{- define "spottrain.controlUrl" -}}
-http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
-{{- end }}
-
-{{/* Where the operator's pods run, and how they get their image. */}}
-{{- define "spottrain.operatorPlacement" -}}
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with include "spottrain.affinity" (dict "root" . "affinity" .Values.affinity "operator" "NotIn") }}
-affinity: {{- . | nindent 2 }}
-{{- end }}
-{{- with .Values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-
 {{/*
 An affinity, with spotLabels if it asks for labels of nodes. Takes root, affinity and operator: In adds a term for each
 label, NotIn adds each label to every term.
@@ -84,4 +63,25 @@ label, NotIn adds each label to every term.
 {{- $labels = append $labels (printf "%s=%v" $key $value) }}
 {{- end }}
 {{- join "," $labels }}
+{{- end }}
+
+{{/* Where agents reach the operator. */}}
+{{- define "spottrain.controlUrl" -}}
+http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
+{{- end }}
+
+{{/* Where the operator's pods run, and how they get their image. */}}
+{{- define "spottrain.operatorPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "spottrain.affinity" (dict "root" . "affinity" .Values.affinity "operator" "NotIn") }}
+affinity: {{- . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
