@@ -25,9 +25,8 @@ from spottrain_operator.rights import RIGHTS, asked, questions
 
 TIMEOUT_SECONDS = 15.0
 RETRY_SECONDS = 1.0
-# `kubectl apply` would keep what only an older release has, because Helm owns it.
-CREATE_CRD = "helm show crds CHART | kubectl create -f -"
-REPLACE_CRD = "helm show crds CHART | kubectl replace -f -"
+# As Helm itself: with another manager of the fields, the next `helm install` fails on a conflict.
+APPLY_CRD = "helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
 
 Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
@@ -37,15 +36,15 @@ def crd_problem(crds: Iterable[Manifest]) -> str:
     """What is wrong with the TrainingJob's CRD, compared with that of this release."""
     found = next((each for each in crds if each["metadata"]["name"] == crd.NAME), None)
     if found is None:
-        return f"this cluster has no CRD {crd.NAME}. Create it: {CREATE_CRD}"
+        return f"this cluster has no CRD {crd.NAME}. Apply it: {APPLY_CRD}"
     expected = crd.custom_resource_definition()["spec"]["versions"][0]
     version = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), None)
     if version is None or not version["served"]:
-        return f"the CRD {crd.NAME} does not serve {VERSION}. Replace it by that of this release: {REPLACE_CRD}"
+        return f"the CRD {crd.NAME} does not serve {VERSION}. Apply that of this release: {APPLY_CRD}"
     if version["schema"] != expected["schema"]:
         return (
             f"the CRD {crd.NAME} is that of another release, as Helm leaves CRDs alone when it upgrades. "
-            f"Replace it by that of this release: {REPLACE_CRD}"
+            f"Apply that of this release: {APPLY_CRD}"
         )
     return ""
 

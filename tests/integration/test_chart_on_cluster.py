@@ -112,14 +112,15 @@ def test_an_older_crd_is_noticed(release: HelmRelease) -> None:
     older: dict[str, Any] = copy.deepcopy(crd.custom_resource_definition())
     fields = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     fields["ofAnOlderRelease"] = fields.pop("message")
-    release.kubectl("replace", "--field-manager=helm", "-f", "-", stdin=yaml.safe_dump(older))
+    apply = "apply --server-side --force-conflicts --field-manager=helm -f -"
+    release.kubectl(*apply.split(), stdin=yaml.safe_dump(older))
     try:
         notes = planned(release)
         assert f"The CRD {crd.NAME} is that of another release, because Helm leaves CRDs alone" in notes
-        assert "helm show crds CHART | kubectl replace -f -" in notes
+        assert f"helm show crds CHART | kubectl {apply}" in notes
         assert "FAILED: the cluster serves trainingjobs.spottrain.dev v1alpha1: the CRD" in checked(release).stdout
     finally:
-        release.kubectl("replace", "-f", "-", stdin=release("show", "crds", str(chart_folder())))
+        release.kubectl(*apply.split(), stdin=release("show", "crds", str(chart_folder())))
     assert "is that of another release" not in planned(release)
 
 

@@ -28,7 +28,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ("crds", "problem"),
     [
         pytest.param([CRD], "", id="this release's"),
-        pytest.param([], "this cluster has no CRD trainingjobs.spottrain.dev. Create it: helm show crds", id="none"),
+        pytest.param([], "this cluster has no CRD trainingjobs.spottrain.dev. Apply it: helm show crds", id="none"),
         pytest.param([changed(lambda v: v.update(name="v1alpha0"))], "does not serve v1alpha1", id="another version"),
         pytest.param([changed(lambda v: v.update(served=False))], "does not serve v1alpha1", id="not served"),
         pytest.param(

@@ -86,12 +86,12 @@
 {{- $ours := .Files.Get "crds/trainingjobs.spottrain.dev.yaml" | fromYaml }}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $ours.metadata.name }}
 {{- if not $found }}
-- No CRD {{ $ours.metadata.name }}: the operator waits for it. Create it:
-  helm show crds CHART | kubectl create -f -
+- No CRD {{ $ours.metadata.name }}: the operator waits for it. Apply it:
+  helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -
 {{- else if ne (toJson (first $found.spec.versions).schema) (toJson (first $ours.spec.versions).schema) }}
 - The CRD {{ $ours.metadata.name }} is that of another release, because Helm leaves CRDs alone when it upgrades. If this
-  release is the newer one, replace the CRD by its own:
-  helm show crds CHART | kubectl replace -f -
+  release is the newer one, apply its CRD:
+  helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -
 {{- end }}
 {{- end }}
 
