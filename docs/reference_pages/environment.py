@@ -58,6 +58,8 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
     "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
+    "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
+    "Default: none. The chart's value jobs.allowedNetworks.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",

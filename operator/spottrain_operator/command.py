@@ -12,6 +12,7 @@ import sys
 import click
 
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
@@ -31,7 +32,23 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the lease.")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
-def main(host: str, port: int, control_url: str, namespace: str, identity: str, log_level: str) -> None:
+@click.option(
+    "--allowed-network",
+    "allowed_networks",
+    envvar="SPOTTRAIN_ALLOWED_NETWORKS",
+    multiple=True,
+    type=click.Choice([network.value for network in Network]),
+    help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
+)
+def main(
+    host: str,
+    port: int,
+    control_url: str,
+    namespace: str,
+    identity: str,
+    log_level: str,
+    allowed_networks: tuple[str, ...],
+) -> None:
     """Run the spottrain operator until SIGTERM."""
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -43,6 +60,7 @@ def main(host: str, port: int, control_url: str, namespace: str, identity: str, 
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
+        allowed_networks=frozenset(Network(name) for name in allowed_networks),
     )
     try:
         asyncio.run(_until_signalled(settings))

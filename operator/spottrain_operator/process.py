@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import kopf
 from aiohttp import web
 
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.cluster.history import HistoryKeeper
@@ -36,13 +37,18 @@ class LeadershipLostError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Settings of the process. `control_url` is the address at which agents reach the control API."""
+    """Settings of the process.
+
+    - control_url: address at which agents reach the control API.
+    - allowed_networks: values of podTemplate.network that jobs may ask for.
+    """
 
     control_url: str
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
     max_concurrent_passes: int = 8
+    allowed_networks: frozenset[Network] = frozenset()
 
 
 class Operator:
@@ -113,6 +119,7 @@ class Operator:
             history=HistoryKeeper(self._cluster),
             control_url=self._settings.control_url,
             now=self._clock,
+            allowed_networks=self._settings.allowed_networks,
         )
 
         async def measured(key: JobKey) -> PassResult:

@@ -20,7 +20,7 @@ from spottrain_api.contract import (
     AssignmentAction,
     shutdown_grace_seconds,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Network, Phase, TrainingJobStatus
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
@@ -72,6 +72,7 @@ class Reconciler:
         history: HistoryKeeper,
         control_url: str,
         now: Callable[[], datetime],
+        allowed_networks: frozenset[Network] = frozenset(),
     ) -> None:
         self._plan = plan
         self._cluster = cluster
@@ -82,6 +83,7 @@ class Reconciler:
         self._metrics = metrics
         self._history = history
         self._control_url = control_url
+        self._allowed_networks = allowed_networks
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
@@ -164,7 +166,8 @@ class Reconciler:
 
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
-        doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
+        url, networks = self._control_url, self._allowed_networks
+        doing = [apply(self._cluster, view, action, control_url=url, allowed_networks=networks) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_HOST_IP, E
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import TERMS
+from spottrain_operator.command import main
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -36,15 +38,19 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     assert sorted(of_chart, key=str) == sorted(of_code, key=str)
 
 
-@pytest.fixture(scope="module")
-def rendered() -> list[dict[str, Any]]:
+def render(*settings: str) -> list[dict[str, Any]]:
     binaries = find_binaries()
     if binaries is None:
         pytest.fail("Helm is not built: run `make binaries`.")
     command = [str(binaries.path("helm")), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
-    values = ["--values", str(CHART / "values.local.yaml"), "--set", "podMonitor.enabled=true"]
+    values = ["--values", str(CHART / "values.local.yaml"), *(part for each in settings for part in ("--set", each))]
     done = subprocess.run([*command, *values], capture_output=True, text=True, check=True, timeout=60)
     return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+@pytest.fixture(scope="module")
+def rendered() -> list[dict[str, Any]]:
+    return render("podMonitor.enabled=true")
 
 
 def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -89,6 +95,25 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [((), set()), (("jobs.allowedNetworks={efa,tcpx}",), {"efa", "tcpx"})],
+    ids=["none", "two"],
+)
+def test_the_operator_allows_the_networks_of_the_chart(
+    settings: tuple[str, ...], allowed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [container] = one(render(*settings), "Deployment")["spec"]["template"]["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            monkeypatch.setenv(each["name"], each["value"])
+    assert set(main.make_context("operator", []).params["allowed_networks"]) == allowed
+    monkeypatch.setenv("SPOTTRAIN_ALLOWED_NETWORKS", "efa pigeon")
+    with pytest.raises(click.BadParameter, match="'pigeon' is not one of 'efa', 'infiniband', 'tcpx'"):
+        main.make_context("operator", [])
 
 
 @pytest.mark.cluster

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import assert_never
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
+from spottrain_api.v1alpha1 import Network
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    JobKey,
+    NoPoolError,
+    NotAllowedError,
+)
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
 
 
-async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
+async def apply(
+    cluster: ClusterClient,
+    job: JobView,
+    action: Action,
+    *,
+    control_url: str,
+    allowed_networks: Collection[Network] = (),
+) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
+
+    Args:
+        cluster: Where to do it.
+        job: The job that the action is for.
+        action: What to do.
+        control_url: Address at which agents reach the control API.
+        allowed_networks: Values of podTemplate.network that the administrator allows.
 
     Raises:
         ClusterError: It failed, but may succeed later.
@@ -18,6 +40,7 @@ async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control
     """
     match action:
         case CreatePod():
+            _check_network(job, allowed_networks)
             await _create_pod(cluster, job, action, control_url)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
@@ -25,6 +48,16 @@ async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control
             await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
         case _:
             assert_never(action)
+
+
+def _check_network(job: JobView, allowed: Collection[Network]) -> None:
+    network = job.spec.pod_template.network
+    if network is not None and network not in allowed:
+        raise NotAllowedError(
+            f"spec.podTemplate.network: the cluster's administrator does not allow {network.value}, which lets pods "
+            "run as root and lock memory: remove the field, or ask for it to be added to the value "
+            "jobs.allowedNetworks of spottrain's chart"
+        )
 
 
 async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a pod may run: node affinity and tolerations for spot and on-demand nodes.
+"""Where a pod may run: affinity and tolerations for spot and on-demand nodes, one pod a node, one zone a job.
 
 The labels and taints are those of EKS managed node groups, Karpenter, GKE and AKS. GKE and AKS mark only spot nodes.
 So an on-demand node there has the provider's label, but no spot mark.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spottrain_api.contract import GKE_PREEMPTIBLE, GKE_SPOT, CapacityType
-from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
+from spottrain_api.contract import GKE_PREEMPTIBLE, GKE_SPOT, LABEL_JOB_UID, CapacityType
+from spottrain_api.v1alpha1 import PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
 
 Expression = dict[str, Any]
 Term = tuple[Expression, ...]
@@ -58,6 +58,34 @@ SPOT_TAINTS = (
     (EKS_CAPACITY_TYPE, "SPOT"),
 )
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, *, job_uid: str) -> dict[str, Any]:
+    """Affinity of a pod: to nodes of its capacity type, away from the job's other pods, and to their zone.
+
+    Raises:
+        ValueError: The job has pools, but none of this type.
+    """
+    siblings = {"labelSelector": {"matchLabels": {LABEL_JOB_UID: job_uid}}}
+    away = {**siblings, "topologyKey": "kubernetes.io/hostname"}
+    return {
+        "nodeAffinity": node_affinity(spec, capacity_type, pool),
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [away]},
+        **_zone(spec.pod_template, {**siblings, "topologyKey": "topology.kubernetes.io/zone"}),
+    }
+
+
+def _zone(template: PodTemplate, same_zone: dict[str, Any]) -> dict[str, Any]:
+    """The affinity to the zone of the job's other pods. EFA, InfiniBand and TCPX don't reach beyond a zone."""
+    default = SameZone.PREFERRED if template.network is None else SameZone.REQUIRED
+    match template.same_zone or default:
+        case SameZone.REQUIRED:
+            return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}}
+        case SameZone.PREFERRED:
+            preferred = [{"weight": 100, "podAffinityTerm": same_zone}]
+            return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+        case SameZone.IGNORED:
+            return {}
 
 
 def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, Any]:
