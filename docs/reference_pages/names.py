@@ -19,6 +19,16 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
     (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
+    (
+        "sidecar.istio.io/inject",
+        "label of pods",
+        "`false`, and `istio.io/dataplane-mode=none`, unless podTemplate has the key: Istio stays out of the pods.",
+    ),
+    (
+        "linkerd.io/inject",
+        "annotation of pods",
+        "`disabled`, unless podTemplate has the key: Linkerd stays out of the pods.",
+    ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
         contract.LABEL_SHUTDOWN_GRACE,

@@ -154,6 +154,8 @@ REQUIRED, PREFERRED = (
         ({"sameZone": "Required"}, {REQUIRED}),
         ({"sameZone": "Ignored"}, set()),
         ({"network": "efa"}, {REQUIRED}),
+        ({"network": "tcpx"}, {REQUIRED}),
+        ({"network": "infiniband"}, {PREFERRED}),
         ({"network": "efa", "sameZone": "Ignored"}, set()),
     ],
     ids=str,

@@ -94,7 +94,7 @@ class SameZone(StrEnum):
     """Whether the pods of the job go to one zone (topology.kubernetes.io/zone).
 
     - Preferred: to one zone as long as it has nodes.
-    - Required: to the zone of the first pod. The others wait for nodes there.
+    - Required: to the zone of the first pod. The others wait for nodes there. Nodes without a zone get no pods.
     - Ignored: to any zone.
     """
 
@@ -218,7 +218,7 @@ class PodTemplate(Resource):
         SameZone | None,
         Field(
             description="Whether the pods of the job go to one zone (topology.kubernetes.io/zone). Traffic between "
-            "zones is slower, and clouds charge for it. Default: Preferred; with a network Required."
+            "zones is slower, and clouds charge for it. Default: Preferred; for the networks efa and tcpx Required."
         ),
     ] = None
     scheduler_name: Annotated[

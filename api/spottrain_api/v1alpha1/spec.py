@@ -129,9 +129,9 @@ class TrainingJobSpec(TrainingSettings, Workload):
         ),
         (
             "!has(self.podTemplate.network) || self.podTemplate.network == 'tcpx' || (has(self.resources) && "
-            "(has(self.resources.claims) || (has(self.resources.limits) && self.resources.limits.exists(name, "
-            "self.podTemplate.network == 'efa' ? name == 'vpc.amazonaws.com/efa' : "
-            "name.contains('/') && !name.endsWith('/gpu')))))",
+            "((has(self.resources.claims) && self.resources.claims.size() > 0) || (has(self.resources.limits) && "
+            "self.resources.limits.exists(d, self.podTemplate.network == 'efa' ? d == 'vpc.amazonaws.com/efa' : "
+            "d.contains('/') && !d.endsWith('/gpu')))))",
             "podTemplate.network needs the node's network devices in resources.limits, such as "
             'vpc.amazonaws.com/efa: "32" or rdma/hca: "1", or in resources.claims; add them',
         ),

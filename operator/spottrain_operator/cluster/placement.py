@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from spottrain_api.contract import GKE_PREEMPTIBLE, GKE_SPOT, LABEL_JOB_UID, CapacityType
-from spottrain_api.v1alpha1 import PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
+from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
 
 Expression = dict[str, Any]
 Term = tuple[Expression, ...]
@@ -75,9 +75,13 @@ def affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | Non
     }
 
 
+# Networks of clouds that don't reach beyond a zone. Nodes outside of clouds often have no zone at all.
+_OF_ONE_ZONE = frozenset({Network.EFA, Network.TCPX})
+
+
 def _zone(template: PodTemplate, same_zone: dict[str, Any]) -> dict[str, Any]:
-    """The affinity to the zone of the job's other pods. EFA, InfiniBand and TCPX don't reach beyond a zone."""
-    default = SameZone.PREFERRED if template.network is None else SameZone.REQUIRED
+    """The affinity to the zone of the job's other pods."""
+    default = SameZone.REQUIRED if template.network in _OF_ONE_ZONE else SameZone.PREFERRED
     match template.same_zone or default:
         case SameZone.REQUIRED:
             return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}}
