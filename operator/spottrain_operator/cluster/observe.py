@@ -210,9 +210,10 @@ def _ready_since(status: Manifest, conditions: dict[str, Any]) -> datetime | Non
     if _is_true(conditions.get("Ready")):
         return _transition(conditions["Ready"])
     trainer = trainer_status(status)
+    running = trainer.get("state", {}).get("running", {})
     if not trainer.get("ready") or conditions.get("ContainersReady", {}).get("status") != "False":
         return None
-    return _time(trainer["state"]["running"]["startedAt"])
+    return _time(running["startedAt"]) if "startedAt" in running else None
 
 
 def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
