@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -78,6 +78,13 @@ class CrashingCluster(MemoryCluster):
         self.deleted.add(name)
         await self._crashing(
             lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
+        )
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        await self._crashing(
+            lambda: MemoryCluster.annotate_pod(self, namespace, name, uid=uid, annotations=annotations)
         )
 
     async def create_event(self, event: Manifest) -> None:

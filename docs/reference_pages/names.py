@@ -19,6 +19,18 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
     (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
+    (
+        contract.ANNOTATION_DO_NOT_DISRUPT,
+        "annotation of pods",
+        "`true` on a member's pod: Karpenter doesn't consolidate its node. The operator removes it on a notice. "
+        "`podTemplate.annotations` takes precedence.",
+    ),
+    (
+        contract.ANNOTATION_SAFE_TO_EVICT,
+        "annotation of pods",
+        "`false` on a member's pod: the cluster autoscaler doesn't scale its node down. The operator removes it on a "
+        "notice. `podTemplate.annotations` takes precedence.",
+    ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
         contract.LABEL_SHUTDOWN_GRACE,

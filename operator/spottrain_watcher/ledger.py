@@ -53,12 +53,17 @@ class Ledger:
                     first[notice.id] = notice
         return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
 
-    def notice_list(self) -> NoticeList:
-        """For the agents: the notices in force, then those that were cancelled lately."""
+    def notice_list(self, trouble: str | None = None) -> NoticeList:
+        """For the agents: the notices in force, then those that were cancelled lately.
+
+        Args:
+            trouble: Why some sources can't be heard.
+        """
         gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
         notices = (*self.standing(), *gone)
-        digest = hashlib.sha256("\n".join(notice.to_json() for notice in notices).encode())
-        return NoticeList(revision=digest.hexdigest()[:16], notices=notices)
+        content = [*(notice.to_json() for notice in notices), *([trouble] if trouble else ())]
+        digest = hashlib.sha256("\n".join(content).encode())
+        return NoticeList(revision=digest.hexdigest()[:16], notices=notices, trouble=trouble)
 
     def for_node(self) -> Notice | None:
         """The most important notice for the whole node: a loss comes before a risk of one."""

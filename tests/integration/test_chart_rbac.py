@@ -108,6 +108,7 @@ def test_the_operator_is_restricted_and_the_watcher_is_but_for_the_host_network(
         "delete trainingjobs.spottrain.dev -n default",
         "create pods -n default",
         "delete pods -n default",
+        "patch pods -n default",
         "watch pods -A",
         "get nodes",
         "create events -n default",
@@ -160,6 +161,6 @@ def test_the_operator_leaves_nodes_alone(release: Release, question: str) -> Non
     assert not release.can("operator", question)
 
 
-@pytest.mark.parametrize("question", ["create pods -n default", "delete pods -n default", "create events -n default"])
+@pytest.mark.parametrize("question", ["create pods -n default", "patch pods -n default", "create events -n default"])
 def test_the_watcher_decides_nothing(release: Release, question: str) -> None:
     assert not release.can("watcher", question)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,12 +23,22 @@ class RefusingCluster(CrashingCluster):
 
     error: ClusterError | None = None
     num_refused = 0
+    may_annotate = True
+    num_annotations = 0
 
     async def create_pod(self, pod: Manifest) -> None:
         if self.error is not None:
             self.num_refused += 1
             raise self.error
         await super().create_pod(pod)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        self.num_annotations += 1
+        if not self.may_annotate:
+            raise ForbiddenError('User "operator" cannot patch resource "pods"')
+        await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
 
 
 def condition(world: World, kind: str) -> dict[str, Any]:
@@ -118,3 +129,26 @@ async def test_an_edit_that_is_refused_takes_no_pod_away(error: ClusterError) ->
         await world.turn()
     assert world.status["generation"]["reason"] == "Edited"
     assert {pod["spec"]["containers"][0]["image"] for pod in cluster.pods.values()} >= {"local/other"}
+
+
+async def test_members_pods_are_annotated_once() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster)
+    for _ in range(3):
+        await world.turn()
+    assert cluster.num_annotations == 3
+    found = [pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] for pod in cluster.pods.values()]
+    assert found == ["true"] * 3
+
+
+async def test_an_operator_without_the_right_to_annotate_says_so_once_and_trains_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = RefusingCluster()
+    cluster.may_annotate = False
+    world = await training(cluster)
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+    assert cluster.num_annotations == 3, "the members' pods, in the first pass alone"
+    [said] = [record.getMessage() for record in caplog.records if "can't be annotated" in record.getMessage()]
+    assert "Give the operator the verb patch on pods, as" in said

@@ -10,10 +10,6 @@ from spottrain_agent.agent import Agent
 from spottrain_agent.settings import AgentSettings, InvalidEnvironment
 
 
-async def _serve(settings: AgentSettings) -> None:
-    await Agent(settings).run()
-
-
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s spottrain-agent %(levelname)s %(message)s")
     try:
@@ -21,8 +17,7 @@ def main() -> int:
     except InvalidEnvironment as error:
         print(f"spottrain-agent: {error}", file=sys.stderr)
         return 2
-    asyncio.run(_serve(settings))
-    return 0
+    return asyncio.run(Agent(settings).run())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,13 @@ from spottrain_api.contract.assignments import (
 )
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.conditions import (
+    ConditionReason,
+    ConditionType,
+    EndReason,
+    EventReason,
+    WaitingReason,
+)
 from spottrain_api.contract.configuration import (
     DrainRequest,
     Interruptions,
@@ -27,7 +34,9 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import (
+    ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -66,6 +75,7 @@ from spottrain_api.contract.names import (
     PROCESSOR_SECONDS,
     TAINT_PREEMPTION,
     TOKEN_AUDIENCE,
+    TRAINER_CONTAINER,
     VERSION,
     WATCHER_PORT,
     outcome_file,
@@ -79,7 +89,14 @@ from spottrain_api.contract.nodes import (
     TaintMeaning,
     shutdown_grace_seconds,
 )
-from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.notices import (
+    POD_NOTICE_PREFIX,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    NoticeList,
+    WatchState,
+)
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
     FATAL_REASONS,
@@ -112,7 +129,9 @@ from spottrain_api.settings import (
 )
 
 __all__ = [
+    "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
+    "ANNOTATION_SAFE_TO_EVICT",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -159,6 +178,7 @@ __all__ = [
     "TAINTS",
     "TAINT_PREEMPTION",
     "TOKEN_AUDIENCE",
+    "TRAINER_CONTAINER",
     "VERSION",
     "WATCHER_PORT",
     "AgentPhase",
@@ -171,9 +191,13 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointTimings",
     "CommitRef",
+    "ConditionReason",
+    "ConditionType",
     "DeepSpeedConfig",
     "DrainRequest",
+    "EndReason",
     "Entrypoint",
+    "EventReason",
     "Failure",
     "FailureReason",
     "FsdpConfig",
@@ -184,6 +208,7 @@ __all__ = [
     "Member",
     "MemoryEstimate",
     "Message",
+    "NodeWatch",
     "Notice",
     "NoticeKind",
     "NoticeList",
@@ -203,6 +228,8 @@ __all__ = [
     "TaintMeaning",
     "TrainerConfig",
     "TrainerPhase",
+    "WaitingReason",
+    "WatchState",
     "clock_offset",
     "is_lost_peer",
     "outcome_file",

@@ -16,10 +16,18 @@ LABEL_SEQUENCE = f"{GROUP}/sequence"
 LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
+# The container of a trainer pod that runs the agent.
+TRAINER_CONTAINER = "trainer"
 
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
+
+# With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
+# https://karpenter.sh/docs/concepts/disruption/
+# https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md
+ANNOTATION_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"

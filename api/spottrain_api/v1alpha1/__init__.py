@@ -43,7 +43,7 @@ from spottrain_api.v1alpha1.pod_template import (
     Volume,
     VolumeMount,
 )
-from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec, Workload
+from spottrain_api.v1alpha1.spec import CleanPodPolicy, RunPolicy, TrainingJobSpec, Workload
 from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -55,6 +55,7 @@ from spottrain_api.v1alpha1.status import (
     Phase,
     ProgressStatus,
     StatusResource,
+    TimeStatus,
     TrainingJobStatus,
     Transition,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Capacity",
     "Checkpoint",
     "CheckpointConfig",
+    "CleanPodPolicy",
     "Condition",
     "CostStatus",
     "Counts",
@@ -100,6 +102,7 @@ __all__ = [
     "StabilityConfig",
     "StatusResource",
     "Strategy",
+    "TimeStatus",
     "Toleration",
     "TrainingJobSpec",
     "TrainingJobStatus",

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
 from spottrain_operator.cluster.pods import JobRef, build_pod
-from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
+from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
 
 
 async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
@@ -21,6 +21,8 @@ async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control
             await _create_pod(cluster, job, action, control_url)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+        case AnnotatePod():
+            await cluster.annotate_pod(job.namespace, action.name, uid=action.uid, annotations=action.annotations)
         case DeleteJob():
             await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
         case _:

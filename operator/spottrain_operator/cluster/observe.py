@@ -25,6 +25,7 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.cluster.client import Manifest, NoPoolError, RefusedError
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
+from spottrain_operator.core.protection import PROTECTION
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def _fields(part: str, error: ValidationError) -> tuple[str, ...]:
 
 def pod_view(pod: Manifest) -> PodView:
     meta, status = pod["metadata"], pod.get("status", {})
-    labels = meta.get("labels", {})
+    labels, annotations = meta.get("labels", {}), meta.get("annotations", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     state = _container_state(status)
     terminated = state.get("terminated", {})
@@ -116,7 +117,8 @@ def pod_view(pod: Manifest) -> PodView:
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
         disruption=_disruption(status, conditions),
         container_started="running" in state or bool(terminated and not failed_start),
-        pool=meta.get("annotations", {}).get(ANNOTATION_POOL),
+        pool=annotations.get(ANNOTATION_POOL),
+        protection={name: annotations[name] for name in PROTECTION if name in annotations},
     )
 
 

@@ -35,6 +35,7 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     MANAGED_BY,
     TOKEN_AUDIENCE,
+    TRAINER_CONTAINER,
     WATCHER_PORT,
     CapacityType,
 )
@@ -42,7 +43,6 @@ from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.placement import node_affinity, tolerations
 
-CONTAINER = "trainer"
 ANNOTATION_POOL = f"{GROUP}/pool"
 RUN_ROOT = "/run/spottrain"
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
@@ -161,7 +161,7 @@ def _one_pod_a_node(job: JobRef) -> Manifest:
 
 def _container(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> Manifest:
     container: Manifest = {
-        "name": CONTAINER,
+        "name": TRAINER_CONTAINER,
         "image": spec.image,
         "command": ["python", "-m", "spottrain_agent"],
         "env": _environment(job, spec, capacity_type, control_url),

@@ -61,7 +61,12 @@ def session(
         rank 0 of 1
     """
     launch = Launch.from_environment()
-    reporter = ProgressReporter(launch.run_dir, local_rank=launch.local_rank, generation=launch.generation)
+    reporter = ProgressReporter(
+        launch.run_dir,
+        local_rank=launch.local_rank,
+        generation=launch.generation,
+        peak_memory=launch.peak_memory,
+    )
     with _reported(reporter, launch.rank):
         with as_user_errors():
             config = launch.read_config() or TrainerConfig.model_validate(

@@ -59,13 +59,20 @@ class CommitInterval:
         With `auto`, the first save comes early, because it measures the cost, and saves are more frequent while a
         member's node is `at_risk`.
         """
-        if self.steps is not None:
-            return False
+        return self.steps is None and elapsed_seconds >= self._seconds(cost, at_risk)
+
+    def planned_seconds(
+        self, cost: CheckpointCost | None, step_seconds: float | None, *, at_risk: bool = False
+    ) -> float | None:
+        """Seconds from one save to the next; None if that is a number of steps whose duration is not known."""
+        if self.steps is None:
+            return self._seconds(cost, at_risk)
+        return None if step_seconds is None else self.steps * step_seconds
+
+    def _seconds(self, cost: CheckpointCost | None, at_risk: bool) -> float:
         if self.seconds is not None:
-            return elapsed_seconds >= self.seconds
-        return elapsed_seconds >= (
-            MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost, at_risk=at_risk)
-        )
+            return self.seconds
+        return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost, at_risk=at_risk)
 
     def optimal_seconds(self, cost: CheckpointCost, *, at_risk: bool = False) -> float:
         """The interval that loses the least time, within bounds, and long enough that saves do not overlap."""

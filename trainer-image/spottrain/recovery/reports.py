@@ -65,6 +65,13 @@ class CheckpointReports:
             )
         )
 
+    def stalled(self, seconds: float) -> None:
+        """Report for how long a save that has started in the background kept training waiting."""
+        self.reporter.note(
+            stalled_seconds=self.reporter.progress.stalled_seconds + seconds,
+            checkpoint_interval_seconds=self.schedule.interval_seconds(self.step_seconds),
+        )
+
     def saving(self) -> None:
         """Report that training waits for a save."""
         self.reporter.update(phase=TrainerPhase.SAVING)
