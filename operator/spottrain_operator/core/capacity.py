@@ -17,8 +17,15 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod
 from spottrain_operator.core.rivals import rival_of
+from spottrain_operator.core.scheduling import lacks_claim
 from spottrain_operator.core.situation import PodFacts, Situation
-from spottrain_operator.core.timing import REFUSAL_MAX_PAUSE, REFUSAL_PAUSE, START_FAILURE_PAUSE, seconds_between
+from spottrain_operator.core.timing import (
+    REFUSAL_MAX_PAUSE,
+    REFUSAL_PAUSE,
+    START_FAILURE_PAUSE,
+    after,
+    seconds_between,
+)
 from spottrain_operator.core.understanding import waits_to_be_understood
 
 
@@ -137,17 +144,43 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "Trying spot nodes again")
     kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
-    waiting = (pod.unschedulable_since for pod in kept if pod.capacity_type is CapacityType.SPOT)
-    since = min((moment for moment in waiting if moment is not None), default=None)
+    spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
+    since = min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
-    wanted = demand(situation.spec)
-    possible = fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
-    if since is None or not possible or seconds_between(since, now) < fallback.after_seconds:
+    if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
         return draft
     draft = draft.update(fallback_since=now)
     message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def may_fall_back(spec: TrainingJobSpec) -> bool:
+    """Whether on-demand nodes may stand in for spot nodes."""
+    wanted = demand(spec)
+    return spec.capacity.fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
+
+
+def spot_sentence(situation: Situation, status: TrainingJobStatus) -> str:
+    """How many spot pods have a node, and from when on-demand nodes stand in for the others; empty if none waits."""
+    since, spec = status.spot_pending_since, situation.spec
+    if status.fallback_since is not None or since is None:
+        return ""
+    kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
+    spot = [pod for pod in kept if pod.capacity_type is CapacityType.SPOT]
+    placed = sum(pod.node is not None for pod in spot)
+    text = f"{placed} of {counted(len(spot), 'spot pod')} {'has' if len(spot) == 1 else 'have'} a node"
+    if demand(spec).on_demand == 0:
+        text = f"the job asks for spot nodes alone, and {text}"
+    if may_fall_back(spec):
+        due = after(since, spec.capacity.fallback.after_seconds)
+        return (
+            f"{text}. On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback). To have them at once, "
+            "set capacity.onDemand.min"
+        )
+    if spec.capacity.fallback.policy is FallbackPolicy.NONE:
+        return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
+    return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
