@@ -47,17 +47,17 @@ def spot_available(scene: Scene) -> Condition:
     [
         (
             {},
-            "The job asks for spot nodes alone, and 4 of 5 spot pods have a node. On-demand nodes stand in from "
+            "The job has 4 of 5 spot nodes, and asks for no others. On-demand nodes stand in from "
             "00:06:00 UTC (capacity.fallback). To have them at once, set capacity.onDemand.min",
         ),
         (
             {"fallback": {"policy": "None"}},
-            "The job asks for spot nodes alone, and 4 of 5 spot pods have a node. No on-demand nodes stand in: "
+            "The job has 4 of 5 spot nodes, and asks for no others. No on-demand nodes stand in: "
             "capacity.fallback.policy is None",
         ),
         (
             {"onDemand": {"max": 0}},
-            "The job asks for spot nodes alone, and 4 of 5 spot pods have a node. No on-demand nodes stand in: the "
+            "The job has 4 of 5 spot nodes, and asks for no others. No on-demand nodes stand in: the "
             "job has as many as capacity.onDemand.max allows",
         ),
     ],

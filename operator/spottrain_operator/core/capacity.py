@@ -161,17 +161,20 @@ def may_fall_back(spec: TrainingJobSpec) -> bool:
     return spec.capacity.fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
 
 
-def spot_sentence(situation: Situation, status: TrainingJobStatus) -> str:
-    """How many spot pods have a node, and from when on-demand nodes stand in for the others; empty if none waits."""
-    since, spec = status.spot_pending_since, situation.spec
-    if status.fallback_since is not None or since is None:
+def spot_sentence(situation: Situation, draft: Draft) -> str:
+    """How many spot nodes the job has, and from when on-demand nodes stand in for the others; empty if none waits.
+
+    Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
+    """
+    since, spec = draft.status.spot_pending_since, situation.spec
+    if draft.status.fallback_since is not None or since is None:
         return ""
-    kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
-    spot = [pod for pod in kept if pod.capacity_type is CapacityType.SPOT]
-    placed = sum(pod.node is not None for pod in spot)
-    text = f"{placed} of {counted(len(spot), 'spot pod')} {'has' if len(spot) == 1 else 'have'} a node"
-    if demand(spec).on_demand == 0:
-        text = f"the job asks for spot nodes alone, and {text}"
+    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
+    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
+    wanted = demand(spec)
+    text = f"the job has {placed} of {counted(wanted.spot, 'spot node')}"
+    if wanted.on_demand == 0:
+        text += ", and asks for no others"
     if may_fall_back(spec):
         due = after(since, spec.capacity.fallback.after_seconds)
         return (
@@ -211,14 +214,18 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
-    leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
-    needed = places(situation, draft.status, leaving=leaving)
+    needed = places(situation, draft.status, leaving=_leaving(draft))
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
     if situation.observed.job.not_understood:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
         types = [CapacityType.ON_DEMAND if demand(situation.spec).on_demand else CapacityType.SPOT]
     return types
+
+
+def _leaving(draft: Draft) -> frozenset[str]:
+    """Uids of the pods that the plan deletes."""
+    return frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:

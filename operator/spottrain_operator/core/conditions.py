@@ -36,7 +36,7 @@ _PHASES = {
 def describe(situation: Situation, draft: Draft) -> Draft:
     """Set phase, message and member counts, and the conditions that follow from them."""
     phase = _phase(situation, draft.status)
-    message = _message(situation, draft.status, phase)
+    message = _message(situation, draft, phase)
     if (phase, message) != (draft.status.phase, draft.status.message):
         draft = draft.update(phase=phase, message=message)
     return _conditions(situation, count_members(situation, draft))
@@ -71,8 +71,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
     return _PHASES[generation.state]
 
 
-def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
-    generation = status.generation
+def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
+    status, generation = draft.status, draft.status.generation
     waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if generation is None else [])]
     for kind in waits_by:
         condition = status.condition(kind)
@@ -81,7 +81,7 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
     ):
-        return _what_is_missing(situation, status)
+        return _what_is_missing(situation, draft)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
     return _of_generation(situation, status, generation, phase)
@@ -105,8 +105,8 @@ def _of_generation(
     return f"Training in {name}{unseen}{stands_still}{note}"
 
 
-def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
-    up = len(situation.candidates(places(situation, status).kept))
+def _what_is_missing(situation: Situation, draft: Draft) -> str:
+    up = len(situation.candidates(places(situation, draft.status).kept))
     text = f"Waiting for nodes: {up} of at least {situation.spec.nodes.min} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
@@ -121,7 +121,7 @@ def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
     if waiting is not None:
         said = waiting.waiting_message if waiting.unschedulable_since is None else scheduler_says(waiting)
         text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
-    spot = spot_sentence(situation, status)
+    spot = spot_sentence(situation, draft)
     return f"{text}; {spot}" if spot else text
 
 
@@ -141,7 +141,7 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
         again = after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds)
         message = f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC"
         return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
-    spot = spot_sentence(situation, status)
+    spot = spot_sentence(situation, draft)
     if spot:
         message = f"{spot[0].upper()}{spot[1:]}"
         return draft.condition(ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, message, now)

@@ -80,7 +80,7 @@ def _what_to_do(situation: Situation, draft: Draft, pod: PodView, said: str) -> 
     if draft.running is not None:
         nodes = counted(len(draft.running.members), "node")
         return f"Training continues on {nodes}, and the pod joins it once a node is free"
-    spot = spot_sentence(situation, draft.status) if pod.capacity_type is CapacityType.SPOT else ""
+    spot = spot_sentence(situation, draft) if pod.capacity_type is CapacityType.SPOT else ""
     if not spot:
         return advice
     spot = f"{spot[0].upper()}{spot[1:]}"
