@@ -259,7 +259,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         reasons={
             ConditionReason.NONE_WAITS: Reason(meaning="No spot pod waits for a node."),
             ConditionReason.SPOT_PENDING: Reason(
-                meaning="Spot pods wait for a node.", action="Wait; capacity.fallback applies after afterSeconds."
+                meaning="Spot pods wait for a node.",
+                action="Wait: the message says from when on-demand nodes stand in. Or set capacity.onDemand.min.",
             ),
             EventReason.FELL_BACK: _FELL_BACK,
         },
