@@ -19,8 +19,10 @@ from spottrain_api.contract import (
     TAINTS,
     Notice,
     NoticeKind,
+    accepted_taints,
     shutdown_grace_seconds,
 )
+from spottrain_api.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
@@ -135,7 +137,7 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
         deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
         return [deleted.model_copy(update={"cancellable": False})]
     notices = []
-    for taint in node.get("spec", {}).get("taints") or ():
+    for taint in accepted_taints(node):
         meaning = TAINTS.get(taint["key"])
         if meaning is not None:
             since = _time(taint.get("timeAdded"), now)
@@ -152,7 +154,7 @@ def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now:
             if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
                 since = _time(condition.get("lastTransitionTime"), now)
                 lead = _pods_lead(pod, condition, labels, since)
-                source = f"condition:{condition.get('reason', 'DisruptionTarget')}"
+                source = f"condition:{one_line(condition.get('reason') or 'DisruptionTarget', most=60)}"
                 notice_id = f"{POD_NOTICE_PREFIX}{pod['metadata']['uid']}"
                 notices.append(_notice(node, notice_id, source, NoticeKind.EVICT, since, lead, now))
     return notices
@@ -184,6 +186,7 @@ def _notice(
 
 def _time(value: str | None, default: datetime) -> datetime:
     try:
-        return datetime.fromisoformat(value) if value else default
-    except ValueError:
+        time = datetime.fromisoformat(value) if value else default
+    except (ValueError, TypeError):
         return default
+    return time if time.tzinfo is not None else default

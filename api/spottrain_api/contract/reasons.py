@@ -166,7 +166,8 @@ _FELL_BACK = Reason(
 )
 _URI_IN_USE = Reason(
     meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
-    action="Wait, delete the other job, or create this one with another checkpoint.uri.",
+    action="For a run of its own, create this job with another checkpoint.uri. Otherwise wait, or delete the other "
+    "job: this one then continues from its newest commit.",
 )
 _NEWER_VERSION = Reason(
     meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "
@@ -332,8 +333,9 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.WATCHER_BLIND: _WATCHER_BLIND,
     EventReason.SPEC_NOT_UNDERSTOOD: _NEWER_VERSION,
     EventReason.EARLIER_JOB: Reason(
-        meaning="An earlier, deleted job has used the folder. The next generation is numbered above that job's, and "
-        "resumes from its newest commit, if there is one."
+        meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
+        "continues from the newest one.",
+        action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
     ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."

@@ -19,9 +19,11 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     CapacityType,
     Notice,
+    accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, RefusedError
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
@@ -186,7 +188,7 @@ def node_view(node: Manifest) -> NodeView:
         name=meta["name"],
         ready=_is_true(conditions.get("Ready")),
         deleting="deletionTimestamp" in meta,
-        taints=tuple(taint["key"] for taint in node.get("spec", {}).get("taints") or ()),
+        taints=tuple(taint["key"] for taint in accepted_taints(node)),
         notice=_notice(meta),
         labels=meta.get("labels", {}),
     )
@@ -208,7 +210,7 @@ def _container_state(status: Manifest) -> dict[str, Any]:
 def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
     target = conditions.get("DisruptionTarget")
     if _is_true(target):
-        return str(target.get("reason") or "DisruptionTarget") if target else None
+        return one_line(target.get("reason") or "DisruptionTarget", most=60) if target else None
     return "Evicted" if status.get("reason") == "Evicted" else None
 
 

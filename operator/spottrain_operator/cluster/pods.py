@@ -36,12 +36,11 @@ from spottrain_api.contract import (
     MANAGED_BY,
     TOKEN_AUDIENCE,
     TRAINER_CONTAINER,
-    WATCHER_PORT,
     CapacityType,
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.placement import node_affinity, tolerations
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, node_affinity, tolerations
 
 ANNOTATION_POOL = f"{GROUP}/pool"
 RUN_ROOT = "/run/spottrain"
@@ -86,6 +85,7 @@ def build_pod(
     capacity_type: CapacityType,
     pool: str | None,
     control_url: str,
+    site: Site = DEFAULT_SITE,
 ) -> Manifest:
     """Build the manifest of the pod `name`.
 
@@ -114,11 +114,11 @@ def build_pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "affinity": {
-            "nodeAffinity": node_affinity(spec, capacity_type, pool),
+            "nodeAffinity": node_affinity(spec, capacity_type, pool, site),
             "podAntiAffinity": _one_pod_a_node(job),
         },
-        "tolerations": tolerations(spec, capacity_type, pool),
-        "containers": [_container(job, spec, capacity_type, control_url)],
+        "tolerations": tolerations(spec, capacity_type, pool, site),
+        "containers": [_container(job, spec, capacity_type, control_url, site)],
         "volumes": _volumes(spec),
     }
     optional = {
@@ -159,12 +159,14 @@ def _one_pod_a_node(job: JobRef) -> Manifest:
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
-def _container(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> Manifest:
+def _container(
+    job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str, site: Site
+) -> Manifest:
     container: Manifest = {
         "name": TRAINER_CONTAINER,
         "image": spec.image,
         "command": ["python", "-m", "spottrain_agent"],
-        "env": _environment(job, spec, capacity_type, control_url),
+        "env": _environment(job, spec, capacity_type, control_url, site),
         "resources": _resources(spec),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -190,7 +192,9 @@ def _resources(spec: TrainingJobSpec) -> Manifest:
     return spec.resources.to_dict()
 
 
-def _environment(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> list[Manifest]:
+def _environment(
+    job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str, site: Site
+) -> list[Manifest]:
     """Environment of the container. Ours comes last: Kubernetes takes the later one of two with the same name."""
     # A user id that the image doesn't know has no home and no name, and compiler caches look for both.
     defaults = {"HOME": RUN_ROOT, "USER": "spottrain"}
@@ -202,7 +206,7 @@ def _environment(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType
         ENV_JOB: job.name,
         ENV_NAMESPACE: job.namespace,
         ENV_CAPACITY_TYPE: capacity_type.value,
-        ENV_WATCHER_PORT: str(WATCHER_PORT),
+        ENV_WATCHER_PORT: str(site.watcher_port),
         ENV_GRACE_SECONDS: str(spec.pod_template.termination_grace_period_seconds),
     }
     fields = {

@@ -20,7 +20,7 @@ from spottrain_operator.core.failure_policy import (
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
-from spottrain_operator.core.progress import newest_progress, record_progress
+from spottrain_operator.core.progress import found_commits, newest_progress, record_progress
 from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import PodFacts, Situation
@@ -54,7 +54,14 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, _trained_to(draft.status.progress))
+    message = _trained_to(draft.status.progress)
+    if newest is not None and found_commits(generation, newest) and not made_progress(newest):
+        message = (
+            f"Nothing to train: {situation.spec.checkpoint.uri} was already at step {newest.step} of "
+            f"{newest.total_steps}. For a fresh run, use another checkpoint.uri. To train on, raise the script's "
+            "steps"
+        )
+    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, message)
 
 
 def _trained_to(progress: ProgressStatus) -> str:

@@ -54,8 +54,19 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     time = spend_on_steps(draft.status, generation, newest, situation.now)
     if newest.strategy is not None and draft.status.strategy is None:
         draft = draft.update(strategy=newest.strategy).record(EventReason.STRATEGY_CHOSEN, newest.strategy.reason)
+    if draft.status.progress.total_steps is None and found_commits(generation, newest):
+        text = (
+            f"This job continues from step {newest.start_step}, whose commit was at {situation.spec.checkpoint.uri} "
+            "before it. For a fresh run, use another checkpoint.uri"
+        )
+        draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
     return _tell_surprises(draft, newest).update(progress=progress, time=time)
+
+
+def found_commits(generation: GenerationStatus, newest: Progress) -> bool:
+    """Whether the generation resumed from a commit that was there before the job: an earlier job's, or a fork."""
+    return generation.resume is None and generation.replicated_step is None and newest.start_step > 0
 
 
 def is_due(status: TrainingJobStatus, now: datetime) -> bool:

@@ -46,5 +46,6 @@ def sentence(uri: str, rival: Rival) -> str:
     """What is wrong, and what to do."""
     return (
         f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
-        "first: create this job again with another checkpoint.uri, wait until that one has finished, or delete it"
+        "first. For a run of its own, create this job again with another checkpoint.uri. Otherwise wait until that "
+        "one has finished, or delete it: this job then continues from its newest commit"
     )
