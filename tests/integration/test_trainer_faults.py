@@ -91,6 +91,20 @@ def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_pat
     assert {step.world for step in audit.steps} == {1, 2, 4}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_path: Path, fork: Any) -> None:
+    """Also after a loss without notice, which undoes them together with the model."""
+    run = Run(tmp_path, fork, strategy=strategy)
+    run.generate(2, {1: {4: "drain"}})
+    assert_drained(run)
+    run.generate(1, {0: {10: "kill"}})
+
+    run.generate(3)
+
+    assert_succeeded(run)
+    assert run.seen() == [list(range(1, STEPS + 1))] * 3
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
 def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
     """Three epochs and a bit, with a global batch that doesn't divide, at worlds that are drawn anew each time."""
