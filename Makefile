@@ -28,6 +28,9 @@ env: $(STAMP) ## Create the virtual environment .venv, with all packages pinned 
 binaries: $(STAMP) ## Build Kubernetes, etcd and Helm into the cache, once. Skipped if KUBEBUILDER_ASSETS is set.
 	$(BIN)/python -m spottrain_local.binaries
 
+prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
+	$(BIN)/python tests/prometheus_binaries.py
+
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
@@ -41,7 +44,7 @@ lint: $(STAMP) ## Check style, spelling, types and import contracts.
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
-test: lint docs binaries ## Check style, types and docs, then run all tests.
+test: lint docs binaries prometheus ## Check style, types and docs, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
 
 constraints: $(STAMP) ## Update constraints.txt to the newest releases that work together. Run `make test` next.
@@ -63,6 +66,9 @@ release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and che
 crds: $(STAMP) ## Generate crds/ from the models, and copy them to the chart.
 	$(BIN)/python -m spottrain_api.crd
 	cp crds/*.yaml charts/spottrain/crds/
+
+schema: $(STAMP) ## Copy descriptions and defaults of the chart's values.yaml to its values.schema.json.
+	$(BIN)/python -m docs.reference_pages.chart_schema
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 OPERATOR_IMAGE = $(REGISTRY)/spottrain-operator:$(VERSION)

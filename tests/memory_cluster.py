@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
@@ -106,6 +106,16 @@ class MemoryCluster:
             now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             pod["metadata"]["deletionTimestamp"] = now
             pod["metadata"]["resourceVersion"] = str(next(self._versions))
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        pod = self.pods.get((namespace, name))
+        if pod is None or pod["metadata"]["uid"] != uid:
+            return
+        merged = pod["metadata"].get("annotations", {}) | dict(annotations)
+        pod["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
+        pod["metadata"]["resourceVersion"] = str(next(self._versions))
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         return [copy.deepcopy(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]

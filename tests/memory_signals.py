@@ -15,6 +15,7 @@ class MemorySource:
         self._name = name
         self._notices: tuple[Notice, ...] = ()
         self._changed = asyncio.Condition()
+        self.trouble: str | None = None
 
     @property
     def name(self) -> str:

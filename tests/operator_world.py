@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,9 +17,9 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
 from spottrain_operator.metrics import Metrics
@@ -81,6 +81,13 @@ class CrashingCluster(MemoryCluster):
             lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
         )
 
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        await self._crashing(
+            lambda: MemoryCluster.annotate_pod(self, namespace, name, uid=uid, annotations=annotations)
+        )
+
     async def create_event(self, event: Manifest) -> None:
         await self._crashing(lambda: MemoryCluster.create_event(self, event))
 
@@ -94,7 +101,7 @@ class World:
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
-    allowed_networks: frozenset[Network] = frozenset()
+    site: Site = DEFAULT_SITE
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -112,7 +119,7 @@ class World:
             history=HistoryKeeper(self.cluster),
             control_url="http://control:8080",
             now=lambda: self.now,
-            allowed_networks=self.allowed_networks,
+            site=self.site,
         )
 
     async def turn(self) -> None:

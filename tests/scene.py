@@ -21,6 +21,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
 from spottrain_operator.core.model import (
+    AnnotatePod,
     JobView,
     NodeView,
     Observed,
@@ -111,8 +112,18 @@ class Scene:
         return plan(self.observed, self.now)
 
     def decided(self) -> Scene:
-        """After the plan's status was written; nothing else has happened."""
-        return self.job(status=self.plan().status)
+        """After the plan's status was written and pods were annotated; nothing else has happened."""
+        decided = self.plan()
+        scene = self.job(status=decided.status)
+        for action in decided.actions:
+            if isinstance(action, AnnotatePod):
+                scene = scene.annotated(action)
+        return scene
+
+    def annotated(self, action: AnnotatePod) -> Scene:
+        [pod] = [each for each in self.observed.pods if each.uid == action.uid]
+        merged = {**pod.protection, **action.annotations}
+        return self.pod(pod.sequence, protection={name: each for name, each in merged.items() if each is not None})
 
     def job(self, **changes: Any) -> Scene:
         return replace(self, observed=replace(self.observed, job=replace(self.observed.job, **changes)))

@@ -21,6 +21,13 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def one_line(text: str, *, most: int = 300) -> str:
+    """Text of others for a sentence of ours: on one line, without control characters, at most `most` long."""
+    printable = "".join(each if each.isprintable() else " " for each in text[: 4 * most])
+    line = " ".join(printable.split())
+    return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
+
+
 def traceback_tail(trace: TracebackType | None) -> str | None:
     """The last lines of a traceback, without the exception itself; None if there is none."""
     text = "".join(traceback.format_tb(trace)).rstrip()

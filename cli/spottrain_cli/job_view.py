@@ -6,13 +6,13 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, VERSION
+from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, TRAINER_CONTAINER, VERSION
 from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
@@ -105,11 +105,14 @@ class JobReader:
         self._objects = client.CustomObjectsApi(api_client)
         self._core = client.CoreV1Api(api_client)
 
-    def names(self, namespace: str) -> list[str]:
-        """List the names of the namespace's jobs."""
+    def jobs(self, namespace: str | None) -> list[JobSnapshot]:
+        """Read all jobs of a namespace, or of all if it is None, without their pods and events. In order of name."""
         with _sentences():
-            jobs = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
-        return sorted(job["metadata"]["name"] for job in jobs["items"])
+            if namespace is None:
+                found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL)
+            else:
+                found = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
+        return sorted((_snapshot(job) for job in found["items"]), key=lambda job: (job.namespace, job.name))
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
         """Read a job with its pods and events.
@@ -117,22 +120,48 @@ class JobReader:
         Raises:
             UserError: There is no such job.
         """
-        missing = f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
         with _sentences():
-            with _sentences(missing=missing):
+            with _sentences(missing=_missing(namespace, name)):
                 job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-            status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
-            return JobSnapshot(
-                namespace=namespace,
-                name=name,
-                spec=job["spec"],
-                created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
-                status=status,
+            return replace(
+                _snapshot(job),
                 pods=self._pods(namespace, name),
                 events=self._events(namespace, job["metadata"]["uid"]),
                 history=self._history(namespace, name) if with_history else (),
-                not_understood=tuple(f"status.{dotted(path)}" for path in unknown),
             )
+
+    def status(self, namespace: str, name: str) -> TrainingJobStatus:
+        """Read what this version understands of a job's status.
+
+        Raises:
+            UserError: There is no such job.
+        """
+        with _sentences(missing=_missing(namespace, name)):
+            job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+        return read_known(TrainingJobStatus, job.get("status") or {})[0]
+
+    def log_lines(self, namespace: str, pod: str, since: datetime | None) -> Iterator[tuple[datetime, str]]:
+        """Follow the log of a trainer pod: its lines with their times, until the connection or the pod ends.
+
+        Args:
+            namespace: The pod's namespace.
+            pod: Its name.
+            since: Lines that are much older are left out. None: all lines.
+
+        Raises:
+            UserError: There is no such pod, or it has no log yet.
+        """
+        from kubernetes.watch.watch import iter_resp_lines
+
+        options = {"container": TRAINER_CONTAINER, "follow": True, "timestamps": True, "_preload_content": False}
+        if since is not None:
+            options["since_seconds"] = max(1, int((now() - since).total_seconds()) + 1)
+        with _sentences(missing=f"Pod {pod} is gone, and its log with it."):
+            response = self._core.read_namespaced_pod_log(pod, namespace, **options)
+            with contextlib.closing(response):
+                for line in iter_resp_lines(response):
+                    at, _, text = line.partition(" ")
+                    yield datetime.fromisoformat(at), text
 
     def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:
         pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB}={name}").items
@@ -167,6 +196,22 @@ class JobReader:
             return ()
         rows = csv.reader(io.StringIO((stored.data or {}).get(HISTORY_KEY, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
+
+
+def _snapshot(job: dict[str, Any]) -> JobSnapshot:
+    status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
+    return JobSnapshot(
+        namespace=job["metadata"]["namespace"],
+        name=job["metadata"]["name"],
+        spec=job["spec"],
+        created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
+        status=status,
+        not_understood=tuple(f"status.{dotted(path)}" for path in unknown),
+    )
+
+
+def _missing(namespace: str, name: str) -> str:
+    return f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
 
 
 @contextlib.contextmanager

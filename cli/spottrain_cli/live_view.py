@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
@@ -84,7 +84,7 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
             f"{counted(progress.step - commit.step, 'step')} since" if commit and progress.step >= commit.step else ""
         ),
     )
-    healthy = status.condition("CheckpointsHealthy")
+    healthy = status.condition(ConditionType.CHECKPOINTS_HEALTHY)
     if healthy is not None and healthy.status == "False":
         grid.add_row("", Text(healthy.message, "red"))
     if progress.checkpoint_interval:

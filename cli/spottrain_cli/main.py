@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_cli.checkpoints import checkpoints
 from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
 from spottrain_cli.live_view import duration, job_view
+from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
 from spottrain_local.cli import local
 
@@ -54,15 +56,20 @@ kubeconfig_option = click.option(
 
 @main.command()
 @click.argument("job", required=False)
-@click.option("-w", "--watch", is_flag=True, help="Show the job until it has ended.")
+@click.option("-w", "--watch", is_flag=True, help="Show the job until it has ended, or all jobs until Ctrl-C.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @namespace_option
 @kubeconfig_option
-def status(job: str | None, watch: bool, namespace: str, kubeconfig: str | None) -> None:
+def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, kubeconfig: str | None) -> None:
     """Show the state of JOB. Without JOB, list all jobs of the namespace."""
+    if job is not None and all_namespaces:
+        raise UserError("--all-namespaces lists jobs: leave JOB out, or name its namespace with -n.")
     reader = JobReader(kubeconfig)
     console = Console()
-    if job is None:
-        console.print(_jobs_table(reader, namespace))
+    if job is None and watch:
+        watch_jobs(reader, None if all_namespaces else namespace, console)
+    elif job is None:
+        console.print(jobs_table(reader.jobs(None if all_namespaces else namespace), now()))
     elif watch:
         sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else 1)
     else:
@@ -87,36 +94,64 @@ def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> 
             time.sleep(REFRESH_SECONDS)
 
 
-def _jobs_table(reader: JobReader, namespace: str) -> Table:
-    return jobs_table([reader.read(namespace, name) for name in reader.names(namespace)], now())
+def watch_jobs(reader: JobReader, namespace: str | None, console: Console) -> None:
+    """Show the table of jobs until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(jobs_table(reader.jobs(namespace), now()), refresh=True)
+            time.sleep(REFRESH_SECONDS)
 
 
 def jobs_table(jobs: Sequence[JobSnapshot], at: datetime) -> Table:
     """One row for each job. On a narrow terminal, only the figures wrap."""
     table = Table(box=None)
-    for column in ("Job", "Phase"):
+    several = len({job.namespace for job in jobs}) > 1
+    for column in (*(("Namespace",) if several else ()), "Job", "Phase"):
         table.add_column(column, no_wrap=True, overflow="fold")
-    for column in ("Step", "Loss", "World", "Preempted", "Redone", "Goodput", "Cost", "Age"):
+    for column in ("Step", "Loss", "Tokens/s", "World", "Preempted", "Redone", "Goodput", "Cost", "Age"):
         table.add_column(column, overflow="fold")
     for job in jobs:
-        table.add_row(*_job_row(job), duration(at - job.created_at))
+        table.add_row(*((job.namespace,) if several else ()), *_job_row(job), duration(at - job.created_at))
     return table
 
 
 def _job_row(job: JobSnapshot) -> tuple[str, ...]:
     status = job.status
-    loss = status.progress.loss
+    loss, speed = status.progress.loss, status.progress.tokens_per_second
     return (
         job.name,
         job.phase,
         status.progress.display,
         f"{loss:.4f}" if loss is not None else "",
+        f"{speed:,.0f}" if speed else "",
         str(status.generation.world_size) if status.generation else "",
         str(status.preemptions),
         str(status.steps_redone),
         status.goodput_display or "",
         status.cost.display if status.cost else "",
     )
+
+
+@main.command()
+@click.argument("job")
+@click.option("--node-rank", default=0, show_default=True, help="Follow the pod with this node rank.")
+@click.option("--all", "everyone", is_flag=True, help="Follow all pods. Each line starts with its pod's name.")
+@namespace_option
+@kubeconfig_option
+def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: str | None) -> None:
+    """Follow the log of JOB to its end, from one generation to the next.
+
+    Shows node rank 0, whichever pod that is. Exits with 0 if the job succeeds. The logs of the last generation can be
+    read until the job is deleted.
+    """
+    follower = Follower(
+        JobLogs(reader=JobReader(kubeconfig), namespace=namespace, job=job),
+        wanted=lambda member: everyone or member.node_rank == node_rank,
+        prefix=everyone,
+        write=click.echo,
+        remark=lambda sentence: click.secho(f"spottrain: {sentence}", fg="cyan", err=True),
+    )
+    sys.exit(0 if follower.run() is Phase.SUCCEEDED else 1)
 
 
 @main.command()

@@ -23,6 +23,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "status": trainingjob.status,
     "columns": trainingjob.printer_columns,
     "metrics": job_metrics.metrics,
+    "watchermetrics": job_metrics.watcher_metrics,
     "environment": environment.environment,
     "names": names.names,
     "taints": names.taints,

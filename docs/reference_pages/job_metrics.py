@@ -1,20 +1,28 @@
-"""Every metric, from the registry that /metrics shows."""
+"""Every metric, from the registries that the operator's and the watcher's /metrics show."""
 
 from __future__ import annotations
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric
 
-from spottrain_operator.metrics import JOB, Metrics
+from spottrain_operator.metrics import Metrics
+from spottrain_operator.status_metrics import JOB
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 from .markdown import code, entry
 
 PREFIX = "spottrain_"
+# Labels of families that were collected without samples.
+_LABELS = {
+    "spottrain_reconcile_errors": ("kind",),
+    "spottrain_watcher_notices": ("source", "kind"),
+    "spottrain_watcher_polls": ("result",),
+}
 
 
-def families() -> list[Metric]:
+def families(registry: CollectorRegistry) -> list[Metric]:
     """The metrics of the project itself, in the order of their names."""
-    collected = Metrics(num_agents=lambda: 0).registry.collect()
-    return sorted((each for each in collected if each.name.startswith(PREFIX)), key=lambda each: each.name)
+    ours = (each for each in registry.collect() if each.name.startswith(PREFIX))
+    return sorted(ours, key=lambda each: each.name)
 
 
 def exposed_name(family: Metric) -> str:
@@ -23,7 +31,16 @@ def exposed_name(family: Metric) -> str:
 
 
 def metrics() -> str:
-    """An entry for each."""
+    """An entry for each of the operator's."""
+    return _entries(Metrics(num_agents=lambda: 0).registry)
+
+
+def watcher_metrics() -> str:
+    """An entry for each of the watcher's."""
+    return _entries(WatcherMetrics(()).registry)
+
+
+def _entries(registry: CollectorRegistry) -> str:
     return "\n".join(
         entry(
             exposed_name(family),
@@ -31,7 +48,7 @@ def metrics() -> str:
             family.type,
             "labels " + ", ".join(map(code, labels(family))) if labels(family) else "",
         )
-        for family in families()
+        for family in families(registry)
     )
 
 
@@ -40,4 +57,4 @@ def labels(family: Metric) -> tuple[str, ...]:
     declared = tuple(getattr(family, "_labelnames", ()))
     if not declared and family.name.startswith(f"{PREFIX}job_"):
         return JOB
-    return declared or (("kind",) if family.name == "spottrain_reconcile_errors" else ())
+    return declared or _LABELS.get(family.name, ())

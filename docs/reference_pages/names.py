@@ -29,6 +29,18 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "annotation of pods",
         "`disabled`, unless podTemplate has the key: Linkerd stays out of the pods.",
     ),
+    (
+        contract.ANNOTATION_DO_NOT_DISRUPT,
+        "annotation of pods",
+        "`true` on a member's pod: Karpenter doesn't consolidate its node. The operator removes it on a notice. "
+        "`podTemplate.annotations` takes precedence.",
+    ),
+    (
+        contract.ANNOTATION_SAFE_TO_EVICT,
+        "annotation of pods",
+        "`false` on a member's pod: the cluster autoscaler doesn't scale its node down. The operator removes it on a "
+        "notice. `podTemplate.annotations` takes precedence.",
+    ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
         contract.LABEL_SHUTDOWN_GRACE,

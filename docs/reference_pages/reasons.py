@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from spottrain_api.contract import FATAL_REASONS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, Reason
@@ -11,21 +11,21 @@ from .markdown import entry
 
 
 def phases() -> str:
-    return _entries(PHASES)
+    return _entries(PHASES.items())
 
 
 def causes() -> str:
-    return _entries({cause.value: each for cause, each in CAUSES.items()})
+    return _entries(CAUSES.items())
 
 
 def events() -> str:
-    return _entries(EVENTS)
+    return _entries(EVENTS.items())
 
 
 def failures() -> str:
     """With whether the operator tries again."""
     return "\n".join(
-        entry(reason.value, _text(each), "not retried" if reason in FATAL_REASONS else "retried")
+        entry(reason, _text(each), "not retried" if reason in FATAL_REASONS else "retried")
         for reason, each in FAILURES.items()
     )
 
@@ -40,11 +40,11 @@ def _conditions() -> Iterator[str]:
         yield f"### {name}\n"
         yield f"True: {each.when_true}\n"
         yield f"False: {each.when_false}\n"
-        yield _entries(each.reasons)
+        yield _entries(each.reasons.items())
 
 
-def _entries(reasons: Mapping[str, Reason]) -> str:
-    return "\n".join(entry(name, _text(each)) for name, each in reasons.items())
+def _entries(reasons: Iterable[tuple[str, Reason]]) -> str:
+    return "\n".join(entry(name, _text(each)) for name, each in reasons)
 
 
 def _text(reason: Reason) -> str:

@@ -7,14 +7,16 @@ import logging
 import os
 import signal
 import socket
-import sys
 
 import click
 
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
+from spottrain_api import logs
+from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.placement import Site
+from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")
@@ -40,6 +42,8 @@ logger = logging.getLogger("spottrain_operator")
     type=click.Choice([network.value for network in Network]),
     help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
 )
+@click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@spot_labels_option
 def main(
     host: str,
     port: int,
@@ -48,11 +52,14 @@ def main(
     identity: str,
     log_level: str,
     allowed_networks: tuple[str, ...],
+    watcher_port: int,
+    spot_labels: dict[str, str],
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    try:
+        logs.configure("spottrain-operator", level=log_level)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     # kopf logs every event that it passes on; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(
@@ -60,7 +67,11 @@ def main(
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
-        allowed_networks=frozenset(Network(name) for name in allowed_networks),
+        site=Site(
+            spot_labels=spot_labels,
+            watcher_port=watcher_port,
+            allowed_networks=frozenset(Network(name) for name in allowed_networks),
+        ),
     )
     try:
         asyncio.run(_until_signalled(settings))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import kopf
 from aiohttp import web
 
-from spottrain_api.v1alpha1 import Network
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.controller import Controller, PassResult
@@ -40,7 +40,7 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
-    - allowed_networks: values of podTemplate.network that jobs may ask for.
+    - site: what the administrator says about the cluster's nodes.
     """
 
     control_url: str
@@ -48,7 +48,7 @@ class OperatorSettings:
     host: str = "0.0.0.0"
     port: int
     max_concurrent_passes: int = 8
-    allowed_networks: frozenset[Network] = frozenset()
+    site: Site = Site()
 
 
 class Operator:
@@ -119,7 +119,7 @@ class Operator:
             history=HistoryKeeper(self._cluster),
             control_url=self._settings.control_url,
             now=self._clock,
-            allowed_networks=self._settings.allowed_networks,
+            site=self._settings.site,
         )
 
         async def measured(key: JobKey) -> PassResult:

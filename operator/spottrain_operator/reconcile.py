@@ -8,6 +8,7 @@ same result.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -18,9 +19,13 @@ from spottrain_api.contract import (
     LABEL_JOB_UID,
     Assignment,
     AssignmentAction,
+    ConditionReason,
+    ConditionType,
+    EventReason,
     shutdown_grace_seconds,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Network, Phase, TrainingJobStatus
+from spottrain_api.logs import about
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
@@ -36,6 +41,7 @@ from spottrain_operator.cluster.observe import (
     refusal,
     with_newest_event,
 )
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -43,6 +49,7 @@ from spottrain_operator.controller import PassResult
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     Action,
+    AnnotatePod,
     CreatePod,
     Event,
     JobView,
@@ -52,8 +59,10 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
-from spottrain_operator.core.understanding import NOT_UNDERSTOOD, REASON, sentence
+from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 Planner = Callable[[Observed, datetime], Plan]
 
@@ -72,7 +81,7 @@ class Reconciler:
         history: HistoryKeeper,
         control_url: str,
         now: Callable[[], datetime],
-        allowed_networks: frozenset[Network] = frozenset(),
+        site: Site = DEFAULT_SITE,
     ) -> None:
         self._plan = plan
         self._cluster = cluster
@@ -83,12 +92,13 @@ class Reconciler:
         self._metrics = metrics
         self._history = history
         self._control_url = control_url
-        self._allowed_networks = allowed_networks
+        self._site = site
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
         self._known_pods: dict[JobKey, frozenset[str]] = {}
         self._refusals: dict[JobKey, Refusal] = {}
+        self._unprotected: set[JobKey] = set()
 
     async def reconcile(self, key: JobKey) -> PassResult:
         """Make one pass over the job.
@@ -111,8 +121,10 @@ class Reconciler:
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
         await self._apply(key, job, written, decided.actions)
-        for event in decided.events:
-            await self._events.record(job, event)
+        generation = decided.status.generation
+        with about(generation=generation.number if generation is not None else None):
+            for event in decided.events:
+                await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)
@@ -166,8 +178,11 @@ class Reconciler:
 
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
-        url, networks = self._control_url, self._allowed_networks
-        doing = [apply(self._cluster, view, action, control_url=url, allowed_networks=networks) for action in actions]
+        if key in self._unprotected:
+            actions = [action for action in actions if not isinstance(action, AnnotatePod)]
+        doing = [
+            apply(self._cluster, view, action, control_url=self._control_url, site=self._site) for action in actions
+        ]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
@@ -175,10 +190,25 @@ class Reconciler:
             self._note_refusal(key, template_hash(view.spec), refused[0] if refused else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
-            await self._events.record(job, Event(type="Warning", reason="PodNotCreated", message=message))
-        for _, failure in failed:
-            if failure not in refused:
+            await self._events.record(
+                job, Event(type="Warning", reason=EventReason.POD_NOT_CREATED.value, message=message)
+            )
+        for action, failure in failed:
+            if isinstance(action, AnnotatePod) and isinstance(failure, RefusedError):
+                self._leave_unprotected(key, failure)
+            elif failure not in refused:
                 raise failure
+
+    def _leave_unprotected(self, key: JobKey, error: RefusedError) -> None:
+        """Give up on the job's annotations, until this operator restarts: training doesn't depend on them."""
+        if key not in self._unprotected:
+            logger.warning(
+                "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the "
+                "verb patch on pods, as the chart's role does, and restart it.",
+                key,
+                error,
+            )
+        self._unprotected.add(key)
 
     def _note_refusal(self, key: JobKey, template: str, error: RefusedError | None) -> None:
         """Keep why the template's pods are refused (None: they aren't), in memory only: a new operator retries."""
@@ -197,14 +227,20 @@ class Reconciler:
             error.fields, "The operator leaves the job alone, and its pods continue," if begun else "The job waits"
         )
         condition = Condition(
-            type=NOT_UNDERSTOOD, status="True", reason=REASON, message=message, last_transition_time=self._now()
+            type=ConditionType.SPEC_NOT_UNDERSTOOD.value,
+            status="True",
+            reason=ConditionReason.NEWER_VERSION.value,
+            message=message,
+            last_transition_time=self._now(),
         )
         status = with_condition(found, condition)
         if not begun:
             status |= {"phase": Phase.PENDING.value, "message": message}
         if status != found:
             job = await self._cluster.replace_job_status(job | {"status": status})
-            await self._events.record(job, Event(type="Warning", reason=NOT_UNDERSTOOD, message=message))
+            await self._events.record(
+                job, Event(type="Warning", reason=EventReason.SPEC_NOT_UNDERSTOOD.value, message=message)
+            )
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:
@@ -219,6 +255,7 @@ class Reconciler:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._refusals.pop(key, None)
+        self._unprotected.discard(key)
         self._rivals.forget(key)
         self._metrics.forget(key)
         self._history.forget(key)

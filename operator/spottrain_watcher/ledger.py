@@ -30,7 +30,7 @@ class Ledger:
     def observe(self, source: str, notices: tuple[Notice, ...], now: datetime) -> Ledger:
         """The ledger after `source` has announced `notices`, and nothing else."""
         before = {notice.id: notice for notice in self.by_source.get(source, ())}
-        kept = tuple(_same(before.get(notice.id), notice) for notice in _distinct(notices))
+        kept = tuple(merged(before.get(notice.id), notice) for notice in _distinct(notices))
         after = replace(self, by_source={**self.by_source, source: kept})
         standing = {notice.id for notice in after.standing()}
         cancelled = {
@@ -53,12 +53,17 @@ class Ledger:
                     first[notice.id] = notice
         return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
 
-    def notice_list(self) -> NoticeList:
-        """For the agents: the notices in force, then those that were cancelled lately."""
+    def notice_list(self, trouble: str | None = None) -> NoticeList:
+        """For the agents: the notices in force, then those that were cancelled lately.
+
+        Args:
+            trouble: Why some sources can't be heard.
+        """
         gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
         notices = (*self.standing(), *gone)
-        digest = hashlib.sha256("\n".join(notice.to_json() for notice in notices).encode())
-        return NoticeList(revision=digest.hexdigest()[:16], notices=notices)
+        content = [*(notice.to_json() for notice in notices), *([trouble] if trouble else ())]
+        digest = hashlib.sha256("\n".join(content).encode())
+        return NoticeList(revision=digest.hexdigest()[:16], notices=notices, trouble=trouble)
 
     def for_node(self) -> Notice | None:
         """The most important notice for the whole node: a loss comes before a risk of one."""
@@ -69,11 +74,11 @@ class Ledger:
 def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     first: dict[str, Notice] = {}
     for notice in notices:
-        first[notice.id] = _same(first.get(notice.id), notice)
+        first[notice.id] = merged(first.get(notice.id), notice)
     return tuple(first.values())
 
 
-def _same(earlier: Notice | None, notice: Notice) -> Notice:
+def merged(earlier: Notice | None, notice: Notice) -> Notice:
     """Merge two signals of one event: the time at which it was first seen, and the earlier deadline."""
     if earlier is None:
         return notice

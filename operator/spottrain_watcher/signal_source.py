@@ -20,4 +20,9 @@ class SignalSource(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
+        ...
+
     def watch(self) -> AsyncIterator[tuple[Notice, ...]]: ...

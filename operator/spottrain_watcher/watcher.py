@@ -11,10 +11,16 @@ from typing import Protocol
 from aiohttp import web
 
 from spottrain_api.contract import LONG_POLL_SECONDS, PATH_NOTICE, Notice, NoticeList
+from spottrain_api.wording import one_line
 from spottrain_watcher.ledger import Ledger
+from spottrain_watcher.metrics import Metrics, hears_cloud
+from spottrain_watcher.provider import ENV_PROVIDER
 from spottrain_watcher.signal_source import SignalSource
 
 logger = logging.getLogger(__name__)
+
+# How often the sources are asked whether they hear anything.
+TROUBLE_SECONDS = 1.0
 
 
 class Marker(Protocol):
@@ -29,41 +35,83 @@ class Watcher:
     def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
         self._sources = sources
         self._marker = marker
+        self._metrics = Metrics(sources)
         self._ledger = Ledger()
+        self._trouble = self._present_trouble()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""
+        if not hears_cloud(self._sources):
+            logger.warning(
+                "Only the signals of Kubernetes are heard: the node belongs to no cloud that the watcher knows. "
+                "If it does, name the cloud in %s (the chart's value watcher.env).",
+                ENV_PROVIDER,
+            )
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_trouble())
             for source in self._sources:
                 tasks.create_task(self._follow(source))
 
     def application(self) -> web.Application:
-        """The notice API: GET /v1/notice?after=<revision> and /healthz."""
+        """The notice API: GET /v1/notice?after=<revision>; also /healthz, /readyz and /metrics."""
         application = web.Application()
         application.router.add_get(PATH_NOTICE, self._serve_notices)
         application.router.add_get("/healthz", _serve_health)
+        application.router.add_get("/readyz", self._serve_readiness)
+        application.router.add_get("/metrics", self._serve_metrics)
         return application
+
+    def _present_trouble(self) -> str | None:
+        """Why some sources can't be heard, in a line; None while all answer."""
+        troubles = [one_line(source.trouble) for source in self._sources if source.trouble]
+        return " ".join(troubles) or None
+
+    async def _follow_trouble(self) -> None:
+        while True:
+            trouble = self._present_trouble()
+            if trouble != self._trouble:
+                if trouble:
+                    logger.warning("notices may not be heard: %s", trouble)
+                else:
+                    logger.info("all sources answer")
+                async with self._changed:
+                    self._trouble = trouble
+                    self._changed.notify_all()
+            await asyncio.sleep(TROUBLE_SECONDS)
 
     async def _follow(self, source: SignalSource) -> None:
         async for notices in source.watch():
             async with self._changed:
                 self._ledger = self._ledger.observe(source.name, notices, datetime.now(UTC))
                 self._changed.notify_all()
+            self._metrics.announced(source, notices)
             logger.info("%s announces: %s", source.name, [notice.to_json() for notice in notices])
             # Until all sources have reported, a mark that an earlier watcher left may be right.
             if len(self._ledger.by_source) == len(self._sources) or self._ledger.for_node() is not None:
                 self._marker.show(self._ledger.for_node())
 
+    def _notice_list(self) -> NoticeList:
+        return self._ledger.notice_list(self._trouble)
+
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")
         try:
             async with asyncio.timeout(LONG_POLL_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: self._ledger.notice_list().revision != after)
+                await self._changed.wait_for(lambda: self._notice_list().revision != after)
         except TimeoutError:
+            self._metrics.answered(changed=False)
             return web.Response(status=204)
-        notices: NoticeList = self._ledger.notice_list()
-        return web.Response(text=notices.to_json(), content_type="application/json")
+        self._metrics.answered(changed=True)
+        return web.Response(text=self._notice_list().to_json(), content_type="application/json")
+
+    async def _serve_readiness(self, _: web.Request) -> web.Response:
+        trouble = self._present_trouble()
+        return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        body, content_type = self._metrics.exposition()
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 async def _serve_health(_: web.Request) -> web.Response:

@@ -184,6 +184,23 @@ async def test_only_the_very_pod_is_deleted_and_twice_is_no_error(setup: Setup, 
     assert await pods_of(setup, job) == {}
 
 
+async def test_only_the_very_pod_is_annotated(setup: Setup, job: Manifest) -> None:
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    [pod] = (await pods_of(setup, job)).values()
+
+    async def annotate(uid: str, **annotations: str | None) -> dict[str, str]:
+        await setup.cluster.annotate_pod(setup.namespace, "gpt-1", uid=uid, annotations=annotations)
+        [found] = (await pods_of(setup, job)).values()
+        return dict(found["metadata"].get("annotations", {}))
+
+    uid = pod["metadata"]["uid"]
+    assert await annotate("another-uid", a="1") == {}
+    assert await annotate(uid, a="1", b="2") == {"a": "1", "b": "2"}
+    assert await annotate(uid, a=None, c="3", d=None) == {"b": "2", "c": "3"}
+    await setup.cluster.annotate_pod(setup.namespace, "gpt-2", uid=uid, annotations={"a": "1"})
+    assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
+
+
 async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None:
     key = JobKey(namespace=setup.namespace, name="gpt")
     await setup.cluster.delete_job(key, uid="another-uid")

@@ -5,9 +5,12 @@ All of them run side by side on one cluster, beside a healthy job.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -215,10 +218,15 @@ class Jobs:
     def pods(self, name: str) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")]
 
+    def holds_nodes(self, name: str) -> bool:
+        """Whether a pod of the job has not ended."""
+        pods = self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")
+        return any(pod["status"]["phase"] not in ("Failed", "Succeeded") for pod in pods)
+
     def failed(self, name: str, seconds: float = 120.0) -> TrainingJobStatus:
-        """The status of the job, which must fail and let its pods go."""
+        """The status of the job, which must fail and let its nodes go."""
         wait_for(lambda: self.status(name).phase is Phase.FAILED, f"{name} fails: {self.status(name)}", seconds)
-        wait_for(lambda: not self.pods(name), f"the pods of {name} go")
+        wait_for(lambda: not self.holds_nodes(name), f"the pods of {name} end")
         return self.status(name)
 
 
@@ -320,4 +328,25 @@ def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
     created = {wrong.name: jobs.status(wrong.name).last_sequence for wrong in WRONG}
     time.sleep(2)
     assert {name: jobs.status(name).last_sequence for name in created} == created
-    assert [pod["metadata"]["name"] for pod in jobs.kubectl.list("pod")] == ["healthy-1"]
+    assert [wrong.name for wrong in WRONG if jobs.holds_nodes(wrong.name)] == []
+
+
+def test_the_logs_of_a_failed_job_stay_until_it_is_deleted(jobs: Jobs) -> None:
+    jobs.failed("raises")
+    [pod] = jobs.kubectl.list("pod", labels="spottrain.dev/job=raises")
+    assert pod["status"]["phase"] == "Failed"
+    error = "ValueError: the learning rate must be below 3, not 17"
+    assert error in jobs.kubectl("logs", "raises-1")
+    command = [
+        str(Path(sys.executable).with_name("spottrain")),
+        "logs",
+        "raises",
+        f"--kubeconfig={jobs.kubectl.kubeconfig}",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 1, shown.stderr
+    assert error in shown.stdout
+    assert "spottrain: Generation 1: node rank 0 on raises-1." in shown.stderr
+    assert "spottrain: Failed: " in shown.stderr
+    jobs.kubectl("delete", "tj", "raises")
+    wait_for(lambda: not jobs.pods("raises"), "its pod goes")

@@ -199,6 +199,15 @@ async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator)
     assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
 
 
+async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
+    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
+    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 1
+
+
 async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperator) -> None:
     package = pods.folder / "trainer_package"
     package.mkdir()

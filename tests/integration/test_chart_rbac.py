@@ -19,7 +19,8 @@ pytestmark = pytest.mark.cluster
 
 CHART = Path(__file__).parents[2] / "charts" / "spottrain"
 CRDS = Path(__file__).parents[2] / "crds"
-CLOUDS: dict[str, dict[str, Any]] = {
+PRESETS = {path.name: yaml.safe_load(path.read_text()) for path in CHART.glob("values.*.yaml")}
+CLOUDS: dict[str, dict[str, Any]] = PRESETS | {
     "defaults": {},
     "eks": {
         "nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
@@ -108,6 +109,7 @@ def test_the_operator_is_restricted_and_the_watcher_is_but_for_the_host_network(
         "delete trainingjobs.spottrain.dev -n default",
         "create pods -n default",
         "delete pods -n default",
+        "patch pods -n default",
         "watch pods -A",
         "get nodes",
         "create events -n default",
@@ -160,6 +162,6 @@ def test_the_operator_leaves_nodes_alone(release: Release, question: str) -> Non
     assert not release.can("operator", question)
 
 
-@pytest.mark.parametrize("question", ["create pods -n default", "delete pods -n default", "create events -n default"])
+@pytest.mark.parametrize("question", ["create pods -n default", "patch pods -n default", "create events -n default"])
 def test_the_watcher_decides_nothing(release: Release, question: str) -> None:
     assert not release.can("watcher", question)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from spottrain_api.contract import CapacityType, CommitRef
-from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.v1alpha1 import GenerationStatus, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
+from spottrain_operator.core.timing import seconds_between
 
 
 def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[str]:
@@ -18,12 +19,30 @@ def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[
     before, new = observed.job.status.generation, decided.status.generation
     if _went_back(observed.job.status.commit, decided.status.commit):
         yield "the commit went back"
+    yield from _problems_of_time(observed.job.status, decided.status)
     if new is None:
         return
     if before is not None and new.number < before.number:
         yield "the generation's number went back"
     if before is None or new.number > before.number:
         yield from _problems_of_start(observed, decided, new, going)
+
+
+def parts_of(time: TimeStatus | None) -> dict[str, float]:
+    """The parts of a job's time, by name."""
+    return {} if time is None else {name: value for name, value in time if name != "until"}
+
+
+def _problems_of_time(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[str]:
+    old, new = parts_of(before.time), parts_of(after.time)
+    if any(new.get(name, 0.0) < seconds for name, seconds in old.items()):
+        yield f"a part of the time went down: {old} {new}"
+    if after.time is None or after.start_time is None:
+        return
+    if abs(sum(new.values()) - seconds_between(after.start_time, after.time.until)) > 1e-3:
+        yield f"the parts don't add up: {after.start_time} {after.time}"
+    if after.completion_time is not None and after.time.until != after.completion_time:
+        yield "some of a finished job's time is missing"
 
 
 def _went_back(old: CommitRef | None, new: CommitRef | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from spottrain_api.contract import (
@@ -23,6 +23,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 NOT_READY_AFTER = 40.0
 STEP_SECONDS = 0.5
 START_SECONDS = 3.0
+# Of each step.
+WAIT_SECONDS = 0.125
+STALL_SECONDS = 0.0625
 
 
 def at(seconds: float) -> datetime:
@@ -97,6 +100,7 @@ class Pod:
     assignment: Assignment | None = None
     next_poll: float = 0.0
     next_report: float = 0.0
+    protection: dict[str, str] = field(default_factory=dict)
 
     def view(self, time: float) -> PodView:
         up = self.agent_since is not None and time >= self.agent_since
@@ -118,6 +122,7 @@ class Pod:
             deletion_deadline=at(self.delete_at) if self.delete_at is not None else None,
             unschedulable_since=at(self.unschedulable_since) if self.unschedulable_since is not None else None,
             container_started=up,
+            protection=self.protection,
         )
 
 
@@ -133,6 +138,11 @@ class Training:
     last_step_at: datetime | None = None
     next_step: float = 0.0
     draining_until: float | None = None
+
+    @property
+    def num_later_steps(self) -> int:
+        """Steps after the first."""
+        return max(0, self.step - self.start_step - 1)
 
     def step_age(self, time: float) -> float:
         """Seconds since the last step, or since the ranks joined."""
@@ -152,6 +162,8 @@ class Training:
             start_step=self.start_step,
             total_steps=total_steps,
             step_seconds=STEP_SECONDS,
+            waited_seconds=WAIT_SECONDS * self.num_later_steps,
+            stalled_seconds=STALL_SECONDS * self.num_later_steps,
             first_step_at=self.first_step_at,
             last_step_at=self.last_step_at,
             drain_seen_at=ranks.drain_seen,

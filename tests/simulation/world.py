@@ -21,7 +21,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
-from spottrain_operator.core.model import CreatePod, DeletePod, JobView, Observed, ReportView
+from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
 
 TICK = 0.25
@@ -415,6 +415,11 @@ class World:
                 del self.pods[action.uid]
             elif pod.delete_at is None:
                 pod.delete_at = self.time + 1.0
+        elif isinstance(action, AnnotatePod):
+            pod = self.pods.get(action.uid)
+            if pod is not None:
+                merged = pod.protection | dict(action.annotations)
+                pod.protection = {name: value for name, value in merged.items() if value is not None}
         else:
             self.gone = True
 

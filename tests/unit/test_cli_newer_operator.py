@@ -40,7 +40,7 @@ Show = Callable[..., str]
 def show(tmp_path: Path) -> Iterator[Show]:
     """What a command says of the job gpt with this status, which an API server on loopback holds."""
     job: dict[str, Any] = {
-        "metadata": {"name": "gpt", "uid": "1", "creationTimestamp": AT},
+        "metadata": {"namespace": "default", "name": "gpt", "uid": "1", "creationTimestamp": AT},
         "spec": {"batch": {"global": 8}},
     }
 

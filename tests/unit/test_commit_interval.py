@@ -52,6 +52,16 @@ def test_an_interval_that_is_too_long_is_refused_as_text() -> None:
         TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": "100000000000steps"}})
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5m", 300.0), ("50steps", 100.0), ("auto", MIN_INTERVAL_SECONDS)], ids=str
+)
+def test_the_planned_seconds_between_commits(text: str, seconds: float) -> None:
+    assert CommitInterval.parse(text).planned_seconds(None, 2.0) == seconds
+    assert CommitInterval(steps=50).planned_seconds(None, None) is None
+    cost = CheckpointCost(stall_seconds=1.0, total_seconds=2.0)
+    assert CommitInterval().planned_seconds(cost, 2.0) == CommitInterval().optimal_seconds(cost)
+
+
 def test_when_a_commit_is_due() -> None:
     cost = CheckpointCost(stall_seconds=0.5, total_seconds=2.0)
     assert [step for step in range(1, 10) if CommitInterval(steps=3).due_at_step(step)] == [3, 6, 9]

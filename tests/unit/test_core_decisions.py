@@ -267,6 +267,35 @@ def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:
     assert [type(a) for a in replace(gone, now=gone.now + timedelta(seconds=61)).plan().actions] == [DeleteJob]
 
 
+LEFT_AT_THE_END: list[Any] = [
+    pytest.param(lambda s: s, [], id="members-are-about-to-leave"),
+    pytest.param(lambda s: s.pod(1, phase="Failed").pod(2, phase="Succeeded"), [], id="members-have-left"),
+    pytest.param(lambda s: s.generation(members=s.observed.job.status.generation.members[:3]), [4], id="no-member"),
+    pytest.param(
+        lambda s: s.generation(members=s.observed.job.status.generation.members[:3]).pod(4, phase="Failed"),
+        [],
+        id="failed-before-it-was-a-member",
+    ),
+    pytest.param(lambda s: s.pod(1, phase="Failed").node(1, ready=False).says(1, age=5), [1], id="its-node-is-gone"),
+    pytest.param(lambda s: s.spec(runPolicy={"cleanPodPolicy": "All"}), [1, 2, 3, 4], id="all"),
+]
+
+
+@pytest.mark.parametrize(("change", "deleted"), LEFT_AT_THE_END)
+def test_pods_of_a_finished_job_are_kept_for_their_logs(change: Change, deleted: list[int]) -> None:
+    scene = change(training_job()).status(phase=Phase.FAILED, completion_time=NOW)
+    actions = [action for action in scene.plan().actions if isinstance(action, DeletePod)]
+    assert [action.name for action in actions] == [f"job-{number}" for number in deleted]
+
+
+def test_a_finished_job_whose_pods_have_ended_is_looked_at_no_more() -> None:
+    scene = training_job().status(phase=Phase.SUCCEEDED, completion_time=NOW)
+    assert scene.plan().requeue_after is not None
+    for number in range(1, 5):
+        scene = scene.pod(number, phase="Succeeded")
+    assert scene.plan().requeue_after is None
+
+
 SAVES_FAIL = Condition(
     type="CheckpointsHealthy",
     status="False",

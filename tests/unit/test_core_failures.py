@@ -20,6 +20,7 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    AssignmentAction,
     CheckpointTimings,
     Failure,
     FailureReason,
@@ -27,9 +28,8 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Phase
-from spottrain_operator.core.model import (
-    DeletePod,
-)
+from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.model import DeletePod
 
 
 def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
@@ -89,10 +89,11 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
     "reason", [FailureReason.ENTRYPOINT_NOT_FOUND, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
 )
 def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None:
-    decided = failed(training_job(), reason, "change this").plan()
-    assert decided.status.phase is Phase.FAILED
-    assert decided.status.message == "change this"
-    assert len([a for a in decided.actions if isinstance(a, DeletePod)]) == 4
+    scene = failed(training_job(), reason, "change this").decided()
+    assert scene.observed.job.status.phase is Phase.FAILED
+    assert scene.observed.job.status.message == "change this"
+    assert assignment_for(scene.observed.job, "u1").action is AssignmentAction.EXIT
+    assert len([a for a in scene.later(16).plan().actions if isinstance(a, DeletePod)]) == 4
 
 
 def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:

@@ -57,7 +57,8 @@ def test_a_job_waits_for_the_one_that_comes_first_at_its_checkpoints(
         return
     assert {action.uid for action in decided.actions if isinstance(action, DeletePod)} == set(held.observed.reports)
     assert [(event.type, event.reason) for event in decided.events][-1:] == [("Warning", "CheckpointURIInUse")]
-    assert "team/older, which comes first: create this job again with another checkpoint.uri" in status.message
+    assert "team/older, which comes first. For a run of its own, create this job again" in status.message
+    assert status.message.endswith("this job then continues from its newest commit")
     again = held.decided().plan()
     assert (again.status, again.events) == (status, ())
     free = scene.job(status=status).later(6).plan()

@@ -23,7 +23,7 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import AgentPhase, Cause, FailureReason
+from spottrain_api.contract import AgentPhase, Cause, FailureReason, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
@@ -148,6 +148,11 @@ def has_restarted(seconds: float) -> bool:
 def runs_a_script_without_the_library(seconds: float) -> bool:
     scene = replace(starting_job(), now=at(3 + seconds)).all_say(phase=AgentPhase.RUNNING, progress=None)
     return scene.plan().status.phase is Phase.RUNNING
+
+
+def tells_that_nobody_watches(seconds: float) -> bool:
+    missing = NodeWatch(state=WatchState.MISSING, seconds=seconds)
+    return training_job().says(4, watch=missing).plan().status.condition("NoticesHeard") is not None
 
 
 def tells_that_no_step_is_made(seconds: float) -> bool:
@@ -307,6 +312,11 @@ def is_stray(seconds: float) -> bool:
     return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
 
 
+def is_deleted_after_the_end(seconds: float) -> bool:
+    finished = training_job().status(phase=Phase.FAILED, completion_time=ago(seconds))
+    return any(isinstance(action, DeletePod) for action in finished.plan().actions)
+
+
 def is_recorded(seconds: float) -> bool:
     return training_job().status(accounted_at=ago(seconds)).plan().status.accounted_at == NOW
 
@@ -344,6 +354,7 @@ BOUNDARIES = {
     "IN_FLIGHT": Boundary(has_left_the_generation, False),
     "RESTARTED": Boundary(has_restarted, False),
     "SAYS_NOTHING": Boundary(runs_a_script_without_the_library, False),
+    "UNWATCHED": Boundary(tells_that_nobody_watches, True),
     "NO_STEP": Boundary(tells_that_no_step_is_made, False),
     "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
     "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),
@@ -366,6 +377,7 @@ BOUNDARIES = {
     "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
     "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
     "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
+    "LEAVE": Boundary(is_deleted_after_the_end, False),
     "STRAY": Boundary(is_stray, False),
     "RECORD_INTERVAL": Boundary(is_recorded, True),
     "MAX_TRANSITIONS": Boundary(keeps_the_oldest_transition, False, 1),

@@ -44,3 +44,6 @@ def test_the_wait_for_data_is_in_the_progress_and_a_part_of_the_step(
     assert progress.data_wait_seconds is not None
     assert progress.step_seconds is not None
     assert 0.0 < progress.data_wait_seconds < progress.step_seconds
+    assert progress.waited_seconds > 0.0
+    assert progress.memory_bytes is not None
+    assert progress.memory_bytes > 2**20

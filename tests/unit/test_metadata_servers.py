@@ -249,6 +249,14 @@ async def test_azure_acknowledgement_starts_the_event(
     assert started["DocumentIncarnation"] > document["DocumentIncarnation"]
 
 
+async def test_azure_names_the_vm_as_events_do(start: START, http: aiohttp.ClientSession) -> None:
+    url = f"{await start('aks')}/metadata/instance/compute/name"
+    assert await get(http, f"{url}?api-version=2021-02-01&format=text", **AZURE) == (200, "node-a")
+    assert (await get(http, f"{url}?api-version=2021-02-01&format=text"))[0] == 400
+    assert (await get(http, f"{url}?api-version=2020-07-01&format=text", **AZURE))[0] == 400
+    assert (await get(http, f"{url}?api-version=2021-02-01", **AZURE))[0] == 400
+
+
 async def test_azure_refuses_a_body_that_is_none(start: START, http: aiohttp.ClientSession) -> None:
     base = await start("aks")
     for body in (b"not json", b"{}", b'{"StartRequests": [1]}'):

@@ -6,19 +6,35 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from docs.reference_pages.job_metrics import exposed_name
+from docs.reference_pages.job_metrics import labels as declared_labels
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from spottrain_api.contract import AgentReport, CheckpointTimings, CommitRef, Notice, NoticeKind, Progress
+from spottrain_api.contract import (
+    AgentReport,
+    CapacityType,
+    CheckpointTimings,
+    CommitRef,
+    Member,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    Progress,
+    WatchState,
+)
 from spottrain_api.v1alpha1 import (
+    Condition,
     CostStatus,
     Counts,
     GenerationState,
     GenerationStatus,
     Phase,
     ProgressStatus,
+    TimeStatus,
     TrainingJobSpec,
     TrainingJobStatus,
     Transition,
@@ -26,8 +42,9 @@ from spottrain_api.v1alpha1 import (
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
-DASHBOARD = Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards" / "spottrain.json"
+DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = JobKey(namespace="research", name="gpt")
 UNITS = ("_seconds", "_bytes", "_ratio", "_total")
@@ -41,12 +58,38 @@ GENERATION = GenerationStatus(
     rendezvous_id="gpt-2",
     rendezvous_endpoint="10.0.0.1:29400",
     world_size=4,
+    members=(
+        Member(
+            pod="gpt-7",
+            pod_uid="p",
+            address="10.0.0.1",
+            node="spot-0",
+            node_rank=0,
+            capacity_type=CapacityType.SPOT,
+        ),
+    ),
     started_at=NOW,
+    first_step_at=NOW,
 )
 STATUS = TrainingJobStatus(
     phase=Phase.RUNNING,
     generation=GENERATION,
-    progress=ProgressStatus(step=10, total_steps=100, loss=1.5, tokens_per_second=900.0, data_wait_ratio=0.2),
+    progress=ProgressStatus(
+        step=10,
+        total_steps=100,
+        loss=1.5,
+        tokens_per_second=900.0,
+        data_wait_ratio=0.2,
+        eta_seconds=90.0,
+        checkpoint_interval_seconds=30.0,
+        last_step_at=NOW,
+    ),
+    conditions=(
+        Condition(type="Ready", status="True", reason="Running", message="", last_transition_time=NOW),
+        Condition(type="Blocked", status="False", reason="Free", message="", last_transition_time=NOW),
+    ),
+    start_time=NOW,
+    time=TimeStatus(until=NOW, productive_seconds=8.0, restart_seconds=2.0),
     commit=COMMIT,
     members=Counts(on_demand=1, spot=3),
     preemptions=3,
@@ -57,12 +100,13 @@ STATUS = TrainingJobStatus(
 
 
 def view(status: TrainingJobStatus) -> JobView:
-    spec = {
+    spec: dict[str, Any] = {
         "image": "i",
         "entrypoint": {"script": "train.py"},
         "checkpoint": {"uri": "s3://b/c"},
         "batch": {"global": 8},
     }
+    spec["runPolicy"] = {"activeDeadlineSeconds": 3600}
     return JobView(
         namespace=KEY.namespace,
         name=KEY.name,
@@ -84,7 +128,16 @@ def report() -> ReportView:
         pod="gpt-0",
         pod_uid="p",
         rendezvous_port=1,
-        progress=Progress(generation=2, updated_at=NOW, commit=COMMIT, checkpoint=timings),
+        progress=Progress(
+            generation=2,
+            updated_at=NOW,
+            commit=COMMIT,
+            checkpoint=timings,
+            step_seconds=1.0,
+            waited_seconds=3.0,
+            stalled_seconds=1.0,
+            memory_bytes=2**30,
+        ),
         notices=(notice,),
         sent_at=NOW,
     )
@@ -125,12 +178,82 @@ def test_the_forecast_of_a_checkpoint_is_compared_with_what_it_took(metrics: Met
     assert family.samples[0].value == pytest.approx(1.5)
 
 
+def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
+    def counted(after: TrainingJobStatus) -> float:
+        views = {
+            uid: ReportView(
+                report=report().report.model_copy(update={"pod_uid": uid, "watch": watch}), received_at=NOW
+            )
+            for uid, watch in watches.items()
+        }
+        metrics.passed(KEY, view(STATUS), after, views)
+        (family,) = [each for each in families(metrics) if each.name == "spottrain_job_unwatched_members"]
+        return float(family.samples[0].value)
+
+    watches = {
+        "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
+        "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
+        "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
+        "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
+        "on-demand": None,
+        "old": None,
+    }
+    members = tuple(
+        Member(
+            pod=uid,
+            pod_uid=uid,
+            address="10.0.0.1",
+            node=f"node-{uid}",
+            node_rank=rank,
+            capacity_type=CapacityType.ON_DEMAND if uid == "on-demand" else CapacityType.SPOT,
+        )
+        for rank, uid in enumerate(watches)
+    )
+    running = GENERATION.model_copy(update={"members": members})
+    assert counted(STATUS.model_copy(update={"generation": running})) == 2.0
+    ended = running.model_copy(update={"state": GenerationState.ENDED})
+    assert counted(STATUS.model_copy(update={"generation": ended})) == 0.0
+
+
 def test_money_has_its_currency(metrics: Metrics) -> None:
     costs = [family for family in families(metrics) if "cost" in family.name]
     assert {sample.name: sample.labels["currency"] for family in costs for sample in family.samples} == {
         "spottrain_job_cost_total": "EUR",
-        "spottrain_job_cost_on_demand_only": "EUR",
+        "spottrain_job_cost_on_demand_only_total": "EUR",
     }
+
+
+def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
+    """The values of a job's metric, by one of its labels."""
+    return {s.labels[label]: s.value for f in families(metrics) for s in f.samples if s.name == name}
+
+
+def test_the_parts_of_the_time_are_one_counter_by_cause(metrics: Metrics) -> None:
+    parts = samples(metrics, "spottrain_job_time_seconds_total", "cause")
+    assert len(parts) == 9
+    assert {cause: seconds for cause, seconds in parts.items() if seconds} == {"productive": 8.0, "restart": 2.0}
+
+
+def test_a_condition_is_1_while_it_is_true(metrics: Metrics) -> None:
+    assert samples(metrics, "spottrain_job_condition", "condition") == {"Ready": 1.0, "Blocked": 0.0}
+
+
+def test_a_member_has_values_of_its_own_while_its_generation_runs(metrics: Metrics) -> None:
+    def of_members() -> dict[str, float]:
+        return {s.name: s.value for f in families(metrics) for s in f.samples if s.labels.get("node_rank") == "0"}
+
+    found = of_members()
+    assert found["spottrain_job_member_memory_bytes"] == 2**30
+    assert found["spottrain_job_member_data_wait_seconds_total"] == 3.0
+    assert samples(metrics, "spottrain_job_member_info", "pod_name") == {"gpt-7": 1.0}
+    ended = GENERATION.model_copy(update={"state": GenerationState.ENDED})
+    metrics.passed(KEY, view(STATUS), STATUS.model_copy(update={"generation": ended}), {"p": report()})
+    assert of_members() == {}
+
+
+def test_the_deadline_is_a_time(metrics: Metrics) -> None:
+    found = samples(metrics, "spottrain_job_deadline_timestamp_seconds", "job_name")
+    assert found == {KEY.name: (NOW + timedelta(hours=1)).timestamp()}
 
 
 def test_no_label_is_one_that_prometheus_gives_to_the_target(metrics: Metrics) -> None:
@@ -143,35 +266,78 @@ def test_a_job_has_few_series_and_takes_them_along(metrics: Metrics) -> None:
     def of_job() -> list[str]:
         return [s.name for f in families(metrics) for s in f.samples if s.labels.get("job_name") == KEY.name]
 
-    assert len(of_job()) < 110
+    assert len(of_job()) < 150
     assert not any(name.endswith("_created") for name in of_job())
     metrics.forget(KEY)
     assert of_job() == []
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_exist(metrics: Metrics) -> None:
-    labels: dict[str, set[str]] = {}
+def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
+    """Prometheus' rate() leaves out the first value of a series."""
+    metrics = Metrics(num_agents=lambda: 0)
+    metrics.passed(KEY, view(STATUS), STATUS, {})
+    assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
+
+
+@pytest.fixture
+def labels(metrics: Metrics) -> dict[str, set[str]]:
+    """The labels of each series of the operator and of the watcher, by its name."""
+    found: dict[str, set[str]] = {}
     for family in families(metrics):
         for sample in family.samples:
-            labels.setdefault(sample.name, set()).update(sample.labels)
-    dashboard = json.loads(DASHBOARD.read_text())
-    variables = [each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
-    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
-    asked: set[str] = set()
-    for text in [*variables, *(f"{target['expr']} {target['legendFormat']}" for target in targets)]:
-        names = re.findall(r"\bspottrain_\w+", text)
+            found.setdefault(sample.name, set()).update(sample.labels)
+    for each in WatcherMetrics(()).registry.collect():
+        found.setdefault(exposed_name(each), set()).update(declared_labels(each))
+    return found
+
+
+def panels_of(dashboard: Path) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(dashboard.read_text())["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_asks_for_metrics_and_labels_that_exist(dashboard: Path, labels: dict[str, set[str]]) -> None:
+    variables = json.loads(dashboard.read_text())["templating"]["list"]
+    queries = [each["query"]["query"] for each in variables if each["type"] == "query"]
+    targets = [target for panel in panels_of(dashboard) for target in panel["targets"]]
+    for text in [*queries, *(f"{target['expr']} {target['legendFormat']}" for target in targets)]:
+        names = re.findall(r"\b(?:spottrain|process)_\w+", text)
         assert names, text
-        asked.update(names)
-        for name in names:
-            assert name in labels, f"{name}: no such metric"
-        used = re.findall(r"(\w+)=~", text) + re.findall(r"{{(\w+)}}", text)
-        for label in used:
-            assert any(label in labels[name] for name in names), f"{text}: no such label: {label}"
-    money = [target for target in targets if target["expr"].startswith("spottrain_job_cost_total")]
-    assert money
-    assert all("{{currency}}" in target["legendFormat"] for target in money)
-    # Every metric about jobs is to be seen.
-    stems = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
-    shown_otherwise = {"spottrain_job_generation", "spottrain_job_productive_seconds"}
-    ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in labels if name.startswith("spottrain_")}
-    assert ours - stems - shown_otherwise == set()
+        assert [name for name in names if name not in labels] == [], text
+        used = re.findall(r"(\w+)[=!]~?\"", text) + re.findall(r"{{(\w+)}}", text)
+        known = {label for name in names for label in labels[name]} | {"instance"}
+        assert [label for label in used if label not in known] == [], text
+
+
+def test_every_metric_about_jobs_is_to_be_seen(labels: dict[str, set[str]]) -> None:
+    asked = {name for path in DASHBOARDS for name in re.findall(r"\bspottrain_\w+", path.read_text())}
+    # For alerts alone.
+    asked |= {f"spottrain_job_{which}_timestamp_seconds" for which in ("deadline", "first_step", "last_step")}
+    ours = {name for name in labels if name.startswith("spottrain_")}
+    assert {stem(name) for name in ours} - {stem(name) for name in asked} == set()
+
+
+def stem(name: str) -> str:
+    """A metric's name without what a histogram adds."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: Path) -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels_of(dashboard):
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        place = panel["gridPos"]
+        own = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert not own & cells, panel["title"]
+        assert max(x for x, _ in own) < 24, panel["title"]
+        cells |= own
+
+
+def test_money_is_shown_with_its_currency() -> None:
+    """A sum over currencies would mean nothing."""
+    targets = [t for path in DASHBOARDS for panel in panels_of(path) for t in panel["targets"]]
+    sums = [t["expr"] for t in targets if re.match(r"sum.*spottrain_job_cost_total", t["expr"])]
+    assert sums
+    assert all(expr.startswith("sum by (currency)") for expr in sums)

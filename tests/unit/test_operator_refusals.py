@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from operator_world import CrashingCluster, World, job
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+from spottrain_operator.cluster.placement import Site
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')
@@ -23,12 +25,22 @@ class RefusingCluster(CrashingCluster):
 
     error: ClusterError | None = None
     num_refused = 0
+    may_annotate = True
+    num_annotations = 0
 
     async def create_pod(self, pod: Manifest) -> None:
         if self.error is not None:
             self.num_refused += 1
             raise self.error
         await super().create_pod(pod)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        self.num_annotations += 1
+        if not self.may_annotate:
+            raise ForbiddenError('User "operator" cannot patch resource "pods"')
+        await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
 
 
 def condition(world: World, kind: str) -> dict[str, Any]:
@@ -121,6 +133,29 @@ async def test_an_edit_that_is_refused_takes_no_pod_away(error: ClusterError) ->
     assert {pod["spec"]["containers"][0]["image"] for pod in cluster.pods.values()} >= {"local/other"}
 
 
+async def test_members_pods_are_annotated_once() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster)
+    for _ in range(3):
+        await world.turn()
+    assert cluster.num_annotations == 3
+    found = [pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] for pod in cluster.pods.values()]
+    assert found == ["true"] * 3
+
+
+async def test_an_operator_without_the_right_to_annotate_says_so_once_and_trains_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = RefusingCluster()
+    cluster.may_annotate = False
+    world = await training(cluster)
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+    assert cluster.num_annotations == 3, "the members' pods, in the first pass alone"
+    [said] = [record.getMessage() for record in caplog.records if "can't be annotated" in record.getMessage()]
+    assert "Give the operator the verb patch on pods, as" in said
+
+
 EFA: dict[str, Any] = {"podTemplate": {"network": "efa"}, "resources": {"limits": {"vpc.amazonaws.com/efa": "4"}}}
 
 
@@ -138,7 +173,7 @@ async def test_a_job_waits_for_a_network_that_its_administrator_does_not_allow()
     assert healthy["message"].startswith(sentence)
     assert "jobs.allowedNetworks" in healthy["message"]
     assert sentence in world.status["message"]
-    world.allowed_networks = frozenset({Network.EFA})
+    world.site = Site(allowed_networks=frozenset({Network.EFA}))
     world.start_operator()
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"

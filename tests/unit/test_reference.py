@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,31 @@ from docs.reference_pages.trainingjob import anchor
 
 import spottrain
 from spottrain_api import contract
-from spottrain_api.contract import Cause, FailureReason
+from spottrain_api.contract import (
+    Cause,
+    ConditionReason,
+    ConditionType,
+    EndReason,
+    EventReason,
+    FailureReason,
+    WaitingReason,
+)
 from spottrain_api.contract.nodes import TAINTS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.v1alpha1 import Phase
 from spottrain_cli.main import main
 from spottrain_local.spec import NodePool, TaintSpec
-from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = CHECKOUT / "docs" / "reference"
 PACKAGES = [CHECKOUT / each for each in ("api", "operator", "cli", "trainer-image", "local-cluster")]
 OPERATOR = CHECKOUT / "operator" / "spottrain_operator"
 ENUMS = {each.value for kind in (Cause, FailureReason, Phase) for each in kind}
+NAMES: dict[str, type[StrEnum]] = {
+    kind.__name__: kind for kind in (Cause, ConditionReason, ConditionType, EndReason, EventReason)
+}
 # Of other programs, and set by the project for them alone.
 NOT_OURS = {"PATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "DS_ACCELERATOR"}
 
@@ -86,6 +98,10 @@ def test_every_metric() -> None:
     assert len(names) > 20
     page = GENERATORS["metrics"]()
     assert [name for name in names if f"`{name}`" not in page] == []
+    body, _ = WatcherMetrics(()).exposition()
+    names = set(re.findall(r"^# TYPE (spottrain_\w+)", body.decode(), re.MULTILINE))
+    assert len(names) == 4
+    assert [name for name in names if f"`{name}`" not in GENERATORS["watchermetrics"]()] == []
 
 
 def test_every_environment_variable_that_the_sources_name() -> None:
@@ -126,11 +142,14 @@ def test_every_member_of_the_enumerations_has_a_meaning() -> None:
     assert set(PHASES) == {each.value for each in Phase}
     assert set(CAUSES) == {each.value for each in Cause}
     assert set(FAILURES) == set(FailureReason)
-    assert set(WAITING) == CANNOT_START
+    assert set(WAITING) == set(WaitingReason)
+    assert set(CONDITIONS) == set(ConditionType)
+    assert set(EventReason) | set(EndReason) <= set(EVENTS)
+    assert set(ConditionReason) <= {reason for each in CONDITIONS.values() for reason in each.reasons}
 
 
 def test_every_event_of_the_operator_has_a_meaning() -> None:
-    told = {reason for tree in trees(OPERATOR) for reason in events(tree)} | CANNOT_START
+    told = {reason for tree in trees(OPERATOR) for reason in events(tree)} | set(WaitingReason)
     assert {"PodsCreated", "NoProgress", "CheckpointURIInUse", "PodNotCreated"} <= told
     assert told - set(EVENTS) - ENUMS == set()
     assert set(EVENTS) - told - ENUMS == set()
@@ -140,13 +159,18 @@ def test_every_condition_of_the_operator_has_a_meaning() -> None:
     written = {pair for tree in trees(OPERATOR) for pair in conditions(tree)}
     assert {("SpotAvailable", "FellBack"), ("Blocked", "Free"), ("PodsHealthy", "PodsRefused")} <= written
     assert {kind for kind, _ in written} | {"Failed", "Succeeded"} == set(CONDITIONS)
-    assert [(kind, reason) for kind, reason in written if reason and reason not in CONDITIONS[kind].reasons] == []
+    assert [
+        (kind, reason) for kind, reason in written if reason and reason not in CONDITIONS[ConditionType(kind)].reasons
+    ] == []
 
 
 def test_every_end_of_a_job_has_a_meaning() -> None:
     ends = {reason for tree in trees(OPERATOR) for reason in called_with(tree, "finish", 3)}
     assert {"NoProgress", "CannotStart", "Succeeded"} <= ends
-    assert ends - set(CONDITIONS["Failed"].reasons) - set(CONDITIONS["Succeeded"].reasons) == set()
+    assert (
+        ends - set(CONDITIONS[ConditionType.FAILED].reasons) - set(CONDITIONS[ConditionType.SUCCEEDED].reasons)
+        == set()
+    )
 
 
 def events(tree: ast.Module) -> Iterator[str]:
@@ -183,31 +207,25 @@ def function_name(call: ast.Call) -> str:
 
 
 def texts(tree: ast.Module, *values: ast.expr) -> list[str]:
-    """What an expression may be: a literal, a constant of the module, or the first of what a function returns. A
-    variable may be that of any function that returns a reason and a message."""
+    """What an expression may be: a member of an enumeration, or the first of what a function returns. A variable may
+    be that of any function that returns a reason and a message."""
     found: list[str] = []
     for value in values:
         match value:
-            case ast.Constant(value=str(text)):
-                found.append(text)
-            case ast.Name(id=name):
-                constant = [text for node in tree.body for text in assigned(node, name)]
-                found += constant or [text for each in functions_of_pairs(tree) for text in returned(tree, each)]
+            case ast.Attribute(value=ast.Name(id=kind), attr=member) if kind in NAMES:
+                found.append(NAMES[kind][member].value)
+            case ast.Attribute(value=value, attr="value"):
+                found += texts(tree, value)
+            case ast.Name():
+                found += [text for each in functions_of_pairs(tree) for text in returned(tree, each)]
             case ast.Starred(value=ast.Call() as call):
                 found += returned(tree, function_name(call))
     return found
 
 
-def assigned(node: ast.stmt, name: str) -> list[str]:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=str(text))) if target == name:
-            return [text]
-    return []
-
-
 def functions_of_pairs(tree: ast.Module) -> list[str]:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None]
-    return [node.name for node in functions if "tuple[str, str]" in ast.unparse(node.returns or ast.Constant(""))]
+    return [node.name for node in functions if "tuple[StrEnum, str]" in ast.unparse(node.returns or ast.Constant(""))]
 
 
 def returned(tree: ast.Module, function: str) -> list[str]:

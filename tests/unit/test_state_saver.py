@@ -70,6 +70,17 @@ def ended(saver: StateSaver, step: int) -> None:
         saver.poll()
 
 
+def test_a_save_says_how_long_it_kept_training_waiting_and_when_the_next_is_due(storage: HangingStorage) -> None:
+    saver = saver_to(storage, slow_seconds=0.0)
+    save(saver, 10)
+    first = saver.reports.reporter.progress
+    assert first.checkpoint is not None
+    assert first.stalled_seconds == first.checkpoint.staging_seconds > 0.0
+    assert first.checkpoint_interval_seconds == 1.0
+    save(saver, 20)
+    assert saver.reports.reporter.progress.stalled_seconds > first.stalled_seconds
+
+
 def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> None:
     saver = saver_to(storage, slow_seconds=0.0)
     save(saver, 10)

@@ -156,7 +156,7 @@ def test_sigterm_asks_for_a_drain() -> None:
 
 
 def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
-    reporter = ProgressReporter(tmp_path, local_rank=1, generation=4)
+    reporter = ProgressReporter(tmp_path, local_rank=1, generation=4, peak_memory=lambda: 2**20)
     path = tmp_path / "progress-1.json"
     reporter.milestone("prepared")
     assert path.read_text() == reporter.progress.to_json()
@@ -166,12 +166,15 @@ def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
     progress = reporter.progress
     assert (progress.generation, progress.step, progress.loss) == (4, 11, None)
     assert (progress.samples_per_second, progress.tokens_per_second) == (16, 1600)
-    assert progress.data_wait_seconds == 0.1
+    assert (progress.data_wait_seconds, progress.waited_seconds, progress.memory_bytes) == (0.1, 0.0, 2**20)
     assert progress.milestones.keys() == {"prepared", "first_step"}
+    for step in (12, 13):
+        reporter.step(step, seconds=0.5, data_wait_seconds=0.25, samples=8, tokens=800)
+    assert reporter.progress.waited_seconds == 0.5  # since the first step, which belongs to the start
     reporter.finish(OutcomeKind.SUCCEEDED)
     outcome = Outcome.read(tmp_path / "outcome-1.json")
     assert outcome is not None
-    assert (outcome.generation, outcome.kind, outcome.step) == (4, OutcomeKind.SUCCEEDED, 11)
+    assert (outcome.generation, outcome.kind, outcome.step) == (4, OutcomeKind.SUCCEEDED, 13)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -83,3 +86,72 @@ async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
 
 async def test_it_says_that_it_is_healthy(service: Service) -> None:
     assert (await service.client.get("/healthz")).status == 200
+
+
+async def test_a_source_that_hears_nothing_ends_the_long_poll_and_the_readiness(service: Service) -> None:
+    before = await service.ask()
+    assert before.trouble is None
+    assert (await service.client.get("/readyz")).status == 200
+    waiting = asyncio.create_task(service.ask(after=before.revision))
+    service.sources[0].trouble = "EC2's metadata service is away:\x1b[31m\nConnection refused."
+    async with asyncio.timeout(5):
+        blind = await waiting
+    assert blind.trouble == "EC2's metadata service is away: [31m Connection refused."
+    refused = await service.client.get("/readyz")
+    assert (refused.status, await refused.text()) == (503, blind.trouble)
+    assert (await service.client.get("/healthz")).status == 200
+    service.sources[0].trouble = None
+    async with asyncio.timeout(5):
+        assert (await service.ask(after=blind.revision)).trouble is None
+    assert (await service.client.get("/readyz")).status == 200
+
+
+async def test_a_watcher_that_is_blind_still_passes_on_what_it_hears(service: Service) -> None:
+    service.sources[0].trouble = "EC2's metadata service is away."
+    await service.sources[1].announce(NOTICE)
+    await service.marker.changed.wait()
+    assert (await service.ask()).notices == (NOTICE,)
+
+
+async def test_its_metrics(service: Service) -> None:
+    async def samples() -> dict[str, float]:
+        text = await (await service.client.get("/metrics")).text()
+        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("spottrain_watcher")]
+        return {name: float(value) for name, _, value in lines}
+
+    before = await service.ask()
+    service.sources[1].trouble = "The API server is away."
+    await service.sources[0].announce(NOTICE)
+    await service.ask(after=before.revision)
+    await service.sources[0].announce(NOTICE, NOTICE.model_copy(update={"id": "x" * 10_000, "source": "\n"}))
+    async with asyncio.timeout(5):
+        while len((await service.ask()).notices) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    found = await samples()
+    assert found['spottrain_watcher_notices_total{kind="preempt",source="ec2"}'] == 2.0
+    assert found['spottrain_watcher_source_up{source="ec2"}'] == 1.0
+    assert found['spottrain_watcher_source_up{source="kubernetes"}'] == 0.0
+    assert found["spottrain_watcher_hears_cloud"] == 1.0
+    assert found['spottrain_watcher_polls_total{result="changed"}'] >= 2.0
+    assert len(found) == 5
+
+
+async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker())
+    task = asyncio.create_task(watcher.run())
+    async with TestClient(TestServer(watcher.application())) as client:
+        assert "spottrain_watcher_hears_cloud 0.0" in await (await client.get("/metrics")).text()
+        assert (await client.get("/readyz")).status == 200
+    task.cancel()
+    assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
+
+
+def test_an_unknown_provider_is_refused_before_anything_else() -> None:
+    named = {"SPOTTRAIN_NODE_NAME": "n", "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_PROVIDER": "gcp"}
+    command = [sys.executable, "-m", "spottrain_watcher"]
+    done = subprocess.run(
+        command, env={**os.environ, **named}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("spottrain-watcher: SPOTTRAIN_PROVIDER: 'gcp' is not a provider.")
+    assert done.stderr.count("\n") == 1

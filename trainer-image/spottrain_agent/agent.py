@@ -32,8 +32,9 @@ from spottrain_agent.agent_state import (
     StartGeneration,
     transition,
 )
-from spottrain_agent.control_client import BackOff, ControlClient, follow_notices
+from spottrain_agent.control_client import BackOff, ControlClient
 from spottrain_agent.generation_run import GenerationRun, missing_entrypoint
+from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
@@ -53,6 +54,7 @@ from spottrain_api.contract import (
     NoticeKind,
     NoticeList,
 )
+from spottrain_api.logs import remember
 from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
@@ -100,11 +102,17 @@ class Agent:
         self._used_port: ReservedPort | None = None
         self._reached: object = None
         self._shutdown_grace: float | None = None
+        self._notices: NoticeClient | None = None
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve until the operator or a SIGTERM ends it."""
+    async def run(self) -> int:
+        """Serve until the operator or a SIGTERM ends it.
+
+        Returns:
+            The exit code: 1 if the operator ended it after its ranks had failed, so that Kubernetes shows which pod
+            failed first. Otherwise 0.
+        """
         become_subreaper()
         loop = asyncio.get_running_loop()
         self._reaper.attach(loop)
@@ -120,10 +128,12 @@ class Agent:
                 self._observe_forever(),
             ]
             if self._settings.watcher_url:
-                loops.append(follow_notices(session, self._settings.watcher_url, self._on_notices))
+                self._notices = NoticeClient(session, self._settings.watcher_url)
+                loops.append(self._notices.follow(self._on_notices))
             await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
             await self._send_last_report(control)
         await kill_descendants()
+        return int(self._state.failure is not None and self._state.sigterm is None)
 
     async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
         leave = asyncio.create_task(self._leave.wait())
@@ -203,6 +213,7 @@ class Agent:
                 assert_never(command)
 
     def _start(self, assignment: GenerationAssignment) -> None:
+        remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
             self._used_port, self._port = self._port, ReservedPort()
@@ -314,5 +325,6 @@ class Agent:
             notices=state.all_notices,
             replica_port=self._replicas.port,
             held=self._replicas.held,
+            watch=self._notices.watch if self._notices else None,
             sent_at=datetime.now(UTC),
         )

@@ -158,7 +158,7 @@ class KillGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """Report once more and exit with code 0."""
+    """Report once more and exit."""
 
 
 Command = StartGeneration | RequestDrain | CancelDrain | KillGeneration | Leave

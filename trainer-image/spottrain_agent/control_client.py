@@ -1,7 +1,4 @@
-"""The agent's clients of the operator's control API and of the watcher's notice API.
-
-Both use long polls that never give up.
-"""
+"""The agent's client of the operator's control API. Its long polls never give up."""
 
 from __future__ import annotations
 
@@ -19,11 +16,9 @@ from pydantic import ValidationError
 from spottrain_api.contract import (
     LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
-    PATH_NOTICE,
     PATH_REPORT,
     AgentReport,
     Assignment,
-    NoticeList,
     clock_offset,
 )
 
@@ -167,26 +162,3 @@ class ControlClient:
         if self._token_file is None:
             return {}
         return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
-
-
-async def follow_notices(
-    session: aiohttp.ClientSession, watcher_url: str, on_notices: Callable[[NoticeList], None]
-) -> None:
-    """Pass on the watcher's notices whenever they change, until cancelled. If there is no watcher, wait for it."""
-    revision = ""
-    back_off = BackOff()
-    while True:
-        try:
-            async with session.get(
-                watcher_url + PATH_NOTICE, params={"after": revision}, timeout=POLL_TIMEOUT
-            ) as response:
-                response.raise_for_status()
-                notices = None if response.status == 204 else NoticeList.from_json(await response.read())
-        except TRANSIENT_ERRORS as error:
-            logger.debug("no answer from the watcher: %r", error)
-            await back_off.wait()
-            continue
-        back_off.reset()
-        if notices is not None:
-            revision = notices.revision
-            on_notices(notices)

@@ -19,6 +19,13 @@ from spottrain_api.contract.assignments import (
 )
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.conditions import (
+    ConditionReason,
+    ConditionType,
+    EndReason,
+    EventReason,
+    WaitingReason,
+)
 from spottrain_api.contract.configuration import (
     DrainRequest,
     Interruptions,
@@ -27,7 +34,9 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import (
+    ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -37,6 +46,7 @@ from spottrain_api.contract.names import (
     ENV_GRACE_SECONDS,
     ENV_HOST_IP,
     ENV_JOB,
+    ENV_LOG_FORMAT,
     ENV_NAMESPACE,
     ENV_NODE_NAME,
     ENV_POD_IP,
@@ -65,20 +75,35 @@ from spottrain_api.contract.names import (
     PROCESSOR_SECONDS,
     TAINT_PREEMPTION,
     TOKEN_AUDIENCE,
+    TRAINER_CONTAINER,
     VERSION,
     WATCHER_PORT,
     outcome_file,
     progress_file,
 )
 from spottrain_api.contract.nodes import (
+    AKS_PRIORITY,
+    EKS_CAPACITY_TYPE,
     GKE_PREEMPTIBLE,
     GKE_SPOT,
+    KARPENTER_CAPACITY_TYPE,
     LABEL_SHUTDOWN_GRACE,
+    OKE_PREEMPTIBLE,
+    SPOT_LABELS,
     TAINTS,
+    TOGETHER_COMPUTE_CLASS,
     TaintMeaning,
+    accepted_taints,
     shutdown_grace_seconds,
 )
-from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.notices import (
+    POD_NOTICE_PREFIX,
+    NodeWatch,
+    Notice,
+    NoticeKind,
+    NoticeList,
+    WatchState,
+)
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
     FATAL_REASONS,
@@ -111,10 +136,14 @@ from spottrain_api.settings import (
 )
 
 __all__ = [
+    "AKS_PRIORITY",
+    "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
+    "ANNOTATION_SAFE_TO_EVICT",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
+    "EKS_CAPACITY_TYPE",
     "ENV_AUDIT_DIR",
     "ENV_CAPACITY_TYPE",
     "ENV_CONTROL_URL",
@@ -122,6 +151,7 @@ __all__ = [
     "ENV_GRACE_SECONDS",
     "ENV_HOST_IP",
     "ENV_JOB",
+    "ENV_LOG_FORMAT",
     "ENV_NAMESPACE",
     "ENV_NODE_NAME",
     "ENV_POD_IP",
@@ -138,6 +168,7 @@ __all__ = [
     "GKE_SPOT",
     "GROUP",
     "INTERVAL_PATTERN",
+    "KARPENTER_CAPACITY_TYPE",
     "KIND",
     "LABEL_CAPACITY_TYPE",
     "LABEL_JOB",
@@ -148,15 +179,19 @@ __all__ = [
     "LABEL_TEMPLATE_HASH",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
+    "OKE_PREEMPTIBLE",
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",
     "PATH_REPORT",
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "SPOT_LABELS",
     "TAINTS",
     "TAINT_PREEMPTION",
+    "TOGETHER_COMPUTE_CLASS",
     "TOKEN_AUDIENCE",
+    "TRAINER_CONTAINER",
     "VERSION",
     "WATCHER_PORT",
     "AgentPhase",
@@ -169,9 +204,13 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointTimings",
     "CommitRef",
+    "ConditionReason",
+    "ConditionType",
     "DeepSpeedConfig",
     "DrainRequest",
+    "EndReason",
     "Entrypoint",
+    "EventReason",
     "Failure",
     "FailureReason",
     "FsdpConfig",
@@ -182,6 +221,7 @@ __all__ = [
     "Member",
     "MemoryEstimate",
     "Message",
+    "NodeWatch",
     "Notice",
     "NoticeKind",
     "NoticeList",
@@ -201,6 +241,9 @@ __all__ = [
     "TaintMeaning",
     "TrainerConfig",
     "TrainerPhase",
+    "WaitingReason",
+    "WatchState",
+    "accepted_taints",
     "clock_offset",
     "is_lost_peer",
     "outcome_file",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from spottrain_api.contract.configuration import DrainRequest
 from spottrain_api.contract.message import Message
-from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.notices import NodeWatch, Notice
 from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
 from spottrain_api.settings import Entrypoint
@@ -118,6 +118,7 @@ class AgentReport(Message):
       the agent's monotonic clock.
     - replica_port: port at which this member keeps replicated shards, its own and those of its peers.
     - held: what it holds of replicated steps, oldest first.
+    - watch: whether it can hear the notices for its node. None on an on-demand node, and from older agents.
     """
 
     pod: str
@@ -133,4 +134,5 @@ class AgentReport(Message):
     notices: tuple[Notice, ...] = ()
     replica_port: int | None = None
     held: tuple[HeldShards, ...] = ()
+    watch: NodeWatch | None = None
     sent_at: datetime

@@ -16,10 +16,18 @@ LABEL_SEQUENCE = f"{GROUP}/sequence"
 LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
+# The container of a trainer pod that runs the agent.
+TRAINER_CONTAINER = "trainer"
 
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
+
+# With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
+# https://karpenter.sh/docs/concepts/disruption/
+# https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md
+ANNOTATION_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"
@@ -38,6 +46,7 @@ PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
 ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
 ENV_JOB = "SPOTTRAIN_JOB"
+ENV_LOG_FORMAT = "SPOTTRAIN_LOG_FORMAT"
 ENV_NAMESPACE = "SPOTTRAIN_NAMESPACE"
 ENV_POD_NAME = "SPOTTRAIN_POD_NAME"
 ENV_POD_UID = "SPOTTRAIN_POD_UID"

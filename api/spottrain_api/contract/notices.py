@@ -45,7 +45,37 @@ POD_NOTICE_PREFIX = "pod/"
 
 
 class NoticeList(Message):
-    """Answer of the watcher's notice API. `revision` changes with the notices. Ask again with `?after=`."""
+    """Answer of the watcher's notice API. Ask again with `?after=`.
+
+    - revision: changes with the rest.
+    - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    """
 
     revision: str
     notices: tuple[Notice, ...] = ()
+    trouble: str | None = None
+
+
+class WatchState(StrEnum):
+    """Whether an agent can hear the notices for its node.
+
+    - watched: a watcher answers, and hears all of its sources.
+    - blind: a watcher answers, but can't hear some of its sources.
+    - missing: no watcher answers.
+    """
+
+    WATCHED = "watched"
+    BLIND = "blind"
+    MISSING = "missing"
+
+
+class NodeWatch(Message):
+    """What an agent knows of the watcher of its node.
+
+    - seconds: since the state began, by the agent's monotonic clock.
+    - trouble: why the notices can't be heard, in the words of the watcher or of the connection to it.
+    """
+
+    state: WatchState
+    seconds: float = 0.0
+    trouble: str | None = None

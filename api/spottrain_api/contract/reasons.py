@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
 from spottrain_api.contract.reports import FailureReason
 
 
@@ -22,7 +23,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionType:
+class ConditionMeaning:
     """A condition of a job's status; `reasons` are those that only this condition has."""
 
     when_true: str
@@ -145,19 +146,19 @@ FAILURES: Mapping[FailureReason, Reason] = {
 
 # Other reasons of the condition Failed.
 _ENDS: Mapping[str, Reason] = {
-    "FailureBudgetExceeded": Reason(
+    EndReason.FAILURE_BUDGET_EXCEEDED: Reason(
         meaning="More failures than runPolicy.failureBudget allows.",
         action="Correct the cause in the message, then create the job again; it resumes from its commits.",
     ),
-    "NoProgress": Reason(
+    EndReason.NO_PROGRESS: Reason(
         meaning="Three generations in a row failed without a step.", action="Correct the cause in the message."
     ),
-    "CannotStart": Reason(
+    EndReason.CANNOT_START: Reason(
         meaning="No container of the pod template ever started, or three ended before they joined a generation.",
         action="Check image, pull secrets, volumes, service account and quota; the message quotes Kubernetes.",
     ),
-    Cause.DEADLINE_EXCEEDED.value: CAUSES[Cause.DEADLINE_EXCEEDED],
-    **{reason.value: each for reason, each in FAILURES.items()},
+    Cause.DEADLINE_EXCEEDED: CAUSES[Cause.DEADLINE_EXCEEDED],
+    **{reason: each for reason, each in FAILURES.items()},
 }
 _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
@@ -165,124 +166,150 @@ _FELL_BACK = Reason(
 )
 _URI_IN_USE = Reason(
     meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
-    action="Wait, delete the other job, or create this one with another checkpoint.uri.",
+    action="For a run of its own, create this job with another checkpoint.uri. Otherwise wait, or delete the other "
+    "job: this one then continues from its newest commit.",
 )
 _NEWER_VERSION = Reason(
     meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "
     "A job that has trained continues without them; one that has not waits.",
     action="Upgrade the operator, or remove the fields that the message names.",
 )
+_WATCHER_MISSING = Reason(
+    meaning="No watcher answers on a spot node of a member. A preemption of that node comes without notice, unless "
+    "Kubernetes announces it. Training continues.",
+    action="Check that a watcher runs there: its affinity, the chart's value spotLabels, its port.",
+)
+_WATCHER_BLIND = Reason(
+    meaning="The watcher of a member's spot node can't reach the cloud's metadata service or the API server. "
+    "Training continues.",
+    action="The message quotes the error: the watcher needs the host network and the way to that address.",
+)
 
 # What a kubelet says of a container that doesn't start.
 WAITING: Mapping[str, Reason] = {
-    "ErrImagePull": Reason(
+    WaitingReason.ERR_IMAGE_PULL: Reason(
         meaning="The image can't be pulled.", action="Check spec.image, imagePullSecrets, and the registry."
     ),
-    "ImagePullBackOff": Reason(
+    WaitingReason.IMAGE_PULL_BACK_OFF: Reason(
         meaning="The image can't be pulled; the node retries.",
         action="Check spec.image, imagePullSecrets, and the registry.",
     ),
-    "ErrImageNeverPull": Reason(
+    WaitingReason.ERR_IMAGE_NEVER_PULL: Reason(
         meaning="The image is not on the node, and imagePullPolicy forbids pulling it.",
         action="Change imagePullPolicy, or load the image onto the nodes.",
     ),
-    "InvalidImageName": Reason(meaning="The name of the image is malformed.", action="Correct spec.image."),
-    "CreateContainerConfigError": Reason(
+    WaitingReason.INVALID_IMAGE_NAME: Reason(
+        meaning="The name of the image is malformed.", action="Correct spec.image."
+    ),
+    WaitingReason.CREATE_CONTAINER_CONFIG_ERROR: Reason(
         meaning="Something that the container refers to is missing, such as a Secret or a ConfigMap.",
         action="Create what the message names, or correct the reference.",
     ),
-    "CreateContainerError": Reason(
+    WaitingReason.CREATE_CONTAINER_ERROR: Reason(
         meaning="The node can't create the container.", action="The message quotes the container runtime."
     ),
-    "RunContainerError": Reason(
+    WaitingReason.RUN_CONTAINER_ERROR: Reason(
         meaning="The node can't run the container.", action="The message quotes the container runtime."
     ),
-    "CrashLoopBackOff": Reason(
+    WaitingReason.CRASH_LOOP_BACK_OFF: Reason(
         meaning="The container ends again and again before the agent is up.", action="Read the pod's log."
     ),
-    "StartError": Reason(
+    WaitingReason.START_ERROR: Reason(
         meaning="The container's command can't be started.",
         action="Use an image with Python and the package spottrain[trainer].",
     ),
-    "FailedMount": Reason(
+    WaitingReason.FAILED_MOUNT: Reason(
         meaning="A volume can't be mounted.", action="Create the claim, Secret or ConfigMap that the message names."
     ),
 }
 
-CONDITIONS: Mapping[str, ConditionType] = {
-    "Ready": ConditionType(when_true="The ranks train.", when_false="They don't; the reason is the job's phase."),
-    "Progressing": ConditionType(
+CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
+    ConditionType.READY: ConditionMeaning(
+        when_true="The ranks train.", when_false="They don't; the reason is the job's phase."
+    ),
+    ConditionType.PROGRESSING: ConditionMeaning(
         when_true="A generation is active.", when_false="There is none, or it ends; the reason is the job's phase."
     ),
-    "Preempted": ConditionType(
+    ConditionType.PREEMPTED: ConditionMeaning(
         when_true="The cloud takes or took nodes of the newest generation, and no new generation has replaced it.",
         when_false="The cloud takes no node of the newest generation.",
-        reasons={"Steady": Reason(meaning="The cloud takes no node of the newest generation.")},
+        reasons={ConditionReason.STEADY: Reason(meaning="The cloud takes no node of the newest generation.")},
     ),
-    "PodsHealthy": ConditionType(
+    ConditionType.PODS_HEALTHY: ConditionMeaning(
         when_true="No pod is kept from starting.",
         when_false="The job lacks a pod that can't be created, placed or started. Existing pods continue.",
         reasons={
-            "Healthy": Reason(meaning="No pod is kept from starting."),
-            "PodsRefused": Reason(
+            ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
+            ConditionReason.PODS_REFUSED: Reason(
                 meaning="A pod can't be created: a quota or an admission rule, for example, refuses it, or "
                 "capacity.pools has no pool of its capacity type, or the administrator doesn't allow its network. "
                 "The operator retries.",
                 action="The message says what is refused: provide what it asks for, or change the job.",
             ),
-            "Unschedulable": Reason(
+            ConditionReason.UNSCHEDULABLE: Reason(
                 meaning="No node has room for a pod, or none has the labels that it asks for, or a claim is missing.",
                 action="The message quotes the scheduler, and says what to change.",
             ),
             **WAITING,
         },
     ),
-    "SpotAvailable": ConditionType(
+    ConditionType.SPOT_AVAILABLE: ConditionMeaning(
         when_true="No spot pod waits for a node.",
         when_false="Spot pods wait, or on-demand pods stand in for them.",
         reasons={
-            "NoneWaits": Reason(meaning="No spot pod waits for a node."),
-            "SpotPending": Reason(
+            ConditionReason.NONE_WAITS: Reason(meaning="No spot pod waits for a node."),
+            ConditionReason.SPOT_PENDING: Reason(
                 meaning="Spot pods wait for a node.", action="Wait; capacity.fallback applies after afterSeconds."
             ),
-            "FellBack": _FELL_BACK,
+            EventReason.FELL_BACK: _FELL_BACK,
         },
     ),
-    "CheckpointsHealthy": ConditionType(
+    ConditionType.CHECKPOINTS_HEALTHY: ConditionMeaning(
         when_true="No save has failed since the newest commit.",
         when_false="The newest save failed. Training continues, but the job doesn't grow. "
         "The condition stays False until a save succeeds.",
-        reasons={"Healthy": Reason(meaning="No save has failed since the newest commit.")},
+        reasons={ConditionReason.HEALTHY: Reason(meaning="No save has failed since the newest commit.")},
     ),
-    "Blocked": ConditionType(
+    ConditionType.NOTICES_HEARD: ConditionMeaning(
+        when_true="A watcher on each spot node of a member hears the cloud and Kubernetes. Absent for a job that "
+        "had no member on a spot node, and before the agents report it.",
+        when_false="Nobody hears the notices for a member's spot node, for half a minute and longer. No generation "
+        "ends for it.",
+        reasons={
+            ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            EventReason.WATCHER_MISSING: _WATCHER_MISSING,
+            EventReason.WATCHER_BLIND: _WATCHER_BLIND,
+        },
+    ),
+    ConditionType.BLOCKED: ConditionMeaning(
         when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
         when_false="The job was blocked, and no longer is.",
         reasons={
-            "CheckpointURIInUse": _URI_IN_USE,
-            "Finished": Reason(meaning="The job has finished."),
-            "Free": Reason(meaning="No other job comes first at checkpoint.uri."),
-            "Running": Reason(meaning="The job already trains; a running generation is left alone."),
-            "Suspended": Reason(meaning="A suspended job waits for no other."),
+            EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,
+            ConditionReason.FINISHED: Reason(meaning="The job has finished."),
+            ConditionReason.FREE: Reason(meaning="No other job comes first at checkpoint.uri."),
+            ConditionReason.RUNNING: Reason(meaning="The job already trains; a running generation is left alone."),
+            ConditionReason.SUSPENDED: Reason(meaning="A suspended job waits for no other."),
         },
     ),
-    "SpecNotUnderstood": ConditionType(
+    ConditionType.SPEC_NOT_UNDERSTOOD: ConditionMeaning(
         when_true="The operator leaves fields of the spec out. Absent for a job that it always understood.",
         when_false="The operator understands the whole job again.",
         reasons={
-            "NewerVersion": _NEWER_VERSION,
-            "Understood": Reason(meaning="The operator understands the whole job."),
+            ConditionReason.NEWER_VERSION: _NEWER_VERSION,
+            ConditionReason.UNDERSTOOD: Reason(meaning="The operator understands the whole job."),
         },
     ),
-    "Suspended": ConditionType(
+    ConditionType.SUSPENDED: ConditionMeaning(
         when_true="The job is suspended and holds no nodes.",
         when_false="It is not suspended; the reason is the job's phase.",
     ),
-    "Succeeded": ConditionType(
+    ConditionType.SUCCEEDED: ConditionMeaning(
         when_true="The job has succeeded. Absent before.",
         when_false="Never written.",
-        reasons={"Succeeded": CAUSES[Cause.SUCCEEDED]},
+        reasons={Cause.SUCCEEDED: CAUSES[Cause.SUCCEEDED]},
     ),
-    "Failed": ConditionType(
+    ConditionType.FAILED: ConditionMeaning(
         when_true="The job has failed; reason and message say why. Absent before.",
         when_false="Never written.",
         reasons=_ENDS,
@@ -291,29 +318,36 @@ CONDITIONS: Mapping[str, ConditionType] = {
 
 # Events beside those of CAUSES and FAILURES, whose reasons are events, too.
 EVENTS: Mapping[str, Reason] = {
-    "PodsCreated": Reason(meaning="The operator creates pods for members that are missing."),
-    "PodNotCreated": Reason(
+    EventReason.PODS_CREATED: Reason(meaning="The operator creates pods for members that are missing."),
+    EventReason.POD_NOT_CREATED: Reason(
         meaning="A pod was refused, for example by a quota or an admission rule, or has no place in capacity.pools.",
         action="The message quotes the refusal.",
     ),
-    "GenerationStarted": Reason(meaning="A generation starts; the message lists its members and where it resumes."),
-    "StrategyChosen": Reason(meaning="What strategy auto chose, and why."),
-    "FellBack": _FELL_BACK,
-    "SpotRetried": Reason(meaning="The job tries spot nodes again after a fallback."),
-    "CheckpointURIInUse": _URI_IN_USE,
-    "SpecNotUnderstood": _NEWER_VERSION,
-    "EarlierJob": Reason(
-        meaning="An earlier, deleted job has used the folder. The next generation is numbered above that job's, and "
-        "resumes from its newest commit, if there is one."
+    EventReason.GENERATION_STARTED: Reason(
+        meaning="A generation starts; the message lists its members and where it resumes."
     ),
-    "RolledBack": Reason(
+    EventReason.STRATEGY_CHOSEN: Reason(meaning="What strategy auto chose, and why."),
+    EventReason.FELL_BACK: _FELL_BACK,
+    EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),
+    EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,
+    EventReason.WATCHER_MISSING: _WATCHER_MISSING,
+    EventReason.WATCHER_BLIND: _WATCHER_BLIND,
+    EventReason.SPEC_NOT_UNDERSTOOD: _NEWER_VERSION,
+    EventReason.EARLIER_JOB: Reason(
+        meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
+        "continues from the newest one.",
+        action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
+    ),
+    EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."
     ),
-    "StepSkipped": Reason(meaning="stability skipped a step.", action="Look at the loss and data of the step."),
-    "NotAsPlanned": Reason(
+    EventReason.STEP_SKIPPED: Reason(
+        meaning="stability skipped a step.", action="Look at the loss and data of the step."
+    ),
+    EventReason.NOT_AS_PLANNED: Reason(
         meaning="Training continues, but something differed from the plan, such as a commit that was passed over.",
         action="Read the message.",
     ),
     **WAITING,
-    **{name: reason for name, reason in _ENDS.items() if name not in {each.value for each in FAILURES}},
+    **{name: reason for name, reason in _ENDS.items() if name not in FAILURES},
 }

@@ -145,6 +145,10 @@ class Progress(Message):
     `step` counts the optimizer steps completed since the job's start (not since this generation's).
     `first_step_at` is the time at which this generation completed its first step. `tokens_per_second` is the sum
     over all ranks. Of `step_seconds` this rank waits `data_wait_seconds` for data; both are running means.
+    `waited_seconds` and `stalled_seconds` are sums since this generation's first step: how long this rank waited for
+    data, and how long saves in the background kept it from training. `memory_bytes` is its peak memory in this
+    generation, on its accelerator or, without one, on the CPU. `checkpoint_interval_seconds` is the planned time from
+    one commit to the next.
     """
 
     generation: int
@@ -157,6 +161,9 @@ class Progress(Message):
     samples_per_second: float | None = None
     step_seconds: float | None = None
     data_wait_seconds: float | None = None
+    waited_seconds: float = 0.0
+    stalled_seconds: float = 0.0
+    memory_bytes: int | None = None
     first_step_at: datetime | None = None
     last_step_at: datetime | None = None
     updated_at: datetime
@@ -170,6 +177,7 @@ class Progress(Message):
     rollbacks: int = 0
     # How often the ranks commit and why, and what differed from the plan: sentences for the status.
     checkpoint_interval: str | None = None
+    checkpoint_interval_seconds: float | None = None
     message: str | None = None
     strategy: StrategyChoice | None = None
     # Milestones of the start, for the recovery benchmark: the time of each, by name.

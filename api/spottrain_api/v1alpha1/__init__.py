@@ -38,7 +38,6 @@ from spottrain_api.v1alpha1.containers import (
     RUN_DIR,
     SHM_DIR,
     TOKEN_DIR,
-    TRAINER,
     Amounts,
     Container,
     DeviceClaim,
@@ -56,7 +55,7 @@ from spottrain_api.v1alpha1.pod_template import (
     Toleration,
     Volume,
 )
-from spottrain_api.v1alpha1.spec import RunPolicy, TrainingJobSpec, Workload
+from spottrain_api.v1alpha1.spec import CleanPodPolicy, RunPolicy, TrainingJobSpec, Workload
 from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -68,6 +67,7 @@ from spottrain_api.v1alpha1.status import (
     Phase,
     ProgressStatus,
     StatusResource,
+    TimeStatus,
     TrainingJobStatus,
     Transition,
 )
@@ -81,12 +81,12 @@ __all__ = [
     "RUN_DIR",
     "SHM_DIR",
     "TOKEN_DIR",
-    "TRAINER",
     "Amounts",
     "Batch",
     "Capacity",
     "Checkpoint",
     "CheckpointConfig",
+    "CleanPodPolicy",
     "Condition",
     "Container",
     "CostStatus",
@@ -124,6 +124,7 @@ __all__ = [
     "StabilityConfig",
     "StatusResource",
     "Strategy",
+    "TimeStatus",
     "Toleration",
     "TrainingJobSpec",
     "TrainingJobStatus",

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from spottrain_api.contract import TRAINER_CONTAINER
 from spottrain_api.settings import Resource
 
-# Names of the container and the volumes that the operator adds to each pod.
-TRAINER = "trainer"
+# Start of the names of containers and volumes that the operator adds to each pod.
 OWN_PREFIX = "spottrain-"
 # Mount points that the operator uses in the trainer's container.
 RUN_DIR = "/run/spottrain"
@@ -179,9 +179,9 @@ class Container(Resource):
 
     cel_rules = (
         (
-            f"self.name != '{TRAINER}' && !self.name.startsWith('{OWN_PREFIX}')",
-            f"podTemplate: the container name {TRAINER}, and names that start with {OWN_PREFIX}, belong to the "
-            "operator; choose another name",
+            f"self.name != '{TRAINER_CONTAINER}' && !self.name.startsWith('{OWN_PREFIX}')",
+            f"podTemplate: the container name {TRAINER_CONTAINER}, and those that start with {OWN_PREFIX}, belong to "
+            "the operator; choose another name",
         ),
     )
     name: Annotated[Name, Field(description="Name of the container. No other container of the pod may have it.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -11,6 +12,17 @@ from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.containers import EnvVar, Resources
 from spottrain_api.v1alpha1.pod_template import PodTemplate
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted at the end of a job.
+
+    - Running: those that have not ended by themselves. The others stay, with their logs, as long as the job does.
+    - All: every pod.
+    """
+
+    RUNNING = "Running"
+    ALL = "All"
 
 
 class RunPolicy(Resource):
@@ -47,6 +59,14 @@ class RunPolicy(Resource):
             "Default: it is never deleted.",
         ),
     ] = None
+    clean_pod_policy: Annotated[
+        CleanPodPolicy,
+        Field(
+            description="Which pods are deleted when the job has succeeded or failed. `Running`: those that have not "
+            "ended by themselves. The pods of the last generation end, hold no resources, and keep their logs until "
+            "the job is deleted. `All`: every pod."
+        ),
+    ] = CleanPodPolicy.RUNNING
     hang_timeout_seconds: Annotated[
         int,
         Field(

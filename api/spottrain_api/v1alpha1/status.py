@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from spottrain_api.contract import CommitRef, Member, ReplicatedStep, StrategyChoice
+from spottrain_api.contract import CommitRef, ConditionType, Member, ReplicatedStep, StrategyChoice
 from spottrain_api.settings import Resource
 
 
@@ -50,8 +50,7 @@ class Condition(StatusResource):
     type: Annotated[
         str,
         Field(
-            description="What it is about: Ready, Progressing, Preempted, SpotAvailable, CheckpointsHealthy, "
-            "Blocked, PodsHealthy, SpecNotUnderstood, Suspended, Succeeded or Failed."
+            description=f"What it is about: {', '.join(ConditionType)}.",
         ),
     ]
     status: Annotated[str, Field(description="Whether it holds: True, False or Unknown.")]
@@ -139,8 +138,19 @@ class ProgressStatus(StatusResource):
         float | None, Field(description="Seconds until the last step, at the current time per step.")
     ] = None
     last_step_at: Annotated[datetime | None, Field(description="Time of the newest step.")] = None
+    waited_seconds: Annotated[
+        float,
+        Field(description="Seconds that the slowest rank has waited for data since this generation's first step."),
+    ] = 0.0
+    stalled_seconds: Annotated[
+        float,
+        Field(description="Seconds that saves have kept the ranks from training since this generation's first step."),
+    ] = 0.0
     checkpoint_interval: Annotated[
         str | None, Field(description="How often the ranks commit, and why, in a sentence.")
+    ] = None
+    checkpoint_interval_seconds: Annotated[
+        float | None, Field(description="Planned seconds from one commit to the next.")
     ] = None
     skipped_steps: Annotated[
         int,
@@ -206,6 +216,43 @@ class Counts(StatusResource):
     waiting: Annotated[int, Field(description="Number of pods that are ready and wait for the next generation.")] = 0
 
 
+class TimeStatus(StatusResource):
+    """What the time since startTime went into, in seconds. The parts add up to the time from startTime to `until`."""
+
+    until: Annotated[
+        datetime,
+        Field(
+            description="Time up to which the parts are recorded: that of the newest step. While a generation starts "
+            "or ends, what its time went into is not known yet."
+        ),
+    ]
+    productive_seconds: Annotated[
+        float,
+        Field(description="Seconds of lasting steps. Steps that were redone count once. All other parts are lost."),
+    ] = 0.0
+    redone_seconds: Annotated[float, Field(description="Seconds of steps that were made again after a loss.")] = 0.0
+    data_wait_seconds: Annotated[float, Field(description="Seconds that the slowest rank waited for data.")] = 0.0
+    commit_stall_seconds: Annotated[
+        float, Field(description="Seconds that saves kept the ranks from training. Drains count as restarts.")
+    ] = 0.0
+    start_up_seconds: Annotated[float, Field(description="Seconds of the job's start, up to its first step.")] = 0.0
+    restart_seconds: Annotated[
+        float,
+        Field(
+            description="Seconds from the last step of a generation to the first of the next: drain, commit, start "
+            "and resume. Also those from the last step to the end of the job."
+        ),
+    ] = 0.0
+    capacity_seconds: Annotated[
+        float, Field(description="Seconds between generations in which fewer than nodes.min pods had a node.")
+    ] = 0.0
+    suspended_seconds: Annotated[float, Field(description="Seconds in which the job was suspended.")] = 0.0
+    unreported_seconds: Annotated[
+        float,
+        Field(description="Seconds of generations whose script doesn't use the library. Nobody knows of its steps."),
+    ] = 0.0
+
+
 class CostStatus(StatusResource):
     """Money that the job's nodes have cost so far, in `currency`."""
 
@@ -252,12 +299,15 @@ class TrainingJobStatus(StatusResource):
     ] = 0
     goodput: Annotated[
         float | None,
-        Field(description="Share of the time since startTime in which lasting steps were made, from 0 to 1."),
+        Field(
+            description="Share of the time since startTime that went into lasting steps, from 0 to 1. `time` says "
+            "where the rest went."
+        ),
     ] = None
     goodput_display: Annotated[str | None, Field(description="Goodput in percent, as `kubectl get` shows it.")] = None
-    productive_seconds: Annotated[
-        float, Field(description="Seconds in which lasting steps were made. Steps that were redone count once.")
-    ] = 0.0
+    time: Annotated[TimeStatus | None, Field(description="What the time since startTime went into, in seconds.")] = (
+        None
+    )
     cost: Annotated[
         CostStatus | None,
         Field(description="Money that the job's nodes have cost so far. Absent if the spec has no prices."),

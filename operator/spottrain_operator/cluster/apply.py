@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import assert_never
 
-from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterClient,
@@ -13,26 +11,15 @@ from spottrain_operator.cluster.client import (
     NoPoolError,
     NotAllowedError,
 )
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import JobRef, build_pod
-from spottrain_operator.core.model import Action, CreatePod, DeleteJob, DeletePod, JobView
+from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
 
 
 async def apply(
-    cluster: ClusterClient,
-    job: JobView,
-    action: Action,
-    *,
-    control_url: str,
-    allowed_networks: Collection[Network] = (),
+    cluster: ClusterClient, job: JobView, action: Action, *, control_url: str, site: Site = DEFAULT_SITE
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
-
-    Args:
-        cluster: Where to do it.
-        job: The job that the action is for.
-        action: What to do.
-        control_url: Address at which agents reach the control API.
-        allowed_networks: Values of podTemplate.network that the administrator allows.
 
     Raises:
         ClusterError: It failed, but may succeed later.
@@ -40,19 +27,21 @@ async def apply(
     """
     match action:
         case CreatePod():
-            _check_network(job, allowed_networks)
-            await _create_pod(cluster, job, action, control_url)
+            _check_network(job, site)
+            await _create_pod(cluster, job, action, control_url, site)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+        case AnnotatePod():
+            await cluster.annotate_pod(job.namespace, action.name, uid=action.uid, annotations=action.annotations)
         case DeleteJob():
             await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
         case _:
             assert_never(action)
 
 
-def _check_network(job: JobView, allowed: Collection[Network]) -> None:
+def _check_network(job: JobView, site: Site) -> None:
     network = job.spec.pod_template.network
-    if network is not None and network not in allowed:
+    if network is not None and network not in site.allowed_networks:
         raise NotAllowedError(
             f"spec.podTemplate.network: the cluster's administrator does not allow {network.value}, which lets pods "
             "run as root and lock memory: remove the field, or ask for it to be added to the value "
@@ -60,7 +49,7 @@ def _check_network(job: JobView, allowed: Collection[Network]) -> None:
         )
 
 
-async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str) -> None:
+async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str, site: Site) -> None:
     try:
         pod = build_pod(
             JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
@@ -70,6 +59,7 @@ async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, c
             capacity_type=action.capacity_type,
             pool=action.pool,
             control_url=control_url,
+            site=site,
         )
         await cluster.create_pod(pod)
     except AlreadyExistsError:

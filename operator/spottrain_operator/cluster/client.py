@@ -6,7 +6,7 @@ pass the same contract tests: `kubernetes_client.py`, and the one in memory that
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +109,16 @@ class ClusterClient(Protocol):
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
         """Delete this pod, but no other one of the same name: its uid has to match."""
+        ...
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Set or remove (None) annotations of this pod, but of no other one of the same name.
+
+        Raises:
+            RefusedError: The operator may not do that.
+        """
         ...
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]: ...

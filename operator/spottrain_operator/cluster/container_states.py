@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.v1alpha1 import TRAINER
+from spottrain_api.contract import TRAINER_CONTAINER
 from spottrain_operator.cluster.client import Manifest
 
 # What a kubelet says of containers that it has not come to yet.
@@ -12,7 +12,7 @@ _IN_TURN = frozenset({None, "ContainerCreating", "PodInitializing"})
 def trainer_status(status: Manifest) -> Manifest:
     """The trainer's entry of the pod's status. An admission webhook may have added containers."""
     entries = status.get("containerStatuses", ())
-    return next((each for each in entries if each.get("name", TRAINER) == TRAINER), {})
+    return next((each for each in entries if each.get("name", TRAINER_CONTAINER) == TRAINER_CONTAINER), {})
 
 
 def state_beside(status: Manifest) -> Manifest:

@@ -20,10 +20,10 @@ from spottrain_api.contract import (
     ENV_POD_UID,
     ENV_TOKEN_FILE,
     ENV_WATCHER_PORT,
-    WATCHER_PORT,
+    TRAINER_CONTAINER,
     CapacityType,
 )
-from spottrain_api.v1alpha1 import RUN_DIR, SHM_DIR, TOKEN_DIR, TRAINER, Container, TrainingJobSpec
+from spottrain_api.v1alpha1 import RUN_DIR, SHM_DIR, TOKEN_DIR, Container, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.networks import Preset, preset_of
 
@@ -35,12 +35,18 @@ RESTRICTED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def trainer(
-    spec: TrainingJobSpec, *, job: str, namespace: str, capacity_type: CapacityType, control_url: str
+    spec: TrainingJobSpec,
+    *,
+    job: str,
+    namespace: str,
+    capacity_type: CapacityType,
+    control_url: str,
+    watcher_port: int,
 ) -> Manifest:
     """The container that the agent and the ranks run in."""
     preset = preset_of(spec.pod_template.network)
     container: Manifest = {
-        "name": TRAINER,
+        "name": TRAINER_CONTAINER,
         "image": spec.image,
         "command": ["python", "-m", "spottrain_agent"],
         "env": _environment(
@@ -51,6 +57,7 @@ def trainer(
                 ENV_JOB: job,
                 ENV_NAMESPACE: namespace,
                 ENV_CAPACITY_TYPE: capacity_type.value,
+                ENV_WATCHER_PORT: str(watcher_port),
             },
         ),
         "resources": _resources(spec),
@@ -123,7 +130,6 @@ def _environment(spec: TrainingJobSpec, network: Mapping[str, str], own: Mapping
         **own,
         ENV_TOKEN_FILE: f"{TOKEN_DIR}/token",
         ENV_RUN_ROOT: RUN_DIR,
-        ENV_WATCHER_PORT: str(WATCHER_PORT),
         ENV_GRACE_SECONDS: str(spec.pod_template.termination_grace_period_seconds),
     }
     fields = {

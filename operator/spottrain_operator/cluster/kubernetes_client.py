@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,17 @@ class KubernetesCluster:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> None:
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        try:
+            patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
+            await _gone(self._call(patch, name, namespace, body, _content_type=merge))
+        except InvalidObjectError as error:
+            if not str(error).startswith("metadata.uid:"):  # it can't change: this is another pod
+                raise
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]

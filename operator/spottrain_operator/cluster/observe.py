@@ -19,13 +19,16 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     CapacityType,
     Notice,
+    accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import state_beside, trainer_status
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
+from spottrain_operator.core.protection import PROTECTION
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ def _fields(part: str, error: ValidationError) -> tuple[str, ...]:
 
 def pod_view(pod: Manifest) -> PodView:
     meta, status = pod["metadata"], pod.get("status", {})
-    labels = meta.get("labels", {})
+    labels, annotations = meta.get("labels", {}), meta.get("annotations", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     state = trainer_status(status).get("state", {})
     terminated = state.get("terminated", {})
@@ -119,7 +122,8 @@ def pod_view(pod: Manifest) -> PodView:
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
         disruption=_disruption(status, conditions),
         container_started="running" in state or bool(terminated and not failed_start),
-        pool=meta.get("annotations", {}).get(ANNOTATION_POOL),
+        pool=annotations.get(ANNOTATION_POOL),
+        protection={name: annotations[name] for name in PROTECTION if name in annotations},
     )
 
 
@@ -189,7 +193,7 @@ def node_view(node: Manifest) -> NodeView:
         name=meta["name"],
         ready=_is_true(conditions.get("Ready")),
         deleting="deletionTimestamp" in meta,
-        taints=tuple(taint["key"] for taint in node.get("spec", {}).get("taints") or ()),
+        taints=tuple(taint["key"] for taint in accepted_taints(node)),
         notice=_notice(meta),
         labels=meta.get("labels", {}),
     )
@@ -219,7 +223,7 @@ def _ready_since(status: Manifest, conditions: dict[str, Any]) -> datetime | Non
 def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
     target = conditions.get("DisruptionTarget")
     if _is_true(target):
-        return str(target.get("reason") or "DisruptionTarget") if target else None
+        return one_line(target.get("reason") or "DisruptionTarget", most=60) if target else None
     return "Evicted" if status.get("reason") == "Evicted" else None
 
 

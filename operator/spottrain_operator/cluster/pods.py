@@ -29,7 +29,7 @@ from spottrain_api.v1alpha1 import PodTemplate, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.containers import beside, trainer
 from spottrain_operator.cluster.networks import preset_of
-from spottrain_operator.cluster.placement import affinity, tolerations
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, affinity, tolerations
 
 ANNOTATION_POOL = f"{GROUP}/pool"
 # The kubelet renews a projected token after four fifths of its lifetime.
@@ -74,6 +74,7 @@ def build_pod(
     capacity_type: CapacityType,
     pool: str | None,
     control_url: str,
+    site: Site = DEFAULT_SITE,
 ) -> Manifest:
     """Build the manifest of the pod `name`.
 
@@ -101,8 +102,8 @@ def build_pod(
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": affinity(spec, capacity_type, pool, job_uid=job.uid),
-        "tolerations": tolerations(spec, capacity_type, pool),
+        "affinity": affinity(spec, capacity_type, pool, site, job_uid=job.uid),
+        "tolerations": tolerations(spec, capacity_type, pool, site),
         "containers": [
             trainer(
                 spec,
@@ -110,6 +111,7 @@ def build_pod(
                 namespace=job.namespace,
                 capacity_type=capacity_type,
                 control_url=control_url,
+                watcher_port=site.watcher_port,
             )
         ],
         "volumes": _volumes(spec),

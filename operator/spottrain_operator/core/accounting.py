@@ -7,6 +7,7 @@ from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.progress import is_due
 from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.time_spent import spend_on_wait
 from spottrain_operator.core.timing import seconds_between
 
 _SECONDS_PER_HOUR = 3600.0
@@ -18,17 +19,17 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
     if not (at_once or is_due(status, now)):
         return draft
     hours = 0.0 if status.accounted_at is None else seconds_between(status.accounted_at, now) / _SECONDS_PER_HOUR
-    changes = _costs(situation, status, max(0.0, hours)) | _goodput(status, situation)
-    return draft.update(accounted_at=now, **changes)
+    draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, max(0.0, hours))))
+    return draft.update(**_goodput(draft.status, situation))
 
 
 def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, object]:
-    if status.start_time is None:
+    if status.start_time is None or status.time is None:
         return {}
     elapsed = seconds_between(status.start_time, situation.now)
     if elapsed <= 0:
         return {}
-    share = min(1.0, status.productive_seconds / elapsed)
+    share = min(1.0, status.time.productive_seconds / elapsed)
     return {"goodput": round(share, 4), "goodput_display": f"{share:.1%}"}
 
 

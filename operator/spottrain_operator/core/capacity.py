@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract import CapacityType, EventReason
 from spottrain_api.v1alpha1 import (
     FallbackPolicy,
     GenerationState,
@@ -135,7 +135,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
-        return draft.record("SpotRetried", "Trying spot nodes again")
+        return draft.record(EventReason.SPOT_RETRIED, "Trying spot nodes again")
     kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
     waiting = (pod.unschedulable_since for pod in kept if pod.capacity_type is CapacityType.SPOT)
     since = min((moment for moment in waiting if moment is not None), default=None)
@@ -147,7 +147,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         return draft
     draft = draft.update(fallback_since=now)
     message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
-    return draft.record("FellBack", message, warning=True)
+    return draft.record(EventReason.FELL_BACK, message, warning=True)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
@@ -167,7 +167,7 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
-    return draft.record("PodsCreated", f"Creating {text}")
+    return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
 
 
 def missing(situation: Situation, draft: Draft) -> list[CapacityType]:

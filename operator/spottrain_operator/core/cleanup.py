@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from spottrain_api.v1alpha1 import CleanPodPolicy
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.model import DeleteJob, DeletePod
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
-from spottrain_operator.core.timing import SILENT_ALONE, STRAY, STUCK_START, seconds_between
+from spottrain_operator.core.timing import LEAVE, SILENT_ALONE, STRAY, STUCK_START, seconds_between
 
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:
@@ -29,10 +30,24 @@ def delete_useless(situation: Situation, draft: Draft) -> Draft:
 
 
 def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
-    """Delete the pods of a finished job."""
+    """Delete the pods of a finished job, except those that have ended and may be asked for their logs."""
     for facts in situation.pods.values():
+        if _keeps_log(situation, draft, facts):
+            continue
         draft = _delete(situation, draft, facts, f"the job has ended ({draft.status.phase.value})")
     return draft
+
+
+def _keeps_log(situation: Situation, draft: Draft, facts: PodFacts) -> bool:
+    """Whether the pod has failed, or was in the last generation and has ended, or is about to."""
+    if situation.spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL or facts.unreachable or facts.pod.deleting:
+        return False
+    if facts.pod.phase == "Failed":
+        return True
+    generation, completed = draft.status.generation, draft.status.completion_time
+    if generation is None or all(m.pod_uid != facts.pod.uid for m in generation.members):
+        return False
+    return facts.finished or (completed is not None and not _longer_than(LEAVE, completed, situation))
 
 
 def expire(situation: Situation, draft: Draft) -> Draft:

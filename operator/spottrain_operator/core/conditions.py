@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, FailureReason, Progress, TrainerPhase
+from spottrain_api.contract import (
+    CapacityType,
+    Cause,
+    ConditionReason,
+    ConditionType,
+    EventReason,
+    FailureReason,
+    Progress,
+    TrainerPhase,
+)
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import places
@@ -11,10 +20,9 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import says_nothing
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
-from spottrain_operator.core.rivals import BLOCKED
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
-from spottrain_operator.core.understanding import NOT_UNDERSTOOD
+from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
@@ -63,8 +71,9 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
     generation = status.generation
-    for reason_to_wait in (BLOCKED, NOT_UNDERSTOOD) if generation is None else (BLOCKED,):
-        condition = status.condition(reason_to_wait)
+    waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if generation is None else [])]
+    for kind in waits_by:
+        condition = status.condition(kind)
         if condition is not None and condition.status == "True":
             return condition.message
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
@@ -113,17 +122,24 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     phase, message = status.phase, status.message
     generation = draft.running
     training = generation is not None and generation.state is GenerationState.ACTIVE
-    draft = draft.condition("Ready", phase is Phase.RUNNING, phase.value, message, now)
-    draft = draft.condition("Progressing", training, phase.value, message, now)
-    draft = draft.condition("Suspended", phase is Phase.SUSPENDED, phase.value, _suspension(phase), now)
+    draft = draft.condition(ConditionType.READY, phase is Phase.RUNNING, phase, message, now)
+    draft = draft.condition(ConditionType.PROGRESSING, training, phase, message, now)
+    draft = draft.condition(ConditionType.SUSPENDED, phase is Phase.SUSPENDED, phase, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
     draft = _checkpoints(draft, status.generation, situation)
+    draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if status.fallback_since is not None:
-        return draft.condition("SpotAvailable", False, "FellBack", "On-demand nodes stand in for spot nodes", now)
+        return draft.condition(
+            ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, "On-demand nodes stand in for spot nodes", now
+        )
     if status.spot_pending_since is not None:
-        return draft.condition("SpotAvailable", False, "SpotPending", "Spot pods wait for a node", now)
-    return draft.condition("SpotAvailable", True, "NoneWaits", "No spot pod waits for a node", now)
+        return draft.condition(
+            ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, "Spot pods wait for a node", now
+        )
+    return draft.condition(
+        ConditionType.SPOT_AVAILABLE, True, ConditionReason.NONE_WAITS, "No spot pod waits for a node", now
+    )
 
 
 def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
@@ -133,7 +149,7 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     stays as it was. False stays until a save succeeds: a new generation, or its failure, does not repair a store.
     """
     said = reported_at_all(situation, generation) if generation is not None else []
-    known = draft.status.condition("CheckpointsHealthy")
+    known = draft.status.condition(ConditionType.CHECKPOINTS_HEALTHY)
     was_failing = known is not None and known.status == "False"
     failing = [p for p in said if p.checkpoint_failure is not None]
     # The rank that met the fault knows the reason. Rank 0 knows only that the save was given up.
@@ -143,10 +159,12 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
         if not any(p.checkpoint is not None if was_failing else p.phase is not TrainerPhase.STARTING for p in said):
             return draft
         message = "No save has failed since the newest commit"
-        return draft.condition("CheckpointsHealthy", True, "Healthy", message, situation.now)
-    if known is None or not was_failing or known.reason != failure.reason.value:
-        draft = draft.record(failure.reason.value, failure.message, warning=True)
-    return draft.condition("CheckpointsHealthy", False, failure.reason.value, failure.message, situation.now)
+        return draft.condition(
+            ConditionType.CHECKPOINTS_HEALTHY, True, ConditionReason.HEALTHY, message, situation.now
+        )
+    if known is None or not was_failing or known.reason != failure.reason:
+        draft = draft.record(failure.reason, failure.message, warning=True)
+    return draft.condition(ConditionType.CHECKPOINTS_HEALTHY, False, failure.reason, failure.message, situation.now)
 
 
 def _knows_why(progress: Progress) -> bool:
@@ -162,7 +180,11 @@ def _preempted(draft: Draft, generation: GenerationStatus | None, situation: Sit
     """Set Preempted: True from a preemption until a new generation replaces the nodes."""
     if generation is not None and generation.reason in PREEMPTIONS:
         message = f"Nodes of generation {generation.number} are being taken, or were"
-        return draft.condition("Preempted", True, generation.reason, message, situation.now)
+        return draft.condition(ConditionType.PREEMPTED, True, Cause(generation.reason), message, situation.now)
     return draft.condition(
-        "Preempted", False, "Steady", "No node of the newest generation is being taken", situation.now
+        ConditionType.PREEMPTED,
+        False,
+        ConditionReason.STEADY,
+        "No node of the newest generation is being taken",
+        situation.now,
     )

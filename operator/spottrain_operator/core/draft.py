@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
+from spottrain_api.contract import ConditionType
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.model import Action, Event
 from spottrain_operator.core.situation import Situation
@@ -43,16 +45,18 @@ class Draft:
     def act(self, *actions: Action) -> Draft:
         return replace(self, actions=(*self.actions, *actions))
 
-    def record(self, reason: str, message: str, *, warning: bool = False) -> Draft:
-        event = Event(type="Warning" if warning else "Normal", reason=reason, message=message)
+    def record(self, reason: StrEnum, message: str, *, warning: bool = False) -> Draft:
+        event = Event(type="Warning" if warning else "Normal", reason=reason.value, message=message)
         return replace(self, events=(*self.events, event))
 
-    def condition(self, kind: str, holds: bool, reason: str, message: str, now: datetime) -> Draft:
+    def condition(self, kind: ConditionType, holds: bool, reason: StrEnum, message: str, now: datetime) -> Draft:
         """With the condition `kind`, whose transition time changes only with its truth."""
         truth = "True" if holds else "False"
         old = self.status.condition(kind)
         since = now if old is None or old.status != truth else old.last_transition_time
-        new = Condition(type=kind, status=truth, reason=reason, message=message, last_transition_time=since)
+        new = Condition(
+            type=kind.value, status=truth, reason=reason.value, message=message, last_transition_time=since
+        )
         others = tuple(c for c in self.status.conditions if c.type != kind)
         return self.update(conditions=tuple(sorted((*others, new), key=lambda c: c.type)))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 
-from spottrain_api.contract import AgentPhase, Cause
+from spottrain_api.contract import AgentPhase, Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.accounting import account
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, worked_unseen
 from spottrain_operator.core.progress import record_progress
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.time_spent import spend_on_end
 from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, after
 
 
@@ -44,7 +46,7 @@ def request_end(
         return draft
     how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
     text = f"Generation {generation.number} {how}: {message}"
-    return draft.record(cause.value, text, warning=cause in FAILURES | PREEMPTIONS)
+    return draft.record(cause, text, warning=cause in FAILURES | PREEMPTIONS)
 
 
 def _escalation(
@@ -92,17 +94,19 @@ def _may_step(m: MemberFacts) -> bool:
     return runs_script or unheard or m.progress is not None
 
 
-def finish(situation: Situation, draft: Draft, phase: Phase, reason: str, message: str) -> Draft:
+def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str) -> Draft:
     """End the job, as SUCCEEDED or FAILED. Its agents leave, its pods are deleted, and nothing is retried."""
     now = situation.now
-    if draft.running is not None:
-        draft = draft.update_generation(
-            state=GenerationState.ENDED, ended_at=now, reason=draft.running.reason or reason, deadline=None
-        )
     draft = record_progress(situation, draft, at_once=True)
+    running = draft.running
+    if running is not None:
+        draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, running))
+        draft = draft.update_generation(
+            state=GenerationState.ENDED, ended_at=now, reason=running.reason or reason.value, deadline=None
+        )
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
-    condition = "Failed" if failed else "Succeeded"
+    condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
     draft = draft.update(phase=phase, message=message, completion_time=now)
     draft = draft.condition(condition, True, reason, message, now)
     return draft.record(reason, message, warning=failed)

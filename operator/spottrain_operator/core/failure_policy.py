@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import FATAL_REASONS, Cause, Failure, FailureReason, Progress
+from spottrain_api.contract import FATAL_REASONS, Cause, EndReason, Failure, FailureReason, Progress, WaitingReason
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
 from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
@@ -32,20 +32,7 @@ from spottrain_operator.core.timing import (
 from spottrain_operator.core.transitions import open_transition
 
 # A kubelet's reasons why a container can't start, and won't if one waits.
-CANNOT_START = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-        "CrashLoopBackOff",
-        "StartError",
-        "FailedMount",
-    }
-)
+CANNOT_START = frozenset(WaitingReason)
 # Reasons that say little by themselves. A reason with a cause of its own is reported instead.
 _CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED, FailureReason.KILLED})
 
@@ -64,7 +51,7 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
     if fatal is not None and not guilty:
         draft = open_transition(situation, draft, Cause.FAILURE, fatal.message)
         draft = draft.update(failures=draft.status.failures + 1)
-        return finish(situation, draft, Phase.FAILED, fatal.reason.value, fatal.message)
+        return finish(situation, draft, Phase.FAILED, fatal.reason, fatal.message)
     cause = Cause.NODE_LOST if guilty else Cause.FAILURE
     message = guilty[0].message if guilty and guilty[0].message else failure_message(members)
     return request_end(situation, draft, members, cause, message, at_once=True)
@@ -124,12 +111,12 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         text = f"{_clause(message)}; {counted(stuck, 'generation')} in a row failed like this, without making a step"
-        return finish(situation, draft, Phase.FAILED, "NoProgress", text)
+        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text)
     if failures > policy.failure_budget:
         text = (
             f"{_clause(message)}; this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
         )
-        return finish(situation, draft, Phase.FAILED, "FailureBudgetExceeded", text)
+        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text)
     return draft
 
 
@@ -163,17 +150,17 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
         if seconds_between(refusal.since, situation.now) <= REFUSAL_PATIENCE:
             return draft
         message = f"{_clause(refusal.message)}; provide what is missing, or change the job"
-        return finish(situation, draft, Phase.FAILED, "CannotStart", message)
+        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
     waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
     if waiting is not None:
-        return finish(situation, draft, Phase.FAILED, "CannotStart", start_sentence(waiting.pod))
+        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(waiting.pod))
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
     message = (
         f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
     )
-    return finish(situation, draft, Phase.FAILED, "CannotStart", message)
+    return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
 
 
 def _has_started(situation: Situation) -> bool:
@@ -195,7 +182,7 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     if pod.waiting_reason not in CANNOT_START:
         return False
     # A missing volume is never mounted, but a disk may take minutes to attach.
-    slow = pod.waiting_reason == "FailedMount" and "not found" not in (pod.waiting_message or "")
+    slow = pod.waiting_reason == WaitingReason.FAILED_MOUNT and "not found" not in (pod.waiting_message or "")
     patience = STUCK_START if slow else START_FAILURE_PATIENCE
     return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > patience
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause
+from spottrain_api.contract import Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
@@ -24,7 +24,7 @@ def grow(situation: Situation, draft: Draft) -> Draft:
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
-    healthy = draft.status.condition("CheckpointsHealthy")
+    healthy = draft.status.condition(ConditionType.CHECKPOINTS_HEALTHY)
     if healthy is not None and healthy.status == "False":
         return draft
     since = generation.started_at if says_nothing(situation, generation) else generation.first_step_at

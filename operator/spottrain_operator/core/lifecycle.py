@@ -58,4 +58,4 @@ def end_at_deadline(situation: Situation, draft: Draft) -> Draft:
         return draft
     limit = situation.spec.run_policy.active_deadline_seconds
     message = f"the job has not finished within runPolicy.activeDeadlineSeconds ({limit})"
-    return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED.value, message)
+    return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED, message)

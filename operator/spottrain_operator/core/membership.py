@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Cause, Member
+from spottrain_api.contract import Cause, EventReason, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
@@ -19,11 +19,12 @@ from spottrain_operator.core.failure_policy import (
     meets_an_earlier_job,
 )
 from spottrain_operator.core.growth import coming
-from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of
-from spottrain_operator.core.progress import newest_progress, record_progress
+from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
+from spottrain_operator.core.progress import found_commits, newest_progress, record_progress
 from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.time_spent import spend_on_end
 from spottrain_operator.core.timing import (
     CULPRIT_GRACE,
     DRAIN_OVERTIME,
@@ -53,7 +54,14 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    return finish(situation, draft, Phase.SUCCEEDED, "Succeeded", _trained_to(draft.status.progress))
+    message = _trained_to(draft.status.progress)
+    if newest is not None and found_commits(generation, newest) and not made_progress(newest):
+        message = (
+            f"Nothing to train: {situation.spec.checkpoint.uri} was already at step {newest.step} of "
+            f"{newest.total_steps}. For a fresh run, use another checkpoint.uri. To train on, raise the script's "
+            "steps"
+        )
+    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, message)
 
 
 def _trained_to(progress: ProgressStatus) -> str:
@@ -93,6 +101,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     cause = _cause(generation, members)
     message = _message(situation, generation, members, cause)
     draft = record_progress(situation, draft, at_once=True)
+    draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, generation))
     draft = open_transition(situation, draft, cause, message)
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
@@ -103,10 +112,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
             "An earlier job has used the folder at checkpoint.uri. This one resumes from its newest commit, or "
             "starts at step 0 if it committed nothing"
         )
-        draft = draft.record("EarlierJob", message)
+        draft = draft.record(EventReason.EARLIER_JOB, message)
     elif generation.reason == Cause.FAILURE:
         text = f"Generation {generation.number} has ended: {message}{failure_traceback(members)}"
-        draft = draft.record(cause.value, text, warning=True)
+        draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
         return draft if meets_earlier else charge_failure(situation, draft, generation, message)
@@ -171,7 +180,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         start_time=draft.status.start_time or situation.now,
     )
     members = ", ".join(m.pod for m in generation.members)
-    return draft.record("GenerationStarted", f"Generation {number} starts from {_start(generation)} with {members}")
+    return draft.record(
+        EventReason.GENERATION_STARTED, f"Generation {number} starts from {_start(generation)} with {members}"
+    )
 
 
 def _start(generation: GenerationStatus) -> str:

@@ -42,6 +42,7 @@ class PodView:
     disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
     container_started: bool = False  # the container runs, or has run
     pool: str | None = None
+    protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatePod:
+    """Set or remove (None) annotations of exactly this pod. If it is gone, there is nothing to do."""
+
+    name: str
+    uid: str
+    annotations: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
     """Delete the finished job after its time to live."""
 
@@ -155,7 +165,7 @@ class DeleteJob:
     reason: str
 
 
-Action = CreatePod | DeletePod | DeleteJob
+Action = CreatePod | DeletePod | AnnotatePod | DeleteJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

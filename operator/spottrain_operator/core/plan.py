@@ -15,6 +15,7 @@ from spottrain_operator.core import (
     membership,
     preemption,
     progress,
+    protection,
     rhythm,
     rivals,
     transitions,
@@ -48,6 +49,7 @@ POLICIES: tuple[Policy, ...] = (
     capacity.fall_back,
     cleanup.delete_useless,
     capacity.create_missing,
+    protection.protect_members,
     conditions.describe,
 )
 # A finished job holds no nodes, and is deleted after its time to live.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from spottrain_api.contract import ConditionReason, ConditionType, WaitingReason
 from spottrain_operator.core.capacity import missing
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.situation import Situation
-
-PODS_HEALTHY = "PodsHealthy"
 
 _TOO_LARGE = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
@@ -35,24 +34,28 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     refusal, now = situation.refusal, situation.now
     if refusal is not None and missing(situation, draft):
         message = f"{refusal.message}. The operator retries; existing pods continue"
-        return draft.condition(PODS_HEALTHY, False, "PodsRefused", message, now)
+        return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
     waiting = [facts.pod for facts in situation.pods.values() if not facts.pod.deleting]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
         return _heed_container(situation, draft, cannot_start)
     unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
     if unplaced:
-        return draft.condition(PODS_HEALTHY, False, "Unschedulable", _no_node(unplaced), now)
-    return draft.condition(PODS_HEALTHY, True, "Healthy", "No pod is kept from starting", now)
+        return draft.condition(
+            ConditionType.PODS_HEALTHY, False, ConditionReason.UNSCHEDULABLE, _no_node(unplaced), now
+        )
+    return draft.condition(
+        ConditionType.PODS_HEALTHY, True, ConditionReason.HEALTHY, "No pod is kept from starting", now
+    )
 
 
 def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     """False with the kubelet's reason. An event reports the start."""
-    reason, message = str(pod.waiting_reason), start_sentence(pod)
-    known = draft.status.condition(PODS_HEALTHY)
+    reason, message = WaitingReason(str(pod.waiting_reason)), start_sentence(pod)
+    known = draft.status.condition(ConditionType.PODS_HEALTHY)
     if known is None or known.reason not in CANNOT_START:
         draft = draft.record(reason, message, warning=True)
-    return draft.condition(PODS_HEALTHY, False, reason, message, situation.now)
+    return draft.condition(ConditionType.PODS_HEALTHY, False, reason, message, situation.now)
 
 
 def _no_node(pods: list[PodView]) -> str:

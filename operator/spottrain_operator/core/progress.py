@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from spottrain_api.contract import CommitRef, Progress, TrainerPhase
+from spottrain_api.contract import CommitRef, EventReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.time_spent import spend_on_steps
 from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
@@ -48,13 +49,24 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     newest = newest_progress(situation, generation)
     if newest is None:
         return draft
-    productive = draft.status.productive_seconds + _new_productive_seconds(draft.status, generation, newest)
+    said = reported(situation, generation)
+    newest = newest.model_copy(update=_longest_waits(draft.status, generation, said))
+    time = spend_on_steps(draft.status, generation, newest, situation.now)
     if newest.strategy is not None and draft.status.strategy is None:
-        draft = draft.update(strategy=newest.strategy).record("StrategyChosen", newest.strategy.reason)
-    progress = _as_status(newest).model_copy(
-        update={"data_wait_ratio": _data_wait_ratio(reported(situation, generation))}
-    )
-    return _tell_surprises(draft, newest).update(progress=progress, productive_seconds=productive)
+        draft = draft.update(strategy=newest.strategy).record(EventReason.STRATEGY_CHOSEN, newest.strategy.reason)
+    if draft.status.progress.total_steps is None and found_commits(generation, newest):
+        text = (
+            f"This job continues from step {newest.start_step}, whose commit was at {situation.spec.checkpoint.uri} "
+            "before it. For a fresh run, use another checkpoint.uri"
+        )
+        draft = draft.record(EventReason.EARLIER_JOB, text)
+    progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
+    return _tell_surprises(draft, newest).update(progress=progress, time=time)
+
+
+def found_commits(generation: GenerationStatus, newest: Progress) -> bool:
+    """Whether the generation resumed from a commit that was there before the job: an earlier job's, or a fork."""
+    return generation.resume is None and generation.replicated_step is None and newest.start_step > 0
 
 
 def is_due(status: TrainingJobStatus, now: datetime) -> bool:
@@ -96,17 +108,18 @@ def _commits(situation: Situation) -> Iterable[CommitRef]:
             yield view.report.progress.commit
 
 
-def _new_productive_seconds(status: TrainingJobStatus, generation: GenerationStatus, newest: Progress) -> float:
-    """Seconds with steps since the last record."""
-    since = generation.first_step_at
-    if since is None or newest.last_step_at is None:
-        return 0.0
-    recorded = status.progress.last_step_at
-    first_record = recorded is None or recorded < since
-    # The first step took time, too; it ended at first_step_at.
-    first_step = (newest.step_seconds or 0.0) if first_record else 0.0
-    start = since if first_record or recorded is None else recorded
-    return max(0.0, seconds_between(start, newest.last_step_at)) + first_step
+def _longest_waits(
+    status: TrainingJobStatus, generation: GenerationStatus, reports: Sequence[Progress]
+) -> dict[str, float]:
+    """The sums of the ranks that have waited longest. They stay if such a rank reports no more."""
+    known = status.progress
+    first = generation.first_step_at
+    if first is None or known.last_step_at is None or known.last_step_at < first:
+        known = ProgressStatus()  # of an earlier generation
+    return {
+        "waited_seconds": max(known.waited_seconds, *(p.waited_seconds for p in reports)),
+        "stalled_seconds": max(known.stalled_seconds, *(p.stalled_seconds for p in reports)),
+    }
 
 
 def _as_status(progress: Progress) -> ProgressStatus:
@@ -122,7 +135,10 @@ def _as_status(progress: Progress) -> ProgressStatus:
         tokens_per_second=_rounded(progress.tokens_per_second, 1),
         eta_seconds=remaining,
         last_step_at=progress.last_step_at,
+        waited_seconds=_rounded(progress.waited_seconds, 3) or 0.0,
+        stalled_seconds=_rounded(progress.stalled_seconds, 3) or 0.0,
         checkpoint_interval=progress.checkpoint_interval,
+        checkpoint_interval_seconds=_rounded(progress.checkpoint_interval_seconds, 1),
         skipped_steps=progress.skipped_steps,
         rollbacks=progress.rollbacks,
         message=progress.message,
@@ -144,11 +160,13 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
     """
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
-        return draft.record("RolledBack", newest.message or "training was rolled back to a commit", warning=True)
+        return draft.record(
+            EventReason.ROLLED_BACK, newest.message or "training was rolled back to a commit", warning=True
+        )
     if newest.skipped_steps > known.skipped_steps:
-        return draft.record("StepSkipped", newest.message or "a step was skipped", warning=True)
+        return draft.record(EventReason.STEP_SKIPPED, newest.message or "a step was skipped", warning=True)
     if newest.message is not None and newest.message != known.message:
-        return draft.record("NotAsPlanned", newest.message, warning=True)
+        return draft.record(EventReason.NOT_AS_PLANNED, newest.message, warning=True)
     return draft
 
 

@@ -30,7 +30,7 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
 
 
 def _until_expiry(situation: Situation, draft: Draft) -> float | None:
-    if situation.pods:
+    if any(not facts.finished for facts in situation.pods.values()):
         return _WAITING
     ttl, completed = situation.spec.run_policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or completed is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from spottrain_api.contract import ConditionReason, ConditionType, EventReason
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.model import Rival
 from spottrain_operator.core.situation import Situation
-
-BLOCKED = "Blocked"
-REASON = "CheckpointURIInUse"
 
 
 def rival_of(situation: Situation, draft: Draft) -> Rival | None:
@@ -20,31 +20,32 @@ def rival_of(situation: Situation, draft: Draft) -> Rival | None:
 def give_way(situation: Situation, draft: Draft) -> Draft:
     """Blocked: another unfinished job comes first at the checkpoint folder. An event reports the start."""
     rival, now = rival_of(situation, draft), situation.now
-    known = draft.status.condition(BLOCKED)
+    known = draft.status.condition(ConditionType.BLOCKED)
     if rival is not None:
         message = sentence(situation.spec.checkpoint.uri, rival)
         if known is None or known.status == "False":
-            draft = draft.record(REASON, message, warning=True)
-        return draft.condition(BLOCKED, True, REASON, message, now)
+            draft = draft.record(EventReason.CHECKPOINT_URI_IN_USE, message, warning=True)
+        return draft.condition(ConditionType.BLOCKED, True, EventReason.CHECKPOINT_URI_IN_USE, message, now)
     if known is None:
         return draft
-    return draft.condition(BLOCKED, False, *_why_not(situation, draft), now)
+    return draft.condition(ConditionType.BLOCKED, False, *_why_not(situation, draft), now)
 
 
-def _why_not(situation: Situation, draft: Draft) -> tuple[str, str]:
+def _why_not(situation: Situation, draft: Draft) -> tuple[StrEnum, str]:
     """Reason and message of a job that was blocked, and no longer is."""
     if draft.finished:
-        return "Finished", "The job is over"
+        return ConditionReason.FINISHED, "The job is over"
     if situation.observed.rival is None:
-        return "Free", "No other job comes first at checkpoint.uri"
+        return ConditionReason.FREE, "No other job comes first at checkpoint.uri"
     if draft.running is not None:
-        return "Running", "A generation that runs is left alone"
-    return "Suspended", "A suspended job waits for no other"
+        return ConditionReason.RUNNING, "A generation that runs is left alone"
+    return ConditionReason.SUSPENDED, "A suspended job waits for no other"
 
 
 def sentence(uri: str, rival: Rival) -> str:
     """What is wrong, and what to do."""
     return (
         f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
-        "first: create this job again with another checkpoint.uri, wait until that one has finished, or delete it"
+        "first. For a run of its own, create this job again with another checkpoint.uri. Otherwise wait until that "
+        "one has finished, or delete it: this job then continues from its newest commit"
     )

@@ -53,6 +53,9 @@ PLANNED_DRAIN = 120.0
 # For a preemption without a known deadline (a taint, an eviction): the shortest notice of the large clouds, minus the
 # time that has passed already.
 UNKNOWN_LEAD = 15.0
+# A watcher that restarts, or is replaced by a new version, is back within this time. After it, a job's condition says
+# that nobody hears the notices for a member's node.
+UNWATCHED = 30.0
 # After the deadline of a drain the ranks get this much longer, since clocks differ; then they are stopped.
 DRAIN_OVERTIME = 5.0
 # A stopped agent kills its ranks at once. If it doesn't within this time, its pod is deleted.
@@ -89,6 +92,9 @@ GROWTH_PATIENCE = 15.0
 GROWTH_PATIENCE_WHILE_COMING = 45.0
 # and not if the job is nearly done.
 GROWTH_MIN_REMAINING = 30.0
+
+# Time for the agents of a finished job to leave by themselves. Then their pods are deleted.
+LEAVE = 15.0
 
 # How long a pod of an older generation gets its stop, once a newer generation exists.
 STRAY = 30.0

@@ -55,11 +55,10 @@ def fill_transitions(situation: Situation, draft: Draft) -> Draft:
     newest = newest_progress(situation, generation)
     if newest is None:
         return draft
-    step_seconds = newest.step_seconds or 0.0
-    return close_transitions(draft, newest.start_step, generation.first_step_at, step_seconds)
+    return close_transitions(draft, newest.start_step, generation.first_step_at)
 
 
-def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds: float = 0.0) -> Draft:
+def close_transitions(draft: Draft, resume_step: int, at: datetime) -> Draft:
     """Fill the open transitions: training continued after `resume_step` at `at`.
 
     Several transitions are open if generations ended without a step. The first one is charged with the steps that are
@@ -88,10 +87,4 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime, step_seconds
                 "seconds_without_step": round(max(0.0, seconds_between(since, until)), 3),
             }
         )
-    status = draft.status
-    return draft.update(
-        transitions=tuple(transitions),
-        steps_redone=status.steps_redone + redone,
-        # Steps that are redone were productive once.
-        productive_seconds=max(0.0, status.productive_seconds - redone * step_seconds),
-    )
+    return draft.update(transitions=tuple(transitions), steps_redone=draft.status.steps_redone + redone)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spottrain_api.contract import ConditionReason, ConditionType, EventReason
 from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
-
-NOT_UNDERSTOOD = "SpecNotUnderstood"
-REASON = "NewerVersion"
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
@@ -20,16 +18,22 @@ def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
 def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
     """SpecNotUnderstood: names the fields that this operator leaves out. An event reports the start."""
     unknown, now = situation.observed.job.not_understood, situation.now
-    known = draft.status.condition(NOT_UNDERSTOOD)
+    known = draft.status.condition(ConditionType.SPEC_NOT_UNDERSTOOD)
     if unknown:
         waits = waits_to_be_understood(situation, draft)
         message = sentence(unknown, "The job waits" if waits else "The job continues without")
         if known is None or known.status == "False":
-            draft = draft.record(NOT_UNDERSTOOD, message, warning=True)
-        return draft.condition(NOT_UNDERSTOOD, True, REASON, message, now)
+            draft = draft.record(EventReason.SPEC_NOT_UNDERSTOOD, message, warning=True)
+        return draft.condition(ConditionType.SPEC_NOT_UNDERSTOOD, True, ConditionReason.NEWER_VERSION, message, now)
     if known is None:
         return draft
-    return draft.condition(NOT_UNDERSTOOD, False, "Understood", "The operator understands the whole job", now)
+    return draft.condition(
+        ConditionType.SPEC_NOT_UNDERSTOOD,
+        False,
+        ConditionReason.UNDERSTOOD,
+        "The operator understands the whole job",
+        now,
+    )
 
 
 def sentence(fields: Sequence[str], consequence: str) -> str:

@@ -53,11 +53,18 @@ class CommitInterval:
 
         With `auto`, the first save comes early, because it measures the cost.
         """
-        if self.steps is not None:
-            return False
+        return self.steps is None and elapsed_seconds >= self._seconds(cost)
+
+    def planned_seconds(self, cost: CheckpointCost | None, step_seconds: float | None) -> float | None:
+        """Seconds from one save to the next; None if that is a number of steps whose duration is not known."""
+        if self.steps is None:
+            return self._seconds(cost)
+        return None if step_seconds is None else self.steps * step_seconds
+
+    def _seconds(self, cost: CheckpointCost | None) -> float:
         if self.seconds is not None:
-            return elapsed_seconds >= self.seconds
-        return elapsed_seconds >= (MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost))
+            return self.seconds
+        return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost)
 
     def optimal_seconds(self, cost: CheckpointCost) -> float:
         """The interval that loses the least time, within bounds, and long enough that saves do not overlap."""

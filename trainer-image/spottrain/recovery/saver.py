@@ -82,6 +82,7 @@ class StateSaver:
         if handle is not None:
             self._under_way = _UnderWay(handle, cost.total_seconds if cost is not None else None)
             self.schedule.started()
+            self.reports.stalled(handle.staging_seconds)
 
     def poll(self) -> None:
         """Report the save in the background, if it has ended or is slow. Raises Fenced."""
@@ -175,6 +176,7 @@ class StateSaver:
             rank_state=random_state.capture(),
             started=started,
         )
+        self.reports.stalled(time.monotonic() - started)
         self.reports.intervals()
 
     def clean_up(self) -> None:

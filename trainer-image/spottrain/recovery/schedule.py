@@ -68,6 +68,10 @@ class CheckpointSchedule:
         """Whether a save can end within so many seconds, by the agreed forecast; the same on all ranks."""
         return self.agreed_seconds is None or self.agreed_seconds <= seconds_left
 
+    def interval_seconds(self, step_seconds: float | None) -> float | None:
+        """Seconds from one save to the next; None if that is a number of steps whose duration is not known yet."""
+        return self.interval.planned_seconds(self.cost, step_seconds)
+
     def explain(self) -> str:
         """The interval and the reason for it, for the status."""
         return self.interval.explain(self.cost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -52,6 +53,12 @@ class Launch:
             device=torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu"),
             run_dir=Path(run_dir) if run_dir else None,
         )
+
+    def peak_memory(self) -> int:
+        """Bytes that this process has needed at most: on its accelerator or, without one, on the CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     @property
     def generation(self) -> int:

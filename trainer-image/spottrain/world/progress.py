@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
@@ -34,9 +35,18 @@ class ProgressReporter:
     needs.
     """
 
-    def __init__(self, run_dir: Path | None, *, local_rank: int, generation: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path | None,
+        *,
+        local_rank: int,
+        generation: int,
+        peak_memory: Callable[[], int] | None = None,
+    ) -> None:
+        """`peak_memory` measures this rank's, in bytes."""
         self._run_dir = run_dir
         self._local_rank = local_rank
+        self._peak_memory = peak_memory
         self._written_at = 0.0
         self._background = BackgroundThread("progress")
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
@@ -47,7 +57,7 @@ class ProgressReporter:
 
     def update(self, **changes: Any) -> None:
         """Change fields of Progress, and return when they are written."""
-        self._change(changes)
+        self.note(**changes)
         self._write().result()
 
     def step(self, step: int, *, seconds: float, data_wait_seconds: float, samples: int, tokens: int | None) -> None:
@@ -75,13 +85,22 @@ class ProgressReporter:
             changes["first_step_at"] = now
             changes["milestones"] = {**before.milestones, "first_step": now}
             self._written_at = 0.0
-        self._change(changes)
-        if time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES:
+        else:
+            changes["waited_seconds"] = before.waited_seconds + data_wait_seconds
+        is_due = time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES
+        if is_due and self._peak_memory is not None:
+            changes["memory_bytes"] = self._peak_memory()
+        self.note(**changes)
+        if is_due:
             self._write()
 
+    def note(self, **changes: Any) -> None:
+        """Change fields of Progress, which are written with the next step."""
+        self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
+
     def observe_loss(self, loss: float) -> None:
-        """Set the newest mean loss, which is written with the next step. JSON has no NaN: None stands for it."""
-        self._change({"loss": loss if math.isfinite(loss) else None})
+        """Set the newest mean loss. JSON has no NaN: None stands for it."""
+        self.note(loss=loss if math.isfinite(loss) else None)
 
     def finish(self, kind: OutcomeKind, failure: Failure | None = None) -> None:
         """Write the outcome, then the last progress."""
@@ -98,9 +117,6 @@ class ProgressReporter:
     def committed(self, commit: CommitRef) -> None:
         """Report the newest commit."""
         self.update(commit=commit)
-
-    def _change(self, changes: dict[str, Any]) -> None:
-        self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
 
     def _write(self) -> Future[None]:
         self._written_at = time.monotonic()

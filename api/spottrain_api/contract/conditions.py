@@ -1,0 +1,82 @@
+"""Names of conditions, and the reasons of conditions and events. contract/reasons.py says what each means."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Types of the conditions in a job's status."""
+
+    READY = "Ready"
+    PROGRESSING = "Progressing"
+    PREEMPTED = "Preempted"
+    PODS_HEALTHY = "PodsHealthy"
+    SPOT_AVAILABLE = "SpotAvailable"
+    CHECKPOINTS_HEALTHY = "CheckpointsHealthy"
+    NOTICES_HEARD = "NoticesHeard"
+    BLOCKED = "Blocked"
+    SPEC_NOT_UNDERSTOOD = "SpecNotUnderstood"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionReason(StrEnum):
+    """Reasons that only conditions have. The others are phases, causes, failures, ends, and reasons to wait."""
+
+    STEADY = "Steady"
+    HEALTHY = "Healthy"
+    PODS_REFUSED = "PodsRefused"
+    UNSCHEDULABLE = "Unschedulable"
+    NONE_WAITS = "NoneWaits"
+    SPOT_PENDING = "SpotPending"
+    HEARD = "Heard"
+    FINISHED = "Finished"
+    FREE = "Free"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    NEWER_VERSION = "NewerVersion"
+    UNDERSTOOD = "Understood"
+
+
+class EndReason(StrEnum):
+    """Reasons of the condition Failed that are neither a failure of the ranks nor a cause."""
+
+    FAILURE_BUDGET_EXCEEDED = "FailureBudgetExceeded"
+    NO_PROGRESS = "NoProgress"
+    CANNOT_START = "CannotStart"
+
+
+class WaitingReason(StrEnum):
+    """A kubelet's reasons why a container can't start, and won't by waiting."""
+
+    ERR_IMAGE_PULL = "ErrImagePull"
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+    ERR_IMAGE_NEVER_PULL = "ErrImageNeverPull"
+    INVALID_IMAGE_NAME = "InvalidImageName"
+    CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
+    CREATE_CONTAINER_ERROR = "CreateContainerError"
+    RUN_CONTAINER_ERROR = "RunContainerError"
+    CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
+    START_ERROR = "StartError"
+    FAILED_MOUNT = "FailedMount"
+
+
+class EventReason(StrEnum):
+    """Reasons of events. Causes, failures, ends and reasons to wait are also events."""
+
+    PODS_CREATED = "PodsCreated"
+    POD_NOT_CREATED = "PodNotCreated"
+    GENERATION_STARTED = "GenerationStarted"
+    STRATEGY_CHOSEN = "StrategyChosen"
+    FELL_BACK = "FellBack"
+    SPOT_RETRIED = "SpotRetried"
+    CHECKPOINT_URI_IN_USE = "CheckpointURIInUse"
+    WATCHER_MISSING = "WatcherMissing"
+    WATCHER_BLIND = "WatcherBlind"
+    SPEC_NOT_UNDERSTOOD = "SpecNotUnderstood"
+    EARLIER_JOB = "EarlierJob"
+    ROLLED_BACK = "RolledBack"
+    STEP_SKIPPED = "StepSkipped"
+    NOT_AS_PLANNED = "NotAsPlanned"

@@ -1,0 +1,106 @@
+"""NoticesHeard: whether somebody on the members' spot nodes hears that they will be taken back.
+
+A node that nobody watches is lost without notice, and nothing else shows it before. No generation ends for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spottrain_api.contract import (
+    CapacityType,
+    ConditionReason,
+    ConditionType,
+    EventReason,
+    NodeWatch,
+    WatchState,
+)
+from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.wording import counted, listed, one_line
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.timing import UNWATCHED
+
+_MISSING_ADVICE = (
+    "Check that the chart's watcher runs there (kubectl get pods -A -l app.kubernetes.io/component=watcher -o wide), "
+    "that its affinity and the value spotLabels name the labels of these nodes, and that nothing blocks its port"
+)
+_BLIND_ADVICE = (
+    "Read the watcher's log, and check that its pod is on the host network and may reach that address; "
+    "SPOTTRAIN_PROVIDER in the chart's value watcher.env names another cloud"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotWatch:
+    """The watch of a member on a spot node, by its agent's newest report."""
+
+    node: str
+    watch: NodeWatch
+
+    @property
+    def unheard(self) -> bool:
+        """Nobody hears the node's notices, and that is no watcher's restart any more."""
+        return self.watch.state is not WatchState.WATCHED and self.watch.seconds >= UNWATCHED
+
+    @property
+    def settled(self) -> bool:
+        return self.unheard or self.watch.state is WatchState.WATCHED
+
+
+def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, ReportView]) -> tuple[SpotWatch, ...]:
+    """The members on spot nodes whose agents report it: those of older versions don't."""
+    return tuple(
+        SpotWatch(node=member.node, watch=view.report.watch)
+        for member in (generation.members if generation is not None else ())
+        if member.capacity_type is CapacityType.SPOT
+        and (view := reports.get(member.pod_uid)) is not None
+        and view.report.watch is not None
+    )
+
+
+def heed_watchers(situation: Situation, draft: Draft) -> Draft:
+    """Set NoticesHeard. It stays as it was between generations, and while a watcher may be restarting."""
+    known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
+    watches = spot_watches(draft.running, situation.observed.reports)
+    if draft.running is None or (known is None and not watches):
+        return draft
+    unheard = [each for each in watches if each.unheard]
+    if unheard:
+        return _unheard(draft, unheard, situation)
+    if not all(each.settled for each in watches):
+        return draft
+    message = "The notices of all members on spot nodes are heard"
+    return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.HEARD, message, now)
+
+
+def _unheard(draft: Draft, unheard: list[SpotWatch], situation: Situation) -> Draft:
+    """False with the nodes. An event reports the start, and a new reason.
+
+    The words of a connection's error may differ each time. They alone don't change the condition.
+    """
+    reason, message = _sentence(unheard)
+    known = draft.status.condition(ConditionType.NOTICES_HEARD)
+    same = known is not None and known.status == "False" and known.reason == reason
+    if known is not None and same and known.message.partition(":")[0] == message.partition(":")[0]:
+        return draft
+    if not same:
+        draft = draft.record(reason, message, warning=True)
+    return draft.condition(ConditionType.NOTICES_HEARD, False, reason, message, situation.now)
+
+
+def _sentence(unheard: list[SpotWatch]) -> tuple[StrEnum, str]:
+    """Reason and message. The part before the first colon names the nodes."""
+    missing = [each for each in unheard if each.watch.state is WatchState.MISSING]
+    first, *_ = found = missing or unheard
+    names = listed(sorted({each.node for each in found}))
+    num_others = len(unheard) - len(found)
+    also = f". On {counted(num_others, 'other node')} the watcher is blind" if num_others else ""
+    cost = "a preemption there may come without notice"
+    said = one_line(first.watch.trouble or "no reason was given").removesuffix(".")
+    if missing:
+        return EventReason.WATCHER_MISSING, f"No watcher answers on {names}: {cost} ({said}){also}. {_MISSING_ADVICE}"
+    return EventReason.WATCHER_BLIND, f"The watcher on {names} is blind: {cost} ({said}). {_BLIND_ADVICE}"

@@ -1,0 +1,103 @@
+"""An agent knows whether the notices of its node can be heard: a watcher that answers, is blind, or is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from spottrain_agent.notice_client import NoticeClient
+from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState
+
+BLIND = "EC2's metadata service gives no usable answer: refused."
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Answers polls with `notices`, or with an error while there are none; `client` asks it, by `clock`."""
+
+    notices: NoticeList | None = None
+    clock: float = 0.0
+    heard: asyncio.Queue[NoticeList] = field(default_factory=asyncio.Queue)
+    refused: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    client: NoticeClient = field(init=False)
+    body: str | None = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.notices is None and self.body is None:
+            self.refused.put_nowait(503)
+            return web.Response(status=503)
+        if self.notices is not None and request.query["after"] == self.notices.revision:
+            await asyncio.sleep(0.05)
+            return web.Response(status=204)
+        return web.Response(text=self.body or (self.notices.to_json() if self.notices else ""))
+
+    async def says(self, revision: str, trouble: str | None = None) -> NodeWatch:
+        self.notices = NoticeList(revision=revision, trouble=trouble)
+        async with asyncio.timeout(10):
+            while (await self.heard.get()).revision != revision:
+                pass
+        return self.client.watch
+
+
+@pytest.fixture
+async def watcher() -> AsyncIterator[Watcher]:
+    fake = Watcher()
+    application = web.Application()
+    application.router.add_get(PATH_NOTICE, fake.answer)
+    async with TestServer(application) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("")).rstrip("/")
+        fake.client = NoticeClient(session, url, clock=lambda: fake.clock)
+        following = asyncio.create_task(fake.client.follow(fake.heard.put_nowait))
+        yield fake
+        following.cancel()
+
+
+async def test_a_node_without_a_watcher_and_one_that_comes(watcher: Watcher) -> None:
+    watcher.clock = 7.0
+    for _ in range(2):
+        await watcher.refused.get()
+    missing = watcher.client.watch
+    assert (missing.state, missing.seconds) == (WatchState.MISSING, 7.0)
+    assert missing.trouble is not None
+    assert "does not answer: 503" in missing.trouble
+    watched = await watcher.says("1")
+    assert watched == NodeWatch(state=WatchState.WATCHED)
+
+
+async def test_the_seconds_count_from_the_change_of_the_state_alone(watcher: Watcher) -> None:
+    await watcher.says("1")
+    watcher.clock = 10.0
+    assert await watcher.says("2", BLIND) == NodeWatch(state=WatchState.BLIND, trouble=BLIND)
+    watcher.clock = 25.0
+    again = "EC2's metadata service gives no usable answer: timeout."
+    assert await watcher.says("3", again) == NodeWatch(state=WatchState.BLIND, seconds=15.0, trouble=again)
+    assert (await watcher.says("4")).state is WatchState.WATCHED
+    assert watcher.client.watch.seconds == 0.0
+    watcher.notices = None
+    await watcher.refused.get()
+    await watcher.refused.get()
+    assert watcher.client.watch.state is WatchState.MISSING
+
+
+async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:
+    watcher.body = "<html>" + "x" * 10_000 + "\x00</html>"
+    async with asyncio.timeout(10):
+        while "validation error" not in str(watcher.client.watch.trouble):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    trouble = watcher.client.watch.trouble
+    assert watcher.client.watch.state is WatchState.MISSING
+    assert trouble is not None
+    assert trouble.isprintable()
+    assert len(trouble) <= 300
+
+
+def test_an_older_agent_reads_the_notices_of_a_blind_watcher() -> None:
+    """What it doesn't know is ignored: the fields of a message that a newer part added."""
+    answer = NoticeList(revision="1", trouble=BLIND).to_json()
+    assert NoticeList.from_json(answer.replace("trouble", "somethingNewer")) == NoticeList(revision="1")

@@ -1,0 +1,158 @@
+"""The chart's values: the schema knows each of them, and what is wrong is refused with words that help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from docs.reference_pages import chart, chart_schema
+
+from spottrain_api.contract import CapacityType
+from spottrain_local.binaries import find_binaries
+from spottrain_local.install import find_helm
+from spottrain_operator.cluster.placement import TERMS
+
+CHART = chart.FILE.parent
+SCHEMA: dict[str, Any] = json.loads(chart_schema.FILE.read_text())
+
+
+def test_the_schema_is_that_of_the_values() -> None:
+    completed = chart_schema.completed(json.loads(chart_schema.FILE.read_text()), chart.FILE.read_text())
+    assert chart_schema.shown(completed) == chart_schema.FILE.read_text(), "run `make schema`"
+
+
+def test_a_value_without_an_entry_is_named() -> None:
+    values = chart.FILE.read_text() + "\nmine:\n  # What it is for.\n  size: 1\n"
+    with pytest.raises(chart_schema.SchemaMismatchError, match=r"has no entry for mine\.size: write its type"):
+        chart_schema.completed(json.loads(chart_schema.FILE.read_text()), values)
+
+
+def test_an_entry_without_a_value_is_named() -> None:
+    schema = json.loads(chart_schema.FILE.read_text())
+    schema["properties"]["image"]["properties"]["digest"] = {"type": "string"}
+    with pytest.raises(chart_schema.SchemaMismatchError, match=r"values.yaml has no image\.digest: add it"):
+        chart_schema.completed(schema, chart.FILE.read_text())
+
+
+def objects(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, each in (schema.get("properties", {}) | schema.get("$defs", {})).items():
+        yield from objects(f"{path}.{name}", each)
+    if "items" in schema:
+        yield from objects(f"{path}[]", schema["items"])
+
+
+def test_every_value_has_a_type_and_no_object_takes_unknown_keys() -> None:
+    for path, each in objects("", SCHEMA):
+        assert {"type", "enum", "$ref"} & each.keys(), path
+        if "properties" in each:
+            assert each["additionalProperties"] is False, path
+
+
+def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
+    affinity = yaml.safe_load(chart.FILE.read_text())["affinity"]["nodeAffinity"]
+    [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    terms = [term for (_, kind), each in TERMS.items() if kind is CapacityType.SPOT for term in each]
+    avoided = [expression | {"operator": "NotIn"} for term in terms for expression in term]
+    assert sorted(term["matchExpressions"], key=str) == sorted(avoided, key=str)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.fail("Helm is not built: run `make binaries`.")
+    command = [find_helm(binaries), "template", "spottrain", str(CHART), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("operator.prot=8080", "at '/operator': additional properties 'prot' not allowed"),
+        ("watchr.enabled=false", "additional properties 'watchr' not allowed"),
+        ("operator.port=70000", "at '/operator/port': maximum: got 70,000, want 65,535"),
+        ("operator.replicas=-1", "at '/operator/replicas': minimum: got -1, want 0"),
+        ("operator.replicas=two", "at '/operator/replicas': got string, want integer"),
+        (
+            "operator.logLevel=VERBOSE",
+            "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING',",
+        ),
+        ("watcher.port=0", "at '/watcher/port': minimum: got 0, want 1"),
+        ("spotLabels.cheap=true", "at '/spotLabels/cheap': got boolean, want string"),
+        ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+        ("image.tag=1", "at '/image/tag': got number, want string"),
+        ("image.tag=team/a", 'image.tag: "team/a" is not a tag. Write what follows the colon, such as 0.1.0'),
+        ("image.repository=r/x:1", 'image.repository: "r/x:1" is not the name of an image. Write it in lower case'),
+        ("image.repository=", 'image.repository: "" is not the name of an image.'),
+        ("nodeSelector.pool=true", "at '/nodeSelector/pool': got boolean, want string"),
+        ("operator.env[0].value=x", "at '/operator/env/0': missing property 'name'"),
+        ("tolerations[0].effects=NoSchedule", "at '/tolerations/0': additional properties 'effects' not allowed"),
+        ("watcher.resources.request.cpu=1", "at '/watcher/resources': additional properties 'request' not allowed"),
+        (
+            "podMonitor.interval=15x",
+            'podMonitor.interval: "15x" is not a duration. Write numbers with units',
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
+    done = helm("--set", value, "--set", "podMonitor.enabled=true")
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "value",
+    [
+        "image.repository=localhost:5000/team/spottrain-operator",
+        "image.repository=111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain",
+        "podMonitor.interval=1m30s",
+        "watcher.resources.limits.memory=1Gi",
+        "watcher.priorityClassName=null",
+        "affinity=null",
+        "global.registry=x",
+    ],
+)
+def test_a_right_value_is_accepted(value: str) -> None:
+    done = helm("--set", value, "--set", "podMonitor.enabled=true")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("preset", sorted(path.name for path in CHART.glob("values.*.yaml")))
+def test_a_preset_renders_and_lets_critical_watchers_in(preset: str) -> None:
+    done = helm("--values", str(CHART / preset))
+    assert done.returncode == 0, done.stderr
+    objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    wanted = objects["DaemonSet"]["spec"]["template"]["spec"].get("priorityClassName")
+    quota = objects.get("ResourceQuota", {"spec": {"scopeSelector": {"matchExpressions": [{"values": [None]}]}}})
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert scope["values"] == [wanted]
+    assert (wanted == "system-node-critical") is (preset != "values.local.yaml")
+
+
+def test_presets_hold_what_differs_alone() -> None:
+    defaults = yaml.safe_load(chart.FILE.read_text())
+    for preset in CHART.glob("values.*.yaml"):
+        same = [path for path, value in leaves("", yaml.safe_load(preset.read_text())) if value == at(defaults, path)]
+        # The local cluster's log level is said there, whatever the default.
+        assert set(same) <= {".operator.logLevel"}, preset.name
+
+
+def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(f"{path}.{key.replace('.', '_')}", each)
+    else:
+        yield path, value
+
+
+def at(values: Any, path: str) -> object:
+    for key in path.split(".")[1:]:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -1,0 +1,112 @@
+"""What a job's time went into. That the parts add up is checked in every life of test_plan_simulation.py, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from scene import NOW, START, at, failed, starting_job, training, training_job
+from simulation import World, spec_of
+from simulation.invariants import parts_of
+from spottrain_api.contract import AgentPhase, CapacityType, FailureReason, Progress
+from spottrain_api.v1alpha1 import Phase, ProgressStatus, TimeStatus, TrainingJobStatus, Transition
+
+
+def times(status: TrainingJobStatus) -> dict[str, float]:
+    """The parts that are not zero."""
+    return {name.removesuffix("_seconds"): round(value, 3) for name, value in parts_of(status.time).items() if value}
+
+
+def progress(**changes: object) -> Progress:
+    return training().model_copy(update=changes)
+
+
+def test_the_time_up_to_the_newest_step_is_split_into_start_waits_stalls_and_steps() -> None:
+    scene = replace(starting_job(), now=NOW)
+    said: dict[str, Any] = {"generation": 1, "phase": AgentPhase.RUNNING, "step_age_seconds": 1.0}
+    scene = scene.all_say(**said, progress=progress(waited_seconds=4.0, stalled_seconds=2.5))
+    scene = scene.says(3, **said, progress=progress(waited_seconds=6.0, stalled_seconds=1.0))
+    status = scene.decided().observed.job.status
+    # The generation started at 3 s, its first step ended at 10 s, its newest at 99 s.
+    assert times(status) == {"start_up": 7, "data_wait": 6, "commit_stall": 2.5, "productive": 80.5}
+    assert status.time is not None
+    assert status.time.until == at(99)
+    assert status.goodput == pytest.approx(80.5 / 97, abs=1e-4)
+
+
+def test_a_rank_that_waits_longest_and_reports_no_more_is_not_counted_again() -> None:
+    scene = training_job()
+    waited = []
+    for seconds, newest_step in ((6.0, 109), (1.0, 119), (6.0, 129), (8.0, 139)):
+        said = progress(waited_seconds=seconds, last_step_at=at(newest_step))
+        scene = scene.later(10).all_say(progress=said).decided()
+        waited.append(times(scene.observed.job.status)["data_wait"])
+    assert waited == [6, 6, 6, 8]
+
+
+def test_steps_up_to_the_newest_of_an_earlier_generation_are_redone() -> None:
+    lost = Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, seconds_without_step=10.0)
+    before = TimeStatus(until=at(50), productive_seconds=50.0)
+    scene = training_job().status(
+        transitions=(lost,),
+        time=before,
+        start_time=START,
+        progress=ProgressStatus(step=50, last_step_at=at(49)),
+        accounted_at=None,
+    )
+    scene = scene.generation(number=2, first_step_at=at(60))
+    # Resumed from step 40; 39 s for steps 42 to 61, of which 42 to 50 are made again.
+    resumed = progress(generation=2, start_step=40, step=61, first_step_at=at(60))
+    status = scene.all_say(generation=2, progress=resumed).plan().status
+    again = 39 * 9 / 20
+    assert times(status) == {"restart": 10, "redone": round(again, 3), "productive": round(50 + 39 - again, 3)}
+
+
+def test_a_clock_that_is_ahead_gains_no_time() -> None:
+    scene = training_job().status(accounted_at=None, time=TimeStatus(until=at(90)), start_time=at(90))
+    status = scene.all_say(progress=progress(last_step_at=NOW + timedelta(hours=1))).plan().status
+    assert status.time is not None
+    assert status.time.until == NOW
+    assert sum(parts_of(status.time).values()) == 10
+
+
+def test_a_failed_generation_without_a_step_prolongs_the_start() -> None:
+    scene = failed(replace(starting_job(), now=at(20)).all_say(generation=1), FailureReason.START_FAILED)
+    status = scene.later(6).decided().later(6).decided().observed.job.status
+    assert times(status) == {"start_up": 29}
+
+
+def test_a_script_that_reports_no_steps_leaves_its_time_unreported() -> None:
+    scene = replace(starting_job(), now=at(3600)).all_say(generation=1, phase=AgentPhase.RUNNING)
+    status = scene.all_say(generation=1, phase=AgentPhase.SUCCEEDED).plan().status
+    assert status.phase is Phase.SUCCEEDED
+    assert times(status) == {"unreported": 3597}
+
+
+def test_waits_for_nodes_and_suspensions_are_parts_of_their_own() -> None:
+    world = World(spec_of(nodes={"min": 2, "max": 2}, capacity={"onDemand": {"min": 2}}), seed=2, total_steps=240)
+    nodes = [world.add_node(CapacityType.ON_DEMAND) for _ in range(2)]
+    world.run(60)
+    world.kill(nodes[1])
+    world.run(200)
+    world.add_node(CapacityType.ON_DEMAND)
+    world.run(30)
+    world.edit(runPolicy={"suspend": True})
+    world.run(100)
+    world.edit(runPolicy={"suspend": False})
+    world.run_until_finished(600)
+    status = world.status
+    assert (status.phase, world.problems) == (Phase.SUCCEEDED, [])
+    assert status.time is not None
+    assert status.start_time is not None
+    assert 190 < status.time.capacity_seconds < 205
+    assert 85 < status.time.suspended_seconds < 100
+    assert 0 < status.time.restart_seconds < 80
+    assert 0 < status.time.start_up_seconds < 10
+    assert 240 * 0.25 < status.time.productive_seconds < 240 * 0.5
+    assert status.goodput == round(
+        status.time.productive_seconds / (status.time.until - status.start_time).total_seconds(), 4
+    )

@@ -1,0 +1,141 @@
+"""NoticesHeard names the spot nodes of members whose notices nobody hears, and says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from scene import ENDED, Scene, training_job
+from spottrain_api.contract import AgentReport, NodeWatch, WatchState
+from spottrain_api.v1alpha1 import Condition
+from spottrain_operator.core.timing import UNWATCHED
+
+WATCHED = NodeWatch(state=WatchState.WATCHED)
+MISSING = NodeWatch(
+    state=WatchState.MISSING, seconds=UNWATCHED, trouble="http://10.0.0.4:9401 does not answer: refused"
+)
+BLIND = NodeWatch(state=WatchState.BLIND, seconds=UNWATCHED, trouble="EC2's metadata service is away.")
+
+
+def watched_job() -> Scene:
+    """Members 3 and 4 are on spot nodes, and somebody watches them."""
+    return training_job().says(3, watch=WATCHED).says(4, watch=WATCHED).decided()
+
+
+def condition(scene: Scene) -> Condition | None:
+    return scene.plan().status.condition("NoticesHeard")
+
+
+def events(scene: Scene) -> list[tuple[str, str]]:
+    return [(event.type, event.reason) for event in scene.plan().events]
+
+
+def test_a_job_whose_notices_are_heard() -> None:
+    found = watched_job().observed.job.status.condition("NoticesHeard")
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "Heard")
+
+
+@pytest.mark.parametrize(
+    ("watch", "reason", "words"),
+    [
+        (
+            MISSING,
+            "WatcherMissing",
+            "(http://10.0.0.4:9401 does not answer: refused). Check that the chart's watcher",
+        ),
+        (BLIND, "WatcherBlind", "(EC2's metadata service is away). Read the watcher's log"),
+    ],
+    ids=["missing", "blind"],
+)
+def test_a_node_that_nobody_watches(watch: NodeWatch, reason: str, words: str) -> None:
+    scene = watched_job().says(4, watch=watch)
+    found = condition(scene)
+    assert found is not None
+    assert (found.status, found.reason) == ("False", reason)
+    assert " on n4" in found.message
+    assert ": a preemption there may come without notice (" in found.message
+    assert words in found.message
+    assert events(scene) == [("Warning", reason)]
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert generation.reason is None, "no generation is ended by it"
+    assert scene.plan().actions == ()
+
+
+def test_it_is_written_once_whatever_the_errors_words_are() -> None:
+    unwatched = watched_job().says(4, watch=BLIND).decided()
+    later = unwatched.says(4, watch=BLIND.model_copy(update={"seconds": 99.0, "trouble": "A timeout."}))
+    assert later.plan().status == unwatched.observed.job.status
+    assert later.plan().events == ()
+
+
+def test_another_node_or_reason_is_news() -> None:
+    unwatched = watched_job().says(4, watch=BLIND).decided()
+    both = unwatched.says(3, watch=BLIND)
+    found = condition(both)
+    assert found is not None
+    assert "The watcher on n3, n4 is blind" in found.message
+    assert events(both) == [], "the reason is known"
+    mixed = unwatched.says(3, watch=MISSING)
+    found = condition(mixed)
+    assert found is not None
+    assert found.reason == "WatcherMissing"
+    assert "answers on n3: a preemption" in found.message
+    assert "On 1 other node the watcher is blind. Check that" in found.message
+    assert events(mixed) == [("Warning", "WatcherMissing")]
+
+
+def test_a_watcher_that_restarts_changes_nothing() -> None:
+    soon = MISSING.model_copy(update={"seconds": UNWATCHED - 1})
+    heard = watched_job()
+    assert heard.says(4, watch=soon).plan().status == heard.observed.job.status
+    unheard = watched_job().says(4, watch=MISSING).decided()
+    assert unheard.says(4, watch=WATCHED).says(3, watch=soon).plan().status == unheard.observed.job.status
+
+
+def test_it_ends_when_somebody_watches_again() -> None:
+    found = condition(watched_job().says(4, watch=MISSING).decided().says(4, watch=WATCHED))
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "Heard")
+
+
+def test_the_last_spot_member_that_goes_takes_it_along() -> None:
+    unheard = watched_job().says(4, watch=MISSING).decided()
+    generation = unheard.observed.job.status.generation
+    assert generation is not None
+    found = condition(unheard.generation(members=generation.members[:2]))
+    assert found is not None
+    assert found.status == "True"
+
+
+def test_members_on_demand_and_older_agents_have_no_watcher() -> None:
+    assert condition(training_job()) is None
+    assert condition(training_job().says(1, watch=MISSING)) is None
+
+
+def test_between_generations_it_stays_as_it_was() -> None:
+    unheard = watched_job().says(4, watch=MISSING).decided().generation(state=ENDED)
+    assert condition(unheard.says(4, watch=WATCHED)) == unheard.observed.job.status.condition("NoticesHeard")
+
+
+def test_a_long_list_and_a_hostile_error_stay_short() -> None:
+    hostile = MISSING.model_copy(update={"trouble": "\x1b[2J\n" + "x" * 10_000})
+    scene = watched_job()
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    spot = generation.members[-1]
+    many = tuple(spot.model_copy(update={"pod_uid": f"u{number}", "node": f"n{number}"}) for number in range(3, 300))
+    scene = scene.generation(members=(*generation.members[:2], *many))
+    for number in range(3, 300):
+        scene = scene.says(number, watch=hostile)
+    found = condition(scene)
+    assert found is not None
+    assert "n10, n100, n101, n102, n103 and 292 more: a preemption" in found.message
+    assert found.message.isprintable()
+    assert len(found.message) < 1000
+
+
+def test_an_older_operator_reads_the_report_of_a_newer_agent() -> None:
+    """What it doesn't know is ignored: a message may have more fields."""
+    report = watched_job().observed.reports["u4"].report
+    assert AgentReport.from_json(report.to_json().replace('"watch"', '"newer"')).watch is None

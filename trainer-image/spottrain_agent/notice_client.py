@@ -1,0 +1,64 @@
+"""The agent's client of the watcher on its node: the notices, and whether they can be heard."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from spottrain_agent.control_client import POLL_TIMEOUT, TRANSIENT_ERRORS, BackOff
+from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState
+from spottrain_api.wording import one_line
+
+logger = logging.getLogger(__name__)
+
+
+class NoticeClient:
+    """Holds a long poll on the watcher. If no watcher answers, it waits for one."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, watcher_url: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session = session
+        self._url = watcher_url
+        self._clock = clock
+        self._since = clock()
+        self._watch = NodeWatch(state=WatchState.MISSING, trouble=f"{watcher_url} has not answered yet")
+
+    @property
+    def watch(self) -> NodeWatch:
+        """Whether the notices can be heard, and for how long that has been so."""
+        return self._watch.model_copy(update={"seconds": self._clock() - self._since})
+
+    async def follow(self, on_notices: Callable[[NoticeList], None]) -> None:
+        """Pass on the watcher's notices whenever they change, until cancelled."""
+        revision = ""
+        back_off = BackOff()
+        while True:
+            try:
+                notices = await self._poll(revision)
+            except TRANSIENT_ERRORS as error:
+                self._now(WatchState.MISSING, f"{self._url} does not answer: {str(error) or type(error).__name__}")
+                await back_off.wait()
+                continue
+            back_off.reset()
+            if notices is not None:
+                revision = notices.revision
+                self._now(WatchState.BLIND if notices.trouble else WatchState.WATCHED, notices.trouble)
+                on_notices(notices)
+
+    async def _poll(self, revision: str) -> NoticeList | None:
+        """The notices, or None if they are those of `revision`."""
+        async with self._session.get(
+            self._url + PATH_NOTICE, params={"after": revision}, timeout=POLL_TIMEOUT
+        ) as response:
+            response.raise_for_status()
+            return None if response.status == 204 else NoticeList.from_json(await response.read())
+
+    def _now(self, state: WatchState, trouble: str | None) -> None:
+        if state is not self._watch.state:
+            self._since = self._clock()
+            logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
+        self._watch = NodeWatch(state=state, trouble=one_line(trouble) if trouble else None)
