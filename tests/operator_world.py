@@ -17,7 +17,6 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.placement import Site
@@ -102,7 +101,7 @@ class World:
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
-    allowed_networks: frozenset[Network] = frozenset()
+    site: Site = DEFAULT_SITE
 
     def __post_init__(self) -> None:
         self.start_operator()

@@ -21,13 +21,6 @@ async def apply(
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
 
-    Args:
-        cluster: Where to do it.
-        job: The job that the action is for.
-        action: What to do.
-        control_url: Address at which agents reach the control API.
-        allowed_networks: Values of podTemplate.network that the administrator allows.
-
     Raises:
         ClusterError: It failed, but may succeed later.
         RefusedError: It can succeed only after something else has changed.
