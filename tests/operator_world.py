@@ -17,6 +17,7 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.placement import Site
@@ -101,7 +102,7 @@ class World:
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
-    site: Site = DEFAULT_SITE
+    allowed_networks: frozenset[Network] = frozenset()
 
     def __post_init__(self) -> None:
         self.start_operator()

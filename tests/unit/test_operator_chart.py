@@ -131,7 +131,7 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("settings", "allowed"),
-    [((), set()), (("--set", "jobs.allowedNetworks={efa,tcpx}"), {"efa", "tcpx"})],
+    [((), set()), (("jobs.allowedNetworks={efa,tcpx}",), {"efa", "tcpx"})],
     ids=["none", "two"],
 )
 def test_the_operator_allows_the_networks_of_the_chart(

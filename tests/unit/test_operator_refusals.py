@@ -10,7 +10,6 @@ import pytest
 from operator_world import CrashingCluster, World, job
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
-from spottrain_operator.cluster.placement import Site
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')
