@@ -19,7 +19,7 @@ from spottrain_local.layout import cache_root
 PACKAGE = "prometheus"
 HELP = (
     "Prometheus is not here, and could not be fetched with apt-get: {reason}. Put `prometheus` and `promtool` of any "
-    "release from 2.42 on onto the PATH (https://prometheus.io/download), and run `make test` again."
+    "release from 2.42 on on the PATH (https://prometheus.io/download), and run `make test` again."
 )
 
 

@@ -28,6 +28,8 @@ IN_PODS: Mapping[str, str] = {
     contract.ENV_CONTROL_URL: "Address of the operator's control API. Also set by the chart for the operator itself.",
     contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
     contract.ENV_JOB: "Name of the job.",
+    contract.ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
+    "Default: text. The chart's value `logFormat` sets it for operator, watcher and trainer pods.",
     contract.ENV_NAMESPACE: "Namespace of the job.",
     contract.ENV_POD_NAME: "Name of the pod.",
     contract.ENV_POD_UID: "UID of the pod.",

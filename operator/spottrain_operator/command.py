@@ -5,41 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
-import sys
 
 import click
 
+from spottrain_api import logs
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
-from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")
-
-_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-
-
-def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict[str, str]:
-    """Parse "key=value,key=value".
-
-    Raises:
-        click.BadParameter: It isn't such a list.
-    """
-    labels = dict(each.strip().partition("=")[::2] for each in text.split(",") if each.strip())
-    for key, value in labels.items():
-        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            raise click.BadParameter(
-                f"{one_line(f'{key}={value}')!r} is not a label with its value. Write key=value pairs with commas "
-                "between them; the chart's value spotLabels is a map.",
-                param=option,
-            )
-    return labels
 
 
 @click.command()
@@ -55,13 +34,7 @@ def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
-@click.option(
-    "--spot-labels",
-    envvar="SPOTTRAIN_SPOT_LABELS",
-    default="",
-    callback=_labels,
-    help="Labels of spot nodes beside those that are known, such as example.com/capacity=spot,example.com/a=b.",
-)
+@spot_labels_option
 def main(
     host: str,
     port: int,
@@ -73,9 +46,10 @@ def main(
     spot_labels: dict[str, str],
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    try:
+        logs.configure("spottrain-operator", level=log_level)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     # kopf logs every event that it passes on; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(

@@ -24,6 +24,7 @@ from spottrain_api.contract import (
     EventReason,
     shutdown_grace_seconds,
 )
+from spottrain_api.logs import about
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
@@ -120,8 +121,10 @@ class Reconciler:
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
         await self._apply(key, job, written, decided.actions)
-        for event in decided.events:
-            await self._events.record(job, event)
+        generation = decided.status.generation
+        with about(generation=generation.number if generation is not None else None):
+            for event in decided.events:
+                await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)

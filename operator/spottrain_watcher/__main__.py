@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from spottrain_api import logs
 from spottrain_api.contract import (
     ENV_HOST_IP,
     ENV_NODE_NAME,
@@ -111,7 +112,12 @@ async def _serve(environ: Mapping[str, str]) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s spottrain-watcher %(levelname)s %(message)s")
+    try:
+        logs.configure("spottrain-watcher")
+    except ValueError as error:
+        print(f"spottrain-watcher: {error}", file=sys.stderr)
+        return 2
+    logs.remember(node=os.environ.get(ENV_NODE_NAME))
     for name in (ENV_NODE_NAME, ENV_HOST_IP):
         if not os.environ.get(name):
             print(f"spottrain-watcher: {name} is not set. Set it in the DaemonSet's pod template.", file=sys.stderr)

@@ -12,9 +12,10 @@ import yaml
 from docs.reference_pages import REPOSITORY
 from docs.reference_pages.job_metrics import exposed_name
 
-from prometheus_binaries import Prometheus, find_prometheus
+from prometheus_binaries import NoPrometheusError, Prometheus, ensure_prometheus, find_prometheus
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -41,6 +42,17 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise(prometheus: Promethe
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_machine_without_prometheus_and_apt_is_told_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        NoPrometheusError, match=r"there is no apt-get .* Put `prometheus` and `promtool` .* on the PATH"
+    ):
+        ensure_prometheus()
+
+
 def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     tried = [each for case in yaml.safe_load(CASES.read_text())["tests"] for each in case["alert_rule_test"]]
     names = {alert["alert"] for alert in alerts()}
@@ -62,7 +74,8 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_what_to_do(alert: dict[st
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    known = {exposed_name(family) for family in Metrics(num_agents=lambda: 0).registry.collect()}
+    registries = Metrics(num_agents=lambda: 0).registry, WatcherMetrics(()).registry
+    known = {exposed_name(family) for registry in registries for family in registry.collect()}
     asked = set(re.findall(r"\bspottrain_\w+", " ".join(alert["expr"] for alert in alerts())))
     assert asked - known == set()
     assert len(asked) > 10

@@ -121,3 +121,38 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 def test_a_right_value_is_accepted(value: str) -> None:
     done = helm("--set", value, "--set", "podMonitor.enabled=true")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("preset", sorted(path.name for path in CHART.glob("values.*.yaml")))
+def test_a_preset_renders_and_lets_critical_watchers_in(preset: str) -> None:
+    done = helm("--values", str(CHART / preset))
+    assert done.returncode == 0, done.stderr
+    objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    wanted = objects["DaemonSet"]["spec"]["template"]["spec"].get("priorityClassName")
+    quota = objects.get("ResourceQuota", {"spec": {"scopeSelector": {"matchExpressions": [{"values": [None]}]}}})
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert scope["values"] == [wanted]
+    assert (wanted == "system-node-critical") is (preset != "values.local.yaml")
+
+
+def test_presets_hold_what_differs_alone() -> None:
+    defaults = yaml.safe_load(chart.FILE.read_text())
+    for preset in CHART.glob("values.*.yaml"):
+        same = [path for path, value in leaves("", yaml.safe_load(preset.read_text())) if value == at(defaults, path)]
+        # The local cluster's log level is said there, whatever the default.
+        assert set(same) <= {".operator.logLevel"}, preset.name
+
+
+def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(f"{path}.{key.replace('.', '_')}", each)
+    else:
+        yield path, value
+
+
+def at(values: Any, path: str) -> object:
+    for key in path.split(".")[1:]:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spottrain_local.binaries import find_binaries
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import TERMS, Site, node_affinity
 from spottrain_operator.command import main
+from spottrain_operator.rights import RIGHTS, Right
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -75,6 +77,27 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
             assert not FORBIDDEN_VERBS & set(rule["verbs"]), role["metadata"]["name"]
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
             assert "*" not in rule["apiGroups"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("part", RIGHTS)
+def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[str, Any]], part: str) -> None:
+    roles = {f"spottrain-{part}", f"spottrain-{part}-lease"}
+    granted = {
+        Right(
+            group=group,
+            resource=resource,
+            verbs=tuple(sorted(rule["verbs"])),
+            name="".join(rule.get("resourceNames", ())),
+            own_namespace=role["kind"] == "Role",
+        )
+        for role in rendered
+        if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert granted == {replace(right, verbs=tuple(sorted(right.verbs))) for right in RIGHTS[part]}
 
 
 @pytest.mark.cluster

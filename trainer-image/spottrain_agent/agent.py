@@ -54,6 +54,7 @@ from spottrain_api.contract import (
     NoticeKind,
     NoticeList,
 )
+from spottrain_api.logs import remember
 from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
@@ -212,6 +213,7 @@ class Agent:
                 assert_never(command)
 
     def _start(self, assignment: GenerationAssignment) -> None:
+        remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
             self._used_port, self._port = self._port, ReservedPort()

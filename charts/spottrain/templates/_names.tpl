@@ -64,3 +64,24 @@ label, NotIn adds each label to every term.
 {{- end }}
 {{- join "," $labels }}
 {{- end }}
+
+{{/* Where agents reach the operator. */}}
+{{- define "spottrain.controlUrl" -}}
+http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
+{{- end }}
+
+{{/* Where the operator's pods run, and how they get their image. */}}
+{{- define "spottrain.operatorPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "spottrain.affinity" (dict "root" . "affinity" .Values.affinity "operator" "NotIn") }}
+affinity: {{- . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
