@@ -88,6 +88,13 @@ def test_the_notes_know_the_clusters_nodes(release: HelmRelease, value: str, mis
     assert missing not in planned(release)
 
 
+def test_the_notes_know_labels_of_other_spot_nodes(release: HelmRelease) -> None:
+    elsewhere = 'watcher.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
+    elsewhere += '{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}'
+    assert "No spot node" in planned(release, elsewhere)
+    assert "No spot node" not in planned(release, elsewhere, 'spotLabels={"eks.amazonaws.com/capacityType":"SPOT"}')
+
+
 def test_the_notes_know_the_namespaces_pod_security(release: HelmRelease) -> None:
     label = "pod-security.kubernetes.io/enforce"
     release.kubectl("label", "namespace", release.namespace, f"{label}=baseline")

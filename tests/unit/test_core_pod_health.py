@@ -91,13 +91,17 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
             "Pod's node affinity/selector.",
             "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
         ),
+        (
+            "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
+            "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
+        ),
         ('persistentvolumeclaim "data" not found.', "Create and bind the claim, or correct podTemplate.volumes"),
         (
             "0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
             "Create and bind the claim, or correct podTemplate.volumes",
         ),
     ],
-    ids=["one pod a node", "no claim", "unbound claim"],
+    ids=["one pod a node", "one zone", "no claim", "unbound claim"],
 )
 def test_the_advice_follows_what_the_scheduler_says(said: str, advice: str) -> None:
     scene = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(unplaced(said))

@@ -39,13 +39,15 @@
 {{- $spot := 0 }}
 {{- $homes := 0 }}
 {{- $gpus := 0 }}
+{{- $ofWatcher := include "spottrain.affinity" (dict "root" . "affinity" .Values.watcher.affinity "operator" "In") | fromYaml }}
+{{- $ofOperator := include "spottrain.affinity" (dict "root" . "affinity" .Values.affinity "operator" "NotIn") | fromYaml }}
 {{- $nodes := (lookup "v1" "Node" "" "").items }}
 {{- range $nodes }}
 {{- $labels := .metadata.labels | default dict }}
-{{- if include "spottrain.selects" (dict "labels" $labels "affinity" $.Values.watcher.affinity "selector" $.Values.watcher.nodeSelector) }}
+{{- if include "spottrain.selects" (dict "labels" $labels "affinity" $ofWatcher "selector" $.Values.watcher.nodeSelector) }}
 {{- $spot = add1 $spot }}
 {{- end }}
-{{- if include "spottrain.selects" (dict "labels" $labels "affinity" $.Values.affinity "selector" $.Values.nodeSelector) }}
+{{- if include "spottrain.selects" (dict "labels" $labels "affinity" $ofOperator "selector" $.Values.nodeSelector) }}
 {{- $homes = add1 $homes }}
 {{- end }}
 {{- $gpus = dig "status" "allocatable" "nvidia.com/gpu" "0" . | int | add $gpus }}
@@ -57,7 +59,7 @@
 {{- end }}
 {{- if not $spot }}
 - No spot node: none has the labels that `watcher.affinity` asks for. That is well if an autoscaler adds spot nodes for
-  pods. Otherwise, add a spot pool, or set `watcher.affinity` to the labels of yours.
+  pods. Otherwise, add a spot pool, or name the labels of yours in `spotLabels`.
 {{- end }}
 {{- if not $gpus }}
 - No GPU: no node offers nvidia.com/gpu. That is well if an autoscaler adds GPU nodes for pods. Otherwise, install the

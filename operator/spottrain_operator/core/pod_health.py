@@ -15,6 +15,10 @@ _TOO_LARGE = (
 # What the scheduler's message may contain, in lower case, and what to change then.
 _ADVICE = (
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
+    (
+        "pod affinity rules",
+        "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
+    ),
     ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
     ("insufficient", _TOO_LARGE),
 )

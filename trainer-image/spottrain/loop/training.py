@@ -225,6 +225,9 @@ class Training:
         """Do what the ranks agreed on at the previous step boundary."""
         self._observe_loss(decision)
         self._schedule.agreed_seconds = decision.save_seconds
+        if decision.at_risk != self._schedule.at_risk:
+            self._schedule.at_risk = decision.at_risk
+            self._checkpoint_reports.intervals()
         if decision.drain:
             self._drain()
         if decision.save_failed:
@@ -247,6 +250,7 @@ class Training:
             has_loss=loss is not None,
             save_seconds=(self._saver.forecast_seconds() or 0.0) if is_rank_0 else 0.0,
             save_failed=self._saver.has_failed,
+            at_risk=self._context.drain.is_at_risk(),
         )
 
     def _observe_loss(self, decision: Decision) -> None:
