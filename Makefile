@@ -103,7 +103,7 @@ bench-checkpoint: $(STAMP) ## Benchmark: checkpoints compared with torch.save, D
 bench-replicas: $(STAMP) ## Benchmark: cost of replicas in members' memory in a step, and time to resume from them.
 	$(BIN)/python -m benchmarks.bench_replicas
 
-bench-notice: binaries ## Benchmark: time from the cloud's notice to the flag that ranks read.
+bench-notice: binaries ## Benchmark: time from the notice of each cloud to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
 bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.

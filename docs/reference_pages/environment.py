@@ -63,6 +63,8 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
     "SPOTTRAIN_SPOT_LABELS": "Labels of spot nodes beside those that are known, as `key=value,key=value`. "
     "The chart's value spotLabels. Default: none.",
+    "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
+    "Default: none. The chart's value jobs.allowedNetworks.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",

@@ -12,6 +12,7 @@ import click
 
 from spottrain_api import logs
 from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import Site
@@ -35,6 +36,14 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
 @spot_labels_option
+@click.option(
+    "--allowed-network",
+    "allowed_networks",
+    envvar="SPOTTRAIN_ALLOWED_NETWORKS",
+    multiple=True,
+    type=click.Choice([network.value for network in Network]),
+    help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
+)
 def main(
     host: str,
     port: int,
@@ -44,6 +53,7 @@ def main(
     log_level: str,
     watcher_port: int,
     spot_labels: dict[str, str],
+    allowed_networks: tuple[str, ...],
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
     try:
@@ -57,7 +67,11 @@ def main(
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
-        site=Site(spot_labels=spot_labels, watcher_port=watcher_port),
+        site=Site(
+            spot_labels=spot_labels,
+            watcher_port=watcher_port,
+            allowed_networks=frozenset(Network(name) for name in allowed_networks),
+        ),
     )
     try:
         asyncio.run(_until_signalled(settings))

@@ -40,7 +40,7 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
-    - site: what the administrator says about the cluster's nodes.
+    - site: what the administrator says, for all jobs.
     """
 
     control_url: str

@@ -33,6 +33,7 @@ MAINTENANCE_LEAD = timedelta(seconds=60)
 WAIT_SECONDS = 10
 # Between two requests, in case the server answers at once though nothing has changed.
 PAUSE_SECONDS = 0.2
+MAINTENANCE_PAUSE_SECONDS = 2.0
 
 
 def _utc_now() -> datetime:
@@ -77,14 +78,19 @@ class GceSource(Polls):
             return [self._notice("preempted", NoticeKind.PREEMPT, lead)] if announced else []
 
         async def ask_maintenance() -> Sequence[Notice]:
-            announced = TERMINATED[await maintenance.value(TERMINATED)]
+            try:
+                announced = TERMINATED[await maintenance.value(TERMINATED)]
+            except MetadataUnavailable as error:
+                if error.status == 404:  # not every VM has it
+                    return []
+                raise
             return [self._notice("maintenance", NoticeKind.MAINTENANCE, MAINTENANCE_LEAD)] if announced else []
 
         super().__init__(
             server,
             [
                 Poll(path=PATH_PREEMPTED, ask=ask_preempted, pause_seconds=PAUSE_SECONDS),
-                Poll(path=PATH_MAINTENANCE, ask=ask_maintenance, pause_seconds=PAUSE_SECONDS),
+                Poll(path=PATH_MAINTENANCE, ask=ask_maintenance, pause_seconds=MAINTENANCE_PAUSE_SECONDS),
             ],
         )
         self._node = node

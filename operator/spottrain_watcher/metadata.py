@@ -182,14 +182,11 @@ class Polls:
     def _failed(self, poll: Poll, error: Exception) -> None:
         reason = str(error) if isinstance(error, MetadataUnavailable) else "the answer is malformed"
         text = f"{self._server.name} at {self._server.url} gives no usable answer to {poll.path}: {reason}."
-        logger.debug("%s %s", text, error)
-        if poll.path not in self._troubles:
-            logger.warning("%s Trying again until it does.", text)
+        logger.debug("%s %s", text, error)  # the watcher logs the trouble
         self._troubles[poll.path] = text
 
     def _answered(self, poll: Poll, notices: Sequence[Notice]) -> None:
-        if self._troubles.pop(poll.path, None) is not None:
-            logger.info("%s at %s answers to %s again.", self._server.name, self._server.url, poll.path)
+        self._troubles.pop(poll.path, None)
         self._unheard = None
         soon = datetime.now(UTC) + MAINTENANCE_AHEAD
         kept = {notice.id: notice for notice in self._known.get(poll.path, ())}

@@ -181,6 +181,15 @@ async def test_gce_only_a_vm_that_cannot_migrate_goes(body: str, kinds: list[Not
                 await within(1, answers)
 
 
+async def test_gce_a_vm_without_maintenance_events_is_no_trouble() -> None:
+    async with saying("gke", {gce.PATH_MAINTENANCE: None}) as source:
+        answers = source.watch()
+        assert await within(5, answers) == ()
+        with pytest.raises(TimeoutError):
+            await within(1, answers)
+        assert source.trouble is None
+
+
 async def test_gce_a_shutdown_that_leaves_pods_less_shortens_the_notice() -> None:
     now = datetime.now(UTC)
     body: dict[str, str | None] = {gce.PATH_PREEMPTED: "TRUE"}

@@ -21,6 +21,7 @@ from signal_clouds import (
     KubernetesCloud,
     LocalCloud,
     MemoryCloud,
+    Provider,
     local_cloud,
     serve,
     until_trouble,
@@ -186,6 +187,21 @@ async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is
     assert 590 < (notice.deadline - datetime.now(UTC)).total_seconds() < 601
     ec2.bodies[PATH_MAINTENANCE] = "[]"
     assert await within(5, answers) == ()
+
+
+@pytest.mark.parametrize(("provider", "lead"), [("eks", 40), ("gke", 60), ("aks", 40)])
+async def test_maintenance_on_the_local_cluster(provider: Provider, lead: float, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    options = {"now": lambda: now} if provider == "gke" else {}
+    async with local_cloud(provider, tmp_path, **options) as cloud:
+        answers = following(cloud)
+        assert await within(5, answers) == ()
+        cloud.announce("maintenance", now + 40 * SECOND)
+        (notice,) = await within(5, answers)
+        assert notice.kind is NoticeKind.MAINTENANCE
+        assert abs(notice.deadline - now - lead * SECOND) < 2 * SECOND
+        await cloud.cancel()
+        assert await within(5, answers) == ()
 
 
 async def test_ec2_slow_service_is_waited_for(ec2: Ec2Cloud) -> None:

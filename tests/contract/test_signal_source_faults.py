@@ -76,19 +76,3 @@ async def test_an_absent_server_is_waited_for(provider: Provider, tmp_path: Path
         await until_trouble(source, True)
         assert not first.done()
         first.cancel()
-
-
-async def test_trouble_is_logged_once_and_so_is_its_end(
-    provider: Provider, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    async with local_cloud(provider, tmp_path) as cloud:
-        cloud.fault = Fault.FAILS
-        first = asyncio.ensure_future(anext(cloud.source.watch()))
-        await cloud.until_requests(3)
-        cloud.fault = None
-        await asyncio.wait_for(first, 10)
-    said = [record.getMessage() for record in caplog.records if record.name == "spottrain_watcher.metadata"]
-    assert len(said) == 2, said
-    assert "status 500" in said[0]
-    assert said[1].endswith("again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -14,12 +15,15 @@ import pytest
 from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
+    FILE_AT_RISK,
+    FILE_DRAIN,
     AgentPhase,
     Assignment,
     AssignmentAction,
     Entrypoint,
     FailureReason,
     Notice,
+    NoticeKind,
 )
 
 TRAIN_FOREVER = """
@@ -100,6 +104,39 @@ async def test_stop_kills_workers_and_their_children_in_sessions_of_their_own(
     await operator.assign({"a": stop})
     await operator.wait_for_phase(AgentPhase.STOPPED, 1, ["a"], seconds=5)
     await becomes_true(lambda: not any(is_alive(pid) for pid in pids), seconds=5)
+
+
+async def test_a_hang_shows_where_each_rank_stands_before_it_is_killed(
+    pods: Pods, operator: FakeOperator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 waits in a collective for rank 1, which is elsewhere."""
+    pods.start("a")
+    await pods.warm()
+    script = """
+        import os, pathlib, sys, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        def is_elsewhere():
+            time.sleep(1000)
+        def waits_for_the_others():
+            dist.all_reduce(torch.ones(1))
+        pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+        is_elsewhere() if os.environ["RANK"] == "1" else waits_for_the_others()
+    """
+    run = pods.generation(1, pods.script(script), ["a"], processes_per_node=2)
+    await operator.assign(run)
+    for rank in range(2):
+        await appears(pods.folder / str(rank))
+    stop = run["a"].model_copy(update={"action": AssignmentAction.STOP, "show_stacks": True})
+    await operator.assign({"a": stop})
+    await operator.wait_for_phase(AgentPhase.STOPPED, 1, ["a"])
+    started = json.loads((pods.folder / "run-a/g1/worker-1.json").read_text())
+    await becomes_true(lambda: not is_alive(started["pid"]), seconds=10)
+    _, first, second = capfd.readouterr().err.split("generation 1 hangs; rank ")
+    assert first.startswith("0 stands here:")
+    assert "in waits_for_the_others" in first
+    assert second.startswith("1 stands here:")
+    assert "in is_elsewhere" in second
+    assert "runpy" not in first + second
 
 
 async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
@@ -285,6 +322,32 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     print(f"notice to drain.json: {time.monotonic() - began:.3f} s")
     await operator.wait_for_phase(AgentPhase.DRAINED, 1, ["a"], seconds=20)
     assert operator.reports["a"].notices == (notice,)
+
+
+async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
+    pods: Pods, operator: FakeOperator, tmp_path: Path
+) -> None:
+    port = operator.url.rpartition(":")[2]
+    pods.start("a", SPOTTRAIN_CAPACITY_TYPE="spot", SPOTTRAIN_HOST_IP="127.0.0.1", SPOTTRAIN_WATCHER_PORT=port)
+    await pods.warm()
+    now = datetime.now(UTC)
+    hint = Notice(
+        id="1",
+        node="node-a",
+        kind=NoticeKind.REBALANCE,
+        source="ec2",
+        deadline=now,
+        observed_at=now,
+        cancellable=True,
+    )
+    await operator.announce(hint)
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    folder = tmp_path / "run-a" / "g1"
+    await appears(folder / FILE_AT_RISK)
+    await operator.announce(hint.model_copy(update={"cancelled": True}))
+    await operator.wait_for(lambda: not (folder / FILE_AT_RISK).exists())
+    assert operator.reports["a"].phase in (AgentPhase.STARTING, AgentPhase.RUNNING)
+    assert not (folder / FILE_DRAIN).exists()
 
 
 @pytest.mark.parametrize(("nodes_grace", "grace"), [(None, 20), (15, 15), (60, 20)])

@@ -233,8 +233,7 @@ def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jo
 
 
 def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: OperatorProcess, jobs: Jobs) -> None:
-    mounts = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
-    jobs.apply("broken", podTemplate=mounts)
+    jobs.apply("broken", podTemplate={"imagePullPolicy": "nowhere"})
     jobs.apply("fine")
     wait_for(lambda: jobs.status("broken").get("phase") == "Failed", f"the job fails\n{operator.log()}")
     assert "nowhere" in jobs.status("broken")["message"]

@@ -73,6 +73,11 @@ def stop(number: int) -> Event:
     return assign(AssignmentAction.STOP, number)
 
 
+def stop_hung(number: int) -> Event:
+    stopped = Assignment(action=AssignmentAction.STOP, generation=generation(number), show_stacks=True)
+    return AssignmentReceived(assignment=stopped)
+
+
 def drain(number: int, seconds: float = 30) -> Event:
     return assign(AssignmentAction.DRAIN, number, drain_by(seconds))
 
@@ -124,6 +129,11 @@ CASES = {
     "ranks of another generation started": ((run(2), RanksStarted(generation=1)), P.STARTING, []),
     "wait does not stop": ((run(1), WAIT), P.STARTING, []),
     "stop kills": ((run(1), stop(1)), P.STOPPED, [KILL1]),
+    "stop because of a hang shows the stacks": (
+        (run(1), stop_hung(1)),
+        P.STOPPED,
+        [KillGeneration(generation=1, show_stacks=True)],
+    ),
     "late stop of an older generation": ((run(2), stop(1)), P.STARTING, []),
     "stop of a generation never run": ((stop(3),), P.STOPPED, []),
     "late run of an older generation": ((run(2), run(1)), P.STARTING, []),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
+from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.cluster.observe import pod_view
 from spottrain_operator.core.model import PodView
@@ -73,13 +74,23 @@ def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
     assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
 
 
+TOO_LARGE_ADVICE = (
+    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+)
+CLAIM_ADVICE = "Create and bind the claim, or correct podTemplate.volumes"
+ONE_A_NODE = "2 node(s) didn't match pod anti-affinity rules"
+OTHER_TYPE = "4 node(s) didn't match Pod's node affinity/selector"
+ON_DEMAND_ALONE = {"nodes": {"min": 1, "max": 5}, "capacity": {"spot": {"max": 0}}}
+
+
 def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     scene = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(unplaced(TOO_LARGE))
     said = condition(scene)
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
-        f"pod job-5 has no node: {TOO_LARGE} Lower processesPerNode or resources if no node is that large. Otherwise "
-        "the pod waits until a node is free"
+        "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
+        f"{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
+        "(capacity.fallback). To have them at once, set capacity.onDemand.min"
     )
 
 
@@ -87,21 +98,37 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     ("said", "advice"),
     [
         (
-            "0/6 nodes are available: 2 node(s) didn't match pod anti-affinity rules, 4 node(s) didn't match "
-            "Pod's node affinity/selector.",
+            f"0/7 nodes are available: 1 Insufficient nvidia.com/gpu, {ONE_A_NODE}, {OTHER_TYPE}.",
             "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
         ),
-        ('persistentvolumeclaim "data" not found.', "Create and bind the claim, or correct podTemplate.volumes"),
+        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", TOO_LARGE_ADVICE),
         (
-            "0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
-            "Create and bind the claim, or correct podTemplate.volumes",
+            "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
+            "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
         ),
+        (
+            f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
+            "available: 4 Preemption is not helpful for scheduling.",
+            "No node has the labels that the pod asks for: add such a node, or correct capacity",
+        ),
+        ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
+        ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
     ],
-    ids=["one pod a node", "no claim", "unbound claim"],
+    ids=["one pod a node", "used up", "one zone", "no such node", "no claim", "unbound claim"],
 )
-def test_the_advice_follows_what_the_scheduler_says(said: str, advice: str) -> None:
-    scene = replace(waiting_job(0, nodes={"min": 1, "max": 5}), now=NOW).with_pod(unplaced(said))
-    assert condition(scene).message == f"pod job-5 has no node: {said} {advice}"
+def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
+    """Nodes of the other capacity type, and small ones such as those of the system, are not those that are meant."""
+    lacking = replace(unplaced(said), capacity_type=CapacityType.ON_DEMAND)
+    message = condition(replace(waiting_job(0, **ON_DEMAND_ALONE), now=NOW).with_pod(lacking)).message
+    quoted, _, _ = said.partition(". n")
+    node = "node" if advice == CLAIM_ADVICE else "on-demand node"
+    assert message == f"pod job-5 has no {node}: {quoted.removesuffix('.')}. {advice}"
+
+
+def test_a_job_that_trains_is_not_told_to_lower_its_smallest_size() -> None:
+    lacking = unplaced(f"0/7 nodes are available: {ONE_A_NODE}, {OTHER_TYPE}.")
+    message = condition(training_job(nodes={"min": 2, "max": 5}).with_pod(lacking)).message
+    assert message.endswith("Training continues on 4 nodes, and the pod joins it once a node is free")
 
 
 def test_an_edited_image_that_cannot_be_pulled_does_not_end_a_job_that_has_trained() -> None:

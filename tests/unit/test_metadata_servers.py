@@ -163,6 +163,18 @@ async def test_a_notice_is_not_announced_before_its_time(
     assert (await get(http, f"{base}/latest/meta-data/spot/instance-action", **header))[0] == 404
 
 
+async def test_ec2_maintenance(start: START, http: aiohttp.ClientSession, interruption_file: Path) -> None:
+    base = await start("eks", spot=False)
+    header = {"X-aws-ec2-metadata-token": (await imds_token(http, base))[1]}
+    url = f"{base}/latest/meta-data/events/maintenance/scheduled"
+    assert (await get(http, url, **header))[0] == 404
+    deadline = interrupt(interruption_file, "maintenance")
+    [event] = json.loads((await get(http, url, **header))[1])
+    assert (event["Code"], event["State"], event["EventId"]) == ("instance-stop", "active", "instance-event-x1")
+    assert parsedate_to_datetime(event["NotBefore"]) == deadline
+    assert (await get(http, f"{base}/latest/meta-data/spot/instance-action", **header))[0] == 404
+
+
 # -- GCE -----------------------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,26 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [((), set()), (("jobs.allowedNetworks={efa,tcpx}",), {"efa", "tcpx"})],
+    ids=["none", "two"],
+)
+def test_the_operator_allows_the_networks_of_the_chart(
+    settings: tuple[str, ...], allowed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render(*(part for each in settings for part in ("--set", each)))
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            monkeypatch.setenv(each["name"], each["value"])
+    assert set(main.make_context("operator", []).params["allowed_networks"]) == allowed
+    monkeypatch.setenv("SPOTTRAIN_ALLOWED_NETWORKS", "efa pigeon")
+    with pytest.raises(click.BadParameter, match="'pigeon' is not one of 'efa', 'infiniband', 'tcpx'"):
+        main.make_context("operator", [])
+
+
+@pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
     [_, rule] = one(rendered, "Role")["rules"]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]

@@ -65,7 +65,10 @@ def test_every_pod_is_restricted_and_carries_the_operators_labels(
     assert pod_spec["automountServiceAccountToken"] is False
     assert pod_spec["restartPolicy"] == "Never"
     assert pod_spec["terminationGracePeriodSeconds"] == grace
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": str(processes)}}
+    assert container["resources"] == {
+        "limits": {"nvidia.com/gpu": str(processes)},
+        "requests": {"cpu": str(processes), "memory": f"{4 * processes}Gi"},
+    }
     assert manifest["metadata"]["labels"][LABEL_JOB_UID] == JOB.uid
     assert manifest["metadata"]["labels"][LABEL_CAPACITY_TYPE] == capacity.value
     assert manifest["metadata"]["ownerReferences"][0]["uid"] == JOB.uid
@@ -236,11 +239,43 @@ def test_a_capacity_type_without_a_pool_is_refused_with_a_sentence() -> None:
         {"processesPerNode": 2},
         {"podTemplate": {"labels": {"a": "b"}}},
         {"resources": {"limits": {"memory": "1Gi"}}},
+        *(
+            {"podTemplate": each}
+            for each in (
+                {"network": "tcpx"},
+                {"sameZone": "Required"},
+                {"schedulerName": "gangs"},
+                {"shmSize": "1Gi"},
+                {"sidecars": [{"name": "logs", "image": "logs"}]},
+                {"initContainers": [{"name": "fetch", "image": "fetch"}]},
+                {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "a"}]},
+            )
+        ),
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
 def test_the_template_hash_changes_with_what_pods_are(changes: dict[str, Any]) -> None:
     assert template_hash(spec(**changes)) != template_hash(spec())
+
+
+LARGE: dict[str, Any] = {
+    "env": [{"name": "A", "value": "b"}],
+    "resources": {"limits": {"nvidia.com/gpu": "8", "memory": "900Gi"}},
+    "processesPerNode": 8,
+    "podTemplate": {
+        "labels": {"a": "b"},
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"), [({}, "a8c49b0846"), (LARGE, "2719fd5fbc")], ids=["minimal", "with much"]
+)
+def test_an_upgraded_operator_replaces_no_pods(changes: dict[str, Any], known: str) -> None:
+    """The hashes are those of version 0.1.0. A new default of a field or of the manifest must not change them."""
+    assert template_hash(spec(**changes)) == known
 
 
 @pytest.mark.parametrize(

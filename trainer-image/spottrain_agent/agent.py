@@ -205,8 +205,8 @@ class Agent:
                 logger.info("drain: cancelled")
                 if self._activity:
                     self._activity.run.cancel_drain()
-            case KillGeneration():
-                self._kill()
+            case KillGeneration(show_stacks=show_stacks):
+                self._kill(show_stacks=show_stacks)
             case Leave():
                 self._leave.set()
             case _:
@@ -235,11 +235,13 @@ class Agent:
         ended = GenerationEnded(generation=run.assignment.number, phase=AgentPhase.FAILED, failure=failure)
         self._dispatch(ended)
 
-    def _kill(self) -> None:
+    def _kill(self, *, show_stacks: bool = False) -> None:
         if self._activity is not None and self._activity.kill is None:
-            self._activity.kill = asyncio.create_task(self._kill_all(self._activity))
+            self._activity.kill = asyncio.create_task(self._kill_all(self._activity, show_stacks=show_stacks))
 
-    async def _kill_all(self, activity: _Activity) -> None:
+    async def _kill_all(self, activity: _Activity, *, show_stacks: bool) -> None:
+        if show_stacks:
+            await activity.run.log_stacks()
         if activity.start is not None and not activity.start.done():
             activity.start.cancel()
             # The launch itself may have asked for the kill: let it return first.
@@ -268,6 +270,7 @@ class Agent:
         if self._state.phase is AgentPhase.STARTING and run.has_started():
             self._dispatch(RanksStarted(generation=number))
         run.terminate_plain_scripts()
+        run.show_risk(self._state.is_at_risk)
         if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
             self._dispatch(DrainSeen(generation=number))
         self._report_milestones(run)

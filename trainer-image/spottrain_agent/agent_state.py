@@ -26,7 +26,7 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 
-# A rebalance recommendation is only a hint. The operator may act on it; the agent doesn't.
+# A rebalance recommendation is only a hint: the ranks commit more often, and nobody drains.
 DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
 ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 SIGTERM_SOURCE = "sigterm"
@@ -70,6 +70,11 @@ class AgentState:
     @property
     def is_active(self) -> bool:
         return self.phase in ACTIVE_PHASES
+
+    @property
+    def is_at_risk(self) -> bool:
+        """Whether the node may be taken back soon, by a recommendation in force."""
+        return any(notice.kind is NoticeKind.REBALANCE and not notice.cancelled for notice in self.notices)
 
     @property
     def all_notices(self) -> tuple[Notice, ...]:
@@ -151,9 +156,13 @@ class CancelDrain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillGeneration:
-    """Send SIGKILL to all its processes, including workers and their children."""
+    """Send SIGKILL to all its processes, including workers and their children.
+
+    `show_stacks`: first log where the ranks stand.
+    """
 
     generation: int
+    show_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +216,7 @@ def _assigned(state: AgentState, assignment: Assignment) -> Reaction:
         case AssignmentAction.DRAIN if assignment.drain is not None:
             return _drain(state, assignment.generation.number, assignment.drain)
         case AssignmentAction.STOP:
-            return _stop(state, assignment.generation.number)
+            return _stop(state, assignment.generation.number, show_stacks=bool(assignment.show_stacks))
         case _:
             return Reaction(state=state)
 
@@ -250,12 +259,13 @@ def _drain(state: AgentState, number: int, request: DrainRequest) -> Reaction:
     return _never_run(state, number)
 
 
-def _stop(state: AgentState, number: int) -> Reaction:
+def _stop(state: AgentState, number: int, *, show_stacks: bool) -> Reaction:
     if number != state.generation:
         return _never_run(state, number)
     if not state.has_processes:
         return Reaction(state=state)
-    return Reaction(state=_stopped(state), commands=(KillGeneration(generation=number),))
+    kill = KillGeneration(generation=number, show_stacks=show_stacks and state.is_active)
+    return Reaction(state=_stopped(state), commands=(kill,))
 
 
 def _never_run(state: AgentState, number: int) -> Reaction:

@@ -10,10 +10,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from spottrain_agent import worker
 from spottrain_agent.launcher import LaunchRequest, torchrun_arguments
 from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.settings import AgentSettings
+from spottrain_agent.stacks import STACK_SIGNAL, stack_file, without_callers, written
 from spottrain_agent.verdict import GenerationObservation, RankObservation
 from spottrain_agent.zygote_process import ZygoteProcess
 from spottrain_api import contract
@@ -101,6 +103,7 @@ class GenerationRun:
         self._step_seen: tuple[int, float] = (-1, time.monotonic())
         self._drain: DrainRequest | None = None
         self._drain_asked_at = 0.0
+        self._at_risk = False
         self._terminated: set[int] = set()
 
     async def start(self, zygote: ZygoteProcess, reaper: Reaper) -> None:
@@ -140,6 +143,12 @@ class GenerationRun:
     def cancel_drain(self) -> None:
         self._drain = None
         self.directory.remove_drain()
+
+    def show_risk(self, at_risk: bool) -> None:
+        """Tell the ranks whether the node may be taken back soon."""
+        if at_risk != self._at_risk and self.directory.path.is_dir():
+            self.directory.show_risk(at_risk)
+            self._at_risk = at_risk
 
     def drain_seen(self) -> bool:
         """Whether any rank acts on the drain, so that it can't be taken back."""
@@ -230,6 +239,21 @@ class GenerationRun:
             return False
         self._vanished_at = self._vanished_at or time.monotonic()
         return time.monotonic() - self._vanished_at >= SETTLE_SECONDS
+
+    async def log_stacks(self) -> None:
+        """Log where each rank stands, before it is killed because no rank makes a step."""
+        asked = []
+        for local_rank in range(self.assignment.processes_per_node):
+            started, path = self.directory.worker_started(local_rank), self.directory.path / stack_file(local_rank)
+            if started is not None and is_alive(started.pid) and path.exists():
+                send_signal(started.pid, STACK_SIGNAL)
+                asked.append((local_rank, path))
+        for local_rank, path in asked:
+            rank = self.assignment.node_rank * self.assignment.processes_per_node + local_rank
+            stacks = (
+                without_callers(await written(path), worker.__file__) or "It doesn't answer: it is in the kernel."
+            )
+            logger.warning("generation %d hangs; rank %d stands here:\n%s", self.assignment.number, rank, stacks)
 
     def is_launcher_gone(self) -> bool:
         return self._launcher is not None and self._launcher.done()

@@ -22,6 +22,7 @@ from typing import Self
 
 from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
 from spottrain_agent.script import opens_session
+from spottrain_agent.stacks import stack_file, write_stacks_on_signal
 from spottrain_api.contract import Entrypoint
 from spottrain_api.processes import die_with_parent
 from spottrain_api.wording import traceback_tail
@@ -64,6 +65,7 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     started.write(run_dir / worker_started_file(local_rank))
     if started.expects_session:
         _start_writer()
+    write_stacks_on_signal(run_dir / stack_file(local_rank))
     ended = _run_as_main(entrypoint)
     if ended.exit_code == 0:
         _finish()

@@ -82,12 +82,14 @@ class Assignment(Message):
     """What one agent has to do now; a pure function of the job's status.
 
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
+    `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
     """
 
     action: AssignmentAction
     generation: GenerationAssignment | None = None
     drain: DrainRequest | None = None
+    show_stacks: bool | None = None
     shutdown_grace_seconds: float | None = None
 
     @property

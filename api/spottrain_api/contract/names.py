@@ -70,6 +70,7 @@ ENV_AUDIT_DIR = "SPOTTRAIN_AUDIT_DIR"
 # Files of a generation's run directory.
 FILE_RUN = "run.json"  # TrainerConfig, written by the agent before the ranks start
 FILE_DRAIN = "drain.json"  # DrainRequest, written by the agent
+FILE_AT_RISK = "at-risk"  # empty; the agent keeps it there while a cloud recommends to leave the node
 
 
 def progress_file(local_rank: int) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    JobKey,
+    NoPoolError,
+    NotAllowedError,
+)
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
@@ -21,6 +27,7 @@ async def apply(
     """
     match action:
         case CreatePod():
+            _check_network(job, site)
             await _create_pod(cluster, job, action, control_url, site)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
@@ -30,6 +37,16 @@ async def apply(
             await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
         case _:
             assert_never(action)
+
+
+def _check_network(job: JobView, site: Site) -> None:
+    network = job.spec.pod_template.network
+    if network is not None and network not in site.allowed_networks:
+        raise NotAllowedError(
+            f"spec.podTemplate.network: the cluster's administrator does not allow {network.value}, which lets pods "
+            "run as root and lock memory: remove the field, or ask for it to be added to the value "
+            "jobs.allowedNetworks of spottrain's chart"
+        )
 
 
 async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str, site: Site) -> None:

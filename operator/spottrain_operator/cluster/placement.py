@@ -1,4 +1,4 @@
-"""Where a pod may run: node affinity and tolerations for spot and on-demand nodes.
+"""Where a pod may run: affinity and tolerations for spot and on-demand nodes, one pod a node, one zone a job.
 
 The labels and taints are those of EKS managed node groups, Karpenter, GKE, AKS, OKE and Together. GKE, AKS and OKE
 mark only spot nodes. So an on-demand node there has the provider's label, but no spot mark.
@@ -16,13 +16,14 @@ from spottrain_api.contract import (
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     KARPENTER_CAPACITY_TYPE,
+    LABEL_JOB_UID,
     OKE_PREEMPTIBLE,
     SPOT_LABELS,
     TOGETHER_COMPUTE_CLASS,
     WATCHER_PORT,
     CapacityType,
 )
-from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
+from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
 
 Expression = dict[str, Any]
 Term = tuple[Expression, ...]
@@ -77,17 +78,53 @@ GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What the cluster's administrator says about its nodes, for all jobs.
+    """What the cluster's administrator says, for all jobs.
 
     - spot_labels: labels of spot nodes, with their values, beside those that are known.
     - watcher_port: port of the watcher on each of them.
+    - allowed_networks: values of podTemplate.network that jobs may ask for.
     """
 
     spot_labels: Mapping[str, str] = field(default_factory=dict)
     watcher_port: int = WATCHER_PORT
+    allowed_networks: frozenset[Network] = frozenset()
 
 
 DEFAULT_SITE = Site()
+
+
+def affinity(
+    spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, *, job_uid: str, site: Site = DEFAULT_SITE
+) -> dict[str, Any]:
+    """Affinity of a pod: to nodes of its capacity type, away from the job's other pods, and to their zone.
+
+    Raises:
+        ValueError: The job has pools, but none of this type.
+    """
+    siblings = {"labelSelector": {"matchLabels": {LABEL_JOB_UID: job_uid}}}
+    away = {**siblings, "topologyKey": "kubernetes.io/hostname"}
+    return {
+        "nodeAffinity": node_affinity(spec, capacity_type, pool, site),
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [away]},
+        **_zone(spec.pod_template, {**siblings, "topologyKey": "topology.kubernetes.io/zone"}),
+    }
+
+
+# Networks of clouds that don't reach beyond a zone. Nodes outside of clouds often have no zone at all.
+_OF_ONE_ZONE = frozenset({Network.EFA, Network.TCPX})
+
+
+def _zone(template: PodTemplate, same_zone: dict[str, Any]) -> dict[str, Any]:
+    """The affinity to the zone of the job's other pods."""
+    default = SameZone.REQUIRED if template.network in _OF_ONE_ZONE else SameZone.PREFERRED
+    match template.same_zone or default:
+        case SameZone.REQUIRED:
+            return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}}
+        case SameZone.PREFERRED:
+            preferred = [{"weight": 100, "podAffinityTerm": same_zone}]
+            return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+        case SameZone.IGNORED:
+            return {}
 
 
 def node_affinity(

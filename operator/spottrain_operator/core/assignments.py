@@ -10,6 +10,7 @@ from datetime import timedelta
 from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
+    Cause,
     DrainRequest,
     GenerationAssignment,
     Interruptions,
@@ -50,7 +51,9 @@ def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
     if generation.state is GenerationState.DRAINING:
         return Assignment(action=AssignmentAction.DRAIN, generation=told, drain=_drain_request(generation))
     # STOPPING; or ENDED, for a member that was silent when the others ended.
-    return Assignment(action=AssignmentAction.STOP, generation=told)
+    return Assignment(
+        action=AssignmentAction.STOP, generation=told, show_stacks=True if generation.reason == Cause.HANG else None
+    )
 
 
 def _drain_request(generation: GenerationStatus) -> DrainRequest:

@@ -17,8 +17,15 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod
 from spottrain_operator.core.rivals import rival_of
+from spottrain_operator.core.scheduling import lacks_claim
 from spottrain_operator.core.situation import PodFacts, Situation
-from spottrain_operator.core.timing import REFUSAL_MAX_PAUSE, REFUSAL_PAUSE, START_FAILURE_PAUSE, seconds_between
+from spottrain_operator.core.timing import (
+    REFUSAL_MAX_PAUSE,
+    REFUSAL_PAUSE,
+    START_FAILURE_PAUSE,
+    after,
+    seconds_between,
+)
 from spottrain_operator.core.understanding import waits_to_be_understood
 
 
@@ -137,17 +144,46 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "Trying spot nodes again")
     kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
-    waiting = (pod.unschedulable_since for pod in kept if pod.capacity_type is CapacityType.SPOT)
-    since = min((moment for moment in waiting if moment is not None), default=None)
+    spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
+    since = min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
-    wanted = demand(situation.spec)
-    possible = fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
-    if since is None or not possible or seconds_between(since, now) < fallback.after_seconds:
+    if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
         return draft
     draft = draft.update(fallback_since=now)
     message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def may_fall_back(spec: TrainingJobSpec) -> bool:
+    """Whether on-demand nodes may stand in for spot nodes."""
+    wanted = demand(spec)
+    return spec.capacity.fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
+
+
+def spot_sentence(situation: Situation, draft: Draft) -> str:
+    """How many spot nodes the job has, and from when on-demand nodes stand in for the others; empty if none waits.
+
+    Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
+    """
+    since, spec = draft.status.spot_pending_since, situation.spec
+    if draft.status.fallback_since is not None or since is None:
+        return ""
+    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
+    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
+    wanted = demand(spec)
+    text = f"the job has {placed} of {counted(wanted.spot, 'spot node')}"
+    if wanted.on_demand == 0:
+        text += ", and asks for no others"
+    if may_fall_back(spec):
+        due = after(since, spec.capacity.fallback.after_seconds)
+        return (
+            f"{text}. On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback). To have them at once, "
+            "set capacity.onDemand.min"
+        )
+    if spec.capacity.fallback.policy is FallbackPolicy.NONE:
+        return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
+    return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
@@ -178,14 +214,18 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
-    leaving = frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
-    needed = places(situation, draft.status, leaving=leaving)
+    needed = places(situation, draft.status, leaving=_leaving(draft))
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
     if situation.observed.job.not_understood:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
         types = [CapacityType.ON_DEMAND if demand(situation.spec).on_demand else CapacityType.SPOT]
     return types
+
+
+def _leaving(draft: Draft) -> frozenset[str]:
+    """Uids of the pods that the plan deletes."""
+    return frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:

@@ -14,14 +14,16 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import places
+from spottrain_operator.core.capacity import places, spot_sentence
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import says_nothing
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
+from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
+from spottrain_operator.core.timing import after
 from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
@@ -34,7 +36,7 @@ _PHASES = {
 def describe(situation: Situation, draft: Draft) -> Draft:
     """Set phase, message and member counts, and the conditions that follow from them."""
     phase = _phase(situation, draft.status)
-    message = _message(situation, draft.status, phase)
+    message = _message(situation, draft, phase)
     if (phase, message) != (draft.status.phase, draft.status.message):
         draft = draft.update(phase=phase, message=message)
     return _conditions(situation, count_members(situation, draft))
@@ -69,8 +71,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
     return _PHASES[generation.state]
 
 
-def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> str:
-    generation = status.generation
+def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
+    status, generation = draft.status, draft.status.generation
     waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if generation is None else [])]
     for kind in waits_by:
         condition = status.condition(kind)
@@ -79,7 +81,7 @@ def _message(situation: Situation, status: TrainingJobStatus, phase: Phase) -> s
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
     ):
-        return _what_is_missing(situation, status)
+        return _what_is_missing(situation, draft)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
     return _of_generation(situation, status, generation, phase)
@@ -103,18 +105,24 @@ def _of_generation(
     return f"Training in {name}{unseen}{stands_still}{note}"
 
 
-def _what_is_missing(situation: Situation, status: TrainingJobStatus) -> str:
-    up = len(situation.candidates(places(situation, status).kept))
+def _what_is_missing(situation: Situation, draft: Draft) -> str:
+    up = len(situation.candidates(places(situation, draft.status).kept))
     text = f"Waiting for nodes: {up} of at least {situation.spec.nodes.min} ready"
-    unschedulable = sum(f.pod.unschedulable_since is not None for f in situation.pods.values())
-    if unschedulable:
-        text += f"; no node has room for {counted(unschedulable, 'pod')}"
+    unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
+    roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
+    if roomless:
+        each = (counted(roomless.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in roomless)
+        text += f"; no node has room for {' and '.join(each)}"
+    if len(unplaced) > len(roomless):
+        text += f"; {counted(len(unplaced) - len(roomless), 'pod')} without the claim of a volume"
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
     waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
     if waiting is not None:
-        text += f"; {waiting.name}: {waiting.waiting_reason}: {waiting.waiting_message}"
-    return text
+        said = waiting.waiting_message if waiting.unschedulable_since is None else scheduler_says(waiting)
+        text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
+    spot = spot_sentence(situation, draft)
+    return f"{text}; {spot}" if spot else text
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:
@@ -130,13 +138,13 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if status.fallback_since is not None:
-        return draft.condition(
-            ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, "On-demand nodes stand in for spot nodes", now
-        )
-    if status.spot_pending_since is not None:
-        return draft.condition(
-            ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, "Spot pods wait for a node", now
-        )
+        again = after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds)
+        message = f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC"
+        return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
+    spot = spot_sentence(situation, draft)
+    if spot:
+        message = f"{spot[0].upper()}{spot[1:]}"
+        return draft.condition(ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, message, now)
     return draft.condition(
         ConditionType.SPOT_AVAILABLE, True, ConditionReason.NONE_WAITS, "No spot pod waits for a node", now
     )

@@ -96,7 +96,10 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
     what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
     if generation.first_step_at is None:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
-    return f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit"
+    return (
+        f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit. The log of each "
+        "pod shows where its ranks stood: mostly one is elsewhere, and the others wait for it"
+    )
 
 
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:

@@ -1,0 +1,92 @@
+"""Spot nodes are short: what the job says until on-demand nodes stand in, and when they don't."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scene import NOW, Scene, at, pod, waiting_job
+from spottrain_api.contract import CapacityType
+from spottrain_api.v1alpha1 import Condition, Phase
+
+FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
+NO_CLAIM = 'persistentvolumeclaim "data" not found. not found'
+FIVE = {"nodes": {"min": 5, "max": 5}}
+
+
+def short_of_spot(said: str = FULL, **spec: Any) -> Scene:
+    """Five spot pods, the last of which has no node since second 60."""
+    scene = replace(waiting_job(0, **FIVE, **spec), now=NOW)
+    for sequence in range(1, 5):
+        scene = scene.with_pod(pod(sequence, capacity_type=CapacityType.SPOT))
+    lacking = pod(
+        5,
+        phase="Pending",
+        ready=False,
+        ready_since=None,
+        node=None,
+        ip=None,
+        container_started=False,
+        waiting_reason="Unschedulable",
+        waiting_message=said,
+        unschedulable_since=at(60),
+    )
+    return scene.with_pod(lacking).all_say()
+
+
+def spot_available(scene: Scene) -> Condition:
+    found = scene.plan().status.condition("SpotAvailable")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sentence"),
+    [
+        (
+            {},
+            "The job has 4 of 5 spot nodes, and asks for no others. On-demand nodes stand in from "
+            "00:06:00 UTC (capacity.fallback). To have them at once, set capacity.onDemand.min",
+        ),
+        (
+            {"fallback": {"policy": "None"}},
+            "The job has 4 of 5 spot nodes, and asks for no others. No on-demand nodes stand in: "
+            "capacity.fallback.policy is None",
+        ),
+        (
+            {"onDemand": {"max": 0}},
+            "The job has 4 of 5 spot nodes, and asks for no others. No on-demand nodes stand in: the "
+            "job has as many as capacity.onDemand.max allows",
+        ),
+    ],
+    ids=["fallback", "no fallback", "no on-demand"],
+)
+def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str, Any], sentence: str) -> None:
+    scene = short_of_spot(capacity=capacity)
+    status, said = scene.plan().status, spot_available(scene)
+    assert (said.status, said.reason, said.message) == ("False", "SpotPending", sentence)
+    assert status.phase is Phase.PENDING
+    assert "no node has room for 1 spot pod" in status.message
+    assert status.message.endswith(sentence[1:])
+
+
+def test_the_fallback_says_when_spot_is_tried_again() -> None:
+    scene = short_of_spot(capacity={}).later(270)
+    assert [event.reason for event in scene.plan().events if event.type == "Warning"] == ["FellBack"]
+    said = spot_available(scene.decided())
+    assert (said.reason, said.message) == (
+        "FellBack",
+        "On-demand nodes stand in for spot nodes, which are tried again at 00:21:10 UTC",
+    )
+
+
+def test_a_pod_without_its_claim_is_no_sign_that_spot_nodes_are_short() -> None:
+    scene = short_of_spot(NO_CLAIM, capacity={}).decided().later(3600)
+    decided = scene.plan()
+    assert "FellBack" not in [event.reason for event in decided.events]
+    assert spot_available(scene).status == "True"
+    assert "1 pod without the claim of a volume" in decided.status.message
+    assert "no node has room" not in decided.status.message
+    assert decided.status.message.endswith('job-5: Unschedulable: persistentvolumeclaim "data" not found')

@@ -1,0 +1,52 @@
+"""Stacks of ranks that hang: a rank writes its own on a signal of the agent, also while it waits in native code."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import signal
+import time
+from pathlib import Path
+
+# Scripts and frameworks use SIGUSR1 and SIGUSR2 for their own ends. glibc takes the first real-time signals.
+STACK_SIGNAL = signal.SIGRTMAX - 2
+_QUIET_SECONDS = 0.3
+_MAX_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+
+
+def stack_file(local_rank: int) -> str:
+    return f"stack-{local_rank}.txt"
+
+
+def write_stacks_on_signal(path: Path) -> None:
+    """Let this process write the stacks of all its Python threads to the file at `path` when it gets STACK_SIGNAL."""
+    faulthandler.register(STACK_SIGNAL, file=path.open("wb"), all_threads=True)  # it keeps the file open
+
+
+async def written(path: Path) -> str:
+    """What a rank has written to `path`, once it writes no more; empty if it writes nothing."""
+    size, changed_at = 0, time.monotonic()
+    give_up_at = changed_at + _MAX_SECONDS
+    while time.monotonic() < give_up_at and (size == 0 or time.monotonic() - changed_at < _QUIET_SECONDS):
+        await asyncio.sleep(_LOOK_SECONDS)
+        if path.stat().st_size != size:
+            size, changed_at = path.stat().st_size, time.monotonic()
+    return path.read_text(errors="replace").strip()
+
+
+def without_callers(stacks: str, caller: str) -> str:
+    """The stacks without the frames from which the program at file `caller` runs the script.
+
+    Args:
+        stacks: As faulthandler writes them, the innermost frame first and a blank line between threads.
+        caller: Path of the source file.
+    """
+    return "\n\n".join(_from_script(thread.splitlines(), f'File "{caller}"') for thread in stacks.split("\n\n"))
+
+
+def _from_script(lines: list[str], caller: str) -> str:
+    end = next((number for number, line in enumerate(lines) if caller in line), len(lines))
+    while end < len(lines) and '"<frozen runpy>"' in lines[end - 1]:
+        end -= 1
+    return "\n".join(lines[:end])
