@@ -34,3 +34,11 @@ def traceback_tail(trace: TracebackType | None) -> str | None:
     if len(text) <= _TRACEBACK_LENGTH:
         return text or None
     return text[-_TRACEBACK_LENGTH:].partition("\n")[2] or None
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised, or a source can't be parsed: "train.py, line 3". Empty if that isn't known."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

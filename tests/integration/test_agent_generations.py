@@ -282,7 +282,7 @@ async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, o
     failure = operator.reports["a"].failure
     assert failure is not None
     assert (failure.reason, failure.exit_code) == (FailureReason.SCRIPT_ERROR, 1)
-    assert failure.message == "ValueError: no such column: price"
+    assert failure.message == f"ValueError: no such column: price ({pods.folder}/train.py, line 1)"
     assert "line 1, in <module>" in (failure.traceback or "")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 
-from spottrain_api.wording import counted, listed, traceback_tail
+from spottrain_api.wording import counted, listed, place_of, traceback_tail
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,18 @@ def test_of_a_long_traceback_the_last_whole_lines_are_told() -> None:
         assert tail.endswith("    raise KeyError")
         assert all(line.startswith("  ") for line in tail.splitlines())
     assert traceback_tail(None) is None
+
+
+def test_an_error_is_told_with_file_and_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+
+    def place(source: str) -> str:
+        script.write_text(source)
+        with pytest.raises((ImportError, SyntaxError, KeyError)) as raised:
+            runpy.run_path(str(script))
+        return place_of(raised.value)
+
+    assert place("import math\nimport pandaz\n") == f"{script}, line 2"
+    assert place("x = 1\ny = (\n") == f"{script}, line 2", "no frame of the script has run"
+    assert place("\n\n{}['a']\n") == f"{script}, line 3"
+    assert place_of(KeyError("a")) == ""

@@ -52,7 +52,8 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
     elif entrypoint.script and not (base / entrypoint.script).is_file():
         message = (
             f"entrypoint.script: file {entrypoint.script} does not exist in the image"
-            f" (looked in {base.resolve()}). Correct the path, or add the file to the image."
+            f" (looked in {base.resolve()}). Correct the path, or add the file to the image. "
+            "A local cluster has no images: there the file is on your machine."
         )
     elif entrypoint.module and not _has_module(entrypoint.module, base):
         message = (

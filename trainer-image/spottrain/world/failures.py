@@ -22,7 +22,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer
-from spottrain_api.wording import traceback_tail
+from spottrain_api.wording import place_of, traceback_tail
 
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
@@ -147,8 +147,8 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     last_line = traceback.format_exception_only(error)[-1].strip()
     lost_peer = is_lost_peer(f"{type(error).__module__}.{type(error).__qualname__}", str(error))
     reason = FailureReason.LOST_PEER if lost_peer else FailureReason.SCRIPT_ERROR
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    place = place_of(error)
+    where = f" ({place})" if place else ""
     message = last_line + where
     if (raised := _RAISED_BY_WORKER.search(str(error))) is not None:
         message = f"{raised['error'].strip()} ({raised['file']}, line {raised['line']}, in a data worker)"
