@@ -32,11 +32,11 @@ def trained_on_labels(backward: str, micro_batch: int) -> torch.Tensor:
     """Weights of a model of 5 classes after two steps over samples with 1, 2, 3 and 4 labels."""
     labels = torch.arange(16).reshape(4, 4) % 5
     labels[torch.ones(4, 4).triu(1).bool()] = -100
-    model = nn.Sequential(nn.Linear(4, 20, bias=False), nn.Unflatten(1, (4, 5)))
-    nn.init.ones_(model[0].weight)
+    linear = nn.Linear(4, 20, bias=False)
+    nn.init.ones_(linear.weight)
     with spottrain.session(strategy="ddp", global_batch=4, micro_batch=micro_batch) as session:
         training = session.prepare(
-            model,
+            nn.Sequential(linear, nn.Unflatten(1, (4, 5))),
             optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
             dataset=[(torch.eye(4)[index], labels[index]) for index in range(4)],
         )
