@@ -14,7 +14,6 @@ os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
 
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
@@ -182,10 +181,7 @@ with spottrain.session() as session:
             break
         if not math.isnan(training.loss):
             losses[step.number - 2] = training.loss
-    parameters = {
-        name.removeprefix("module."): value.full_tensor() if isinstance(value, DTensor) else value.data
-        for name, value in training.model.named_parameters()
-    }
+    parameters = training.full_state_dict()
     Path(f"{RANK_SETTINGS['result']}-seen-{session.rank}").write_text(json.dumps(seen.steps))
     if session.rank == 0:
         torch.save(parameters, RANK_SETTINGS["result"])

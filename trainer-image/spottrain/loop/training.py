@@ -16,6 +16,7 @@ from spottrain.checkpoint import CheckpointError, Fenced
 from spottrain.data import random_state
 from spottrain.data.loader import Batches
 from spottrain.data.rank_data import RankData
+from spottrain.engines.model_state import full_state
 from spottrain.loop.stability import StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
@@ -39,6 +40,7 @@ class Training:
         model: The model, spread over the ranks: call it in forward.
         step: Steps completed since the start of the run: after `Step.update`, this step is one of them. 0 until the
             loop starts, which loads the commit.
+        optimizer: The optimizer, to read its `param_groups`, such as learning rates; `Step.update` steps it.
         plan: How the ranks share each step's batch.
     """
 
@@ -53,6 +55,7 @@ class Training:
         guard: StabilityGuard | None,
     ) -> None:
         self.model = model
+        self.optimizer = state.optimizer
         self.step = 0
         self.plan = data.plan
         self._state = state
@@ -126,6 +129,17 @@ class Training:
         self._observe_loss(self._agreement.read())
         self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole model under any strategy, to write it to a file: a collective, for between two steps.
+
+        Names and values are those of an export of a commit (`spottrain checkpoints export`). They fit the model that
+        the script has built, before `Session.prepare`.
+
+        Returns:
+            On rank 0, the state dict in the CPU's memory. On the other ranks, {}.
+        """
+        return full_state(self._engine.state()["model"], keep=self._context.rank == 0)
 
     def may_update(self) -> bool:
         """Judge the step under way: whether its gradients are used; the same on all ranks. A collective.
