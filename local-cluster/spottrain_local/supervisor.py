@@ -144,15 +144,16 @@ class Supervisor:
         if not self.in_containers:
             yield
             return
+        number = self.network.number
         ports = [self.control_plane.ports["apiserver"], self.store.ports["store-s3"]]
-        try:
-            create_bridge(self.network.number)
-            async with serve_gateway(self.network.number, self.name_server, ports):
-                yield
-        except OSError as error:
-            raise LocalClusterError(f"The network of the cluster's pods failed: {error}") from error
-        finally:
-            remove_cluster(self.network.number)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                create_bridge(number)
+                stack.callback(remove_cluster, number)
+                await stack.enter_async_context(serve_gateway(number, self.name_server, ports))
+            except OSError as error:
+                raise LocalClusterError(f"The network of the cluster's pods cannot be set up: {error}") from error
+            yield
 
     async def _start(self) -> None:
         started = datetime.now(UTC)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from spottrain_local.node.podman_arguments import check_user, create_arguments, 
 from spottrain_local.node.shim import descendants
 from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses, recover
 from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL, bridge_name, last_line, remove_leftovers, run
+
+logger = logging.getLogger(__name__)
 
 # podman unmounts a container's files after its end.
 LINGER_SECONDS = 20.0
@@ -63,7 +66,7 @@ class PodmanContainer:
         with contextlib.suppress(PodmanError):
             state = await podman("container", "inspect", "--format={{.State.OOMKilled}}", self._name)
             out_of_memory = state.strip() == "true"
-        await podman("rm", "--force", "--ignore", "--time=0", self._name)
+        await _remove(self._name)
         if not out_of_memory:
             return ended
         return Terminated(
@@ -199,7 +202,7 @@ class PodmanRuntime:
             raise
         if pid is None:
             message = _take_last_line(run.log_path)
-            await podman("rm", "--force", "--ignore", "--time=0", name)
+            await _remove(name)
             raise StartError(start_failure(message, run.env))
         return PodmanContainer(name, ended, pid)
 
@@ -242,6 +245,14 @@ async def podman(*arguments: str) -> str:
     if process.returncode:
         raise PodmanError(last_line(errors.decode(errors="replace")))
     return output.decode(errors="replace")
+
+
+async def _remove(name: str) -> None:
+    """Remove a container that has ended. If that fails, the node's next start or end does it."""
+    try:
+        await podman("rm", "--force", "--ignore", "--time=0", name)
+    except PodmanError as error:
+        logger.warning("the container %s is not removed: %s", name, error)
 
 
 async def _image_user(image: str) -> str | None:
