@@ -47,6 +47,9 @@ docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an err
 test: lint docs binaries prometheus ## Check style, types and docs, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
 
+test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
+	$(BIN)/python -m pytest -n0 --containers -m containers
+
 constraints: $(STAMP) ## Update constraints.txt to the newest releases that work together. Run `make test` next.
 	$(BIN)/python release/pins.py dev > constraints.new
 	mv constraints.new constraints.txt

@@ -13,21 +13,36 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
-pytest_plugins = ["cluster_fixtures", "object_stores", "forked_ranks", "agent_pods"]
+pytest_plugins = ["cluster_fixtures", "container_fixtures", "object_stores", "forked_ranks", "agent_pods"]
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--containers", action="store_true", help="also run the tests that need podman and root")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    run = config.getoption("--containers")
+    return f"containers: {'run with podman' if run else 'left out; `make test-containers` runs them'}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there is no GPU, the tests that need one are left out. The long ones come first."""
+    """Leave out the tests that need a GPU if there is none, and those that need podman. The long ones come first."""
     if not Path("/dev/nvidiactl").exists():
-        without = [item for item in items if item.get_closest_marker("gpu") is not None]
-        config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if item not in without]
+        _leave_out("gpu", config, items)
+    if not config.getoption("--containers"):
+        _leave_out("containers", config, items)
     last = {item.path for item in items if _uses_a_kept_cluster(item)}
     items.sort(key=lambda item: (_folder(item) != "e2e", _folder(item) == "unit", item.path in last))
+
+
+def _leave_out(mark: str, config: pytest.Config, items: list[pytest.Item]) -> None:
+    without = [item for item in items if item.get_closest_marker(mark) is not None]
+    config.hook.pytest_deselected(items=without)
+    items[:] = [item for item in items if item not in without]
 
 
 def _folder(item: pytest.Item) -> str:

@@ -1,16 +1,17 @@
-"""The loopback addresses of a cluster: a 127.x.0.0/16 network and a block of ports of its own.
+"""The addresses of a cluster: a 127.x.0.0/16 network and a block of ports of its own; in containers, 10.x.0.0/16.
 
-One number x stands for both. A cluster claims it by binding an abstract Unix socket. The socket's name is unique in
+One number x stands for all. A cluster claims it by binding an abstract Unix socket. The socket's name is unique in
 the network namespace, as the addresses are, and the kernel frees it when the process that holds it dies.
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spottrain_local.layout import LocalClusterError
 
 FIRST_NETWORK, LAST_NETWORK = 16, 250
+LOOPBACK_PREFIX, CONTAINER_PREFIX = 127, 10
 # Below the range of the kernel's ports for outgoing connections (32768 and up).
 FIRST_PORT, PORTS_PER_NETWORK = 20000, 40
 MAX_NODES = 250
@@ -18,9 +19,10 @@ MAX_NODES = 250
 
 @dataclass(slots=True, kw_only=True)
 class NetworkClaim:
-    """Network 127.`number`.0.0/16, held until `release` or the end of the process."""
+    """Network `prefix`.`number`.0.0/16, held until `release` or the end of the process."""
 
     number: int
+    prefix: int
     _socket: socket.socket
 
     def release(self) -> None:
@@ -28,11 +30,11 @@ class NetworkClaim:
 
     def node_ip(self, index: int) -> str:
         """Return the address of the node at this position."""
-        return f"127.{self.number}.{index + 1}.1"
+        return f"{self.prefix}.{self.number}.{index + 1}.1"
 
     def pod_network(self, index: int) -> str:
         """Return the node's share of the network; its pods have .2 and up."""
-        return f"127.{self.number}.{index + 1}.0/24"
+        return f"{self.prefix}.{self.number}.{index + 1}.0/24"
 
     def ports(self, names: Iterable[str]) -> dict[str, int]:
         """Choose a free port on 127.0.0.1 for each name: the same ones at each start, if nobody else took them."""
@@ -53,17 +55,22 @@ def port_block(network: int) -> range:
     return range(first, first + PORTS_PER_NETWORK)
 
 
-def claim_network(preferred: int | None = None) -> NetworkClaim:
-    """Claim a free network: the preferred one if it is free."""
+def claim_network(
+    preferred: int | None = None,
+    *,
+    prefix: int = LOOPBACK_PREFIX,
+    usable: Callable[[int], bool] = lambda number: True,
+) -> NetworkClaim:
+    """Claim a free network that is `usable`: the preferred one if it is free."""
     numbers = [*([preferred] if preferred else []), *range(FIRST_NETWORK, LAST_NETWORK + 1)]
-    for number in numbers:
+    for number in filter(usable, numbers):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             claim.bind(f"\0spottrain-local-network-{number}")
         except OSError:
             claim.close()
             continue
-        return NetworkClaim(number=number, _socket=claim)
+        return NetworkClaim(number=number, prefix=prefix, _socket=claim)
     raise LocalClusterError(
         f"All {LAST_NETWORK - FIRST_NETWORK + 1} networks for local clusters are in use on this machine."
         " Stop one with `spottrain local down --name NAME`."

@@ -18,7 +18,7 @@ from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
-from spottrain_local.spec import load_spec
+from spottrain_local.spec import Runtime, load_spec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,12 +94,18 @@ def local() -> None:
     help="YAML file with the node pools. The reference describes its fields. Default: 1 system node, 2 on-demand and "
     "4 spot EKS nodes of 8 GPUs, or the nodes of the last time.",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(["process", "podman"]),
+    help="Run pods as processes of this machine, or in containers with podman, which needs root. Default: process, "
+    "or that of the last time.",
+)
 @click.option("--no-operator", is_flag=True, help="Do not install spottrain's CRD and operator.")
 @with_sentences
-def up(cluster: Cluster, nodes_file: Path | None, no_operator: bool) -> None:
+def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool) -> None:
     """Start a local cluster and install spottrain into it."""
     console = Console(stderr=True)
-    spec = load_spec(nodes_file) if nodes_file else None
+    spec = cluster.with_runtime(load_spec(nodes_file) if nodes_file else None, runtime)
     ensure_binaries(console)
     started = time.monotonic()
     with console.status("Starting the cluster …") as display:

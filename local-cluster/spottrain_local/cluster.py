@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spottrain_local.address import port_block
+from spottrain_local.address import claim_network, port_block
 from spottrain_local.binaries import find_binaries
 from spottrain_local.layout import ClusterLayout, LocalClusterError, cluster_layout, write_atomically
 from spottrain_local.objectstore import remove_sockets
-from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec
+from spottrain_local.podman import check_podman, remove_cluster
+from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec, Runtime
 
 DEFAULT_NAME = "default"
 # What `up` waits for, in this order.
@@ -70,12 +71,14 @@ class Cluster:
         """
         running = self.status()
         if running is None:
+            self._check_runtime(spec or self._last_spec())
             self._write_spec(spec)
             supervisor = self._start_supervisor()
         else:
             if spec and spec != self.spec():
                 raise LocalClusterError(
-                    f"The cluster {self.layout.name} runs with different nodes. Run `spottrain local down` first."
+                    f"The cluster {self.layout.name} runs with different nodes, or a different runtime. Run "
+                    "`spottrain local down` first."
                 )
             supervisor = None
         deadline = time.monotonic() + UP_SECONDS
@@ -92,6 +95,8 @@ class Cluster:
         # A supervisor that was killed leaves them, too.
         if self.layout.address.exists():
             remove_sockets(port_block(self._network()))
+            if self._last_spec().runtime == "podman":
+                self._remove_containers()
         if delete:
             shutil.rmtree(self.layout.root, ignore_errors=True)
         return pid is not None
@@ -199,6 +204,30 @@ class Cluster:
             return
         finally:
             os.close(process)
+
+    def _last_spec(self) -> ClusterSpec:
+        return self.spec() if self.layout.spec.exists() else DEFAULT_SPEC
+
+    def with_runtime(self, spec: ClusterSpec | None, runtime: Runtime | None) -> ClusterSpec | None:
+        """Return the spec, or that of the last time, with this runtime; unchanged if there is none."""
+        return (spec or self._last_spec()).model_copy(update={"runtime": runtime}) if runtime else spec
+
+    def _check_runtime(self, spec: ClusterSpec) -> None:
+        binaries = find_binaries()
+        if spec.runtime == "podman" and binaries:
+            self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            check_podman(binaries.path("etcd"), self.layout.root)
+
+    def _remove_containers(self) -> None:
+        """Remove what a supervisor that was killed has left, unless its network is that of another cluster by now."""
+        claim = claim_network(self._network())
+        try:
+            if claim.number == self._network():
+                remove_cluster(claim.number)
+        except OSError as error:
+            raise LocalClusterError(f"Containers of the cluster may be left: {error}") from error
+        finally:
+            claim.release()
 
     def _write_spec(self, spec: ClusterSpec | None) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)

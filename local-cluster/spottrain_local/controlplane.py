@@ -6,6 +6,7 @@ rehearsal would have to wait.
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +66,11 @@ class Credentials:
     admin: KeyPair
 
 
-def issue_credentials(folder: Path) -> Credentials:
-    """Open the cluster's authorities, and issue the control plane's certificates for one run."""
+def issue_credentials(folder: Path, addresses: Sequence[str] = ()) -> Credentials:
+    """Open the cluster's authorities, and issue the control plane's certificates for one run.
+
+    `addresses` are those of the API server for pods, beside loopback.
+    """
     authority, etcd_authority = open_authority(folder, "ca"), open_authority(folder, "etcd-ca")
     return Credentials(
         authority=authority,
@@ -76,7 +80,7 @@ def issue_credentials(folder: Path) -> Credentials:
         apiserver=authority.issue(
             folder / "apiserver",
             "kube-apiserver",
-            addresses=[LOOPBACK, KUBERNETES_SERVICE_IP],
+            addresses=[LOOPBACK, KUBERNETES_SERVICE_IP, *addresses],
             names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
         ),
         kubelet_client=authority.issue(

@@ -43,10 +43,26 @@ def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
     address, too. `probe_ip` is an address of the cluster's network that nobody has.
     """
     system = next((pool for pool in spec.nodes if pool.name == SYSTEM_POOL), None)
-    return {
-        "nodeSelector": pool_selector(system.provider, system.name) if system else {},
-        "operator": {"port": free_port(probe_ip, OPERATOR_PORT)},
-    }
+    selector = {"nodeSelector": pool_selector(system.provider, system.name) if system else {}}
+    if spec.runtime == "podman":
+        repository, _, tag = operator_image().rpartition(":")
+        return selector | {"image": {"repository": repository, "tag": tag}}
+    return selector | {"operator": {"port": free_port(probe_ip, OPERATOR_PORT)}}
+
+
+def operator_image() -> str:
+    """Return the name that `make images REGISTRY=localhost` gives the operator's image."""
+    chart = yaml.safe_load((chart_folder() / "Chart.yaml").read_text())
+    return f"localhost/spottrain-operator:{chart['appVersion']}"
+
+
+def _check_operator_image() -> None:
+    image = operator_image()
+    if subprocess.run(["podman", "image", "exists", image], check=False).returncode:
+        raise LocalClusterError(
+            f"podman has no image {image}. Build it with `make images REGISTRY=localhost BUILDER=podman`, or use "
+            "`--no-operator`."
+        )
 
 
 def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
@@ -58,6 +74,8 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
     binaries = find_binaries()
     if binaries is None:
         raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
+    if cluster.spec().runtime == "podman":
+        _check_operator_image()
     kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
     _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
     with (

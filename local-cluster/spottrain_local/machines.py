@@ -16,8 +16,10 @@ from spottrain_local.controlplane import ControlPlane
 from spottrain_local.layout import write_atomically
 from spottrain_local.metadata.interruption import Interruption
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
+from spottrain_local.node.pod_network import METADATA_IP
 from spottrain_local.node.process import main as node_main
-from spottrain_local.processes import ChildProcess, ProcessSpec
+from spottrain_local.podman import remove_leftovers
+from spottrain_local.processes import ChildProcess, ProcessSpec, start_process
 from spottrain_local.shapes import node_shape
 from spottrain_local.spec import NodePool
 
@@ -30,8 +32,9 @@ RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSurroundings:
-    """The environment of pods on every node of this cluster."""
+    """The environment of pods on every node of this cluster. `gateway` is that of containers; processes have none."""
 
+    gateway: str = ""
     preload_library: Path | None
     env: dict[str, str]
     working_dir: Path
@@ -86,6 +89,17 @@ class NodeProcesses:
         process = self._processes.pop(node, None)
         if process:
             await process.stop(kill=True)
+        if self._surroundings.gateway:
+            await self._remove_containers(node)
+
+    async def _remove_containers(self, node: str) -> None:
+        """Remove what podman still knows of a node whose containers have ended with it."""
+        spec = ProcessSpec(
+            name=f"containers of {node}",
+            main=partial(_remove_leftovers, self._network.number, node),
+            log_file=self._layout.logs / f"node-{node}.log",
+        )
+        await (await start_process(spec)).wait()
 
     async def stop_all(self) -> None:
         """Shut all nodes down in order, as machines are shut down."""
@@ -157,7 +171,6 @@ class NodeProcesses:
             zone=pool.chosen_zone,
             gpus=pool.gpus,
         )
-        preload = self._surroundings.preload_library
         return {
             "name": node,
             "provider": pool.provider,
@@ -172,6 +185,8 @@ class NodeProcesses:
             "taints": [*shape.taints, *(taint.model_dump() for taint in pool.taints)],
             "nodeIP": ip,
             "podNetwork": self._network.pod_network(index),
+            "podEnv": self._surroundings.env,
+            **self._runtime_config(ip),
             "apiserver": self._control_plane.server,
             "caFile": str(authority.certificate_file),
             "clientCAFile": str(authority.certificate_file),
@@ -179,13 +194,38 @@ class NodeProcesses:
             "clientKeyFile": str(identity.key),
             "servingCertFile": str(serving.certificate),
             "servingKeyFile": str(serving.key),
+            "stateDir": str(self._layout.node(node)),
+        }
+
+    def _runtime_config(self, ip: str) -> dict[str, Any]:
+        around = self._surroundings
+        if around.gateway:
+            port = self._control_plane.ports["apiserver"]
+            return {
+                "runtime": "podman",
+                "network": self._network.number,
+                "gateway": around.gateway,
+                "podApiserver": f"https://{around.gateway}:{port}",
+                # A node has a network namespace of its own, in which every port is free.
+                "kubeletPort": KUBELET_PORT,
+                "metadataIP": METADATA_IP,
+                "metadataPort": 80,
+            }
+        return {
+            "runtime": "process",
             "kubeletPort": free_port(ip, KUBELET_PORT),
             "metadataPort": free_port(ip, METADATA_PORT),
-            "stateDir": str(self._layout.node(node)),
             "hostsFile": str(self._layout.hosts),
-            "preloadLibrary": str(preload) if preload else None,
-            "podEnv": self._surroundings.env,
-            "workingDir": str(self._surroundings.working_dir),
+            "preloadLibrary": str(around.preload_library) if around.preload_library else None,
+            "workingDir": str(around.working_dir),
             "pathPrefix": str(Path(sys.executable).parent),
-            "runtime": "process",
         }
+
+
+def _remove_leftovers(network: int, node: str) -> int:
+    try:
+        remove_leftovers(network, node)
+    except OSError as error:
+        logger.error("node %s: %s", node, error)
+        return 1
+    return 0

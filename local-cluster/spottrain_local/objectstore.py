@@ -38,10 +38,10 @@ class ObjectStore:
         """URL of the S3 API."""
         return f"http://{LOOPBACK}:{self.ports['store-s3']}"
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables with which an S3 client uses this store."""
+    def environment(self, host: str = LOOPBACK) -> dict[str, str]:
+        """Return the environment variables with which an S3 client uses this store, which it reaches at `host`."""
         return {
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ENDPOINT_URL_S3": f"http://{host}:{self.ports['store-s3']}",
             "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
             "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
             "AWS_REGION": REGION,

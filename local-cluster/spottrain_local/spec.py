@@ -13,6 +13,7 @@ from spottrain_local.address import MAX_NODES
 from spottrain_local.layout import LocalClusterError
 
 SYSTEM_POOL = "system"
+Runtime = Literal["process", "podman"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
 
 
@@ -114,6 +115,10 @@ class NodePool(_Model):
 class ClusterSpec(_Model):
     """All nodes of a cluster."""
 
+    runtime: Annotated[
+        Runtime,
+        Field(description="Whether pods run as processes of this machine, or in containers with podman."),
+    ] = "process"
     nodes: list[NodePool] = Field(default_factory=list, description="Node pools.")
 
     @field_validator("nodes")

@@ -10,13 +10,14 @@ import json
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from spottrain_local.address import NetworkClaim, claim_network
+from spottrain_local.address import CONTAINER_PREFIX, NetworkClaim, claim_network
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cloud import Cloud
 from spottrain_local.cluster import PARTS
@@ -28,12 +29,14 @@ from spottrain_local.controlplane import (
     wait_until_ready,
     wait_until_served,
 )
+from spottrain_local.gateway import NameServer, serve_gateway
 from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
 from spottrain_local.machines import NodeProcesses, PodSurroundings
 from spottrain_local.names import find_preload_library, hosts_file
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, list_and_watch
 from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore, remove_sockets
 from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
+from spottrain_local.podman import create_bridge, gateway_ip, is_network_free, remove_cluster
 from spottrain_local.processes import ChildProcess, watch_children_by_pidfd
 from spottrain_local.spec import ClusterSpec
 
@@ -53,9 +56,16 @@ class Supervisor:
             raise LocalClusterError("The control plane is not built. Run `python -m spottrain_local.binaries`.")
         ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES])
         self.layout = layout
+        self.network = network
+        self.in_containers = spec.runtime == "podman"
+        gateway = gateway_ip(network.number) if self.in_containers else ""
         self.control_plane = ControlPlane(
-            layout=layout, binaries=binaries, credentials=issue_credentials(layout.pki), ports=ports
+            layout=layout,
+            binaries=binaries,
+            credentials=issue_credentials(layout.pki, [gateway] if gateway else []),
+            ports=ports,
         )
+        self.name_server = NameServer()
         self.store = ObjectStore(layout=layout, ports=ports)
         self.client: ApiClient = self.control_plane.client()
         self.pools = spec.pool_of_nodes()
@@ -65,7 +75,10 @@ class Supervisor:
             client=self.client,
             network=network,
             surroundings=PodSurroundings(
-                preload_library=find_preload_library(), env=self.store.environment(), working_dir=working_dir
+                gateway=gateway,
+                preload_library=None if gateway else find_preload_library(),
+                env=self.store.environment(gateway) if gateway else self.store.environment(),
+                working_dir=working_dir,
             ),
         )
         self.cloud = Cloud(self.pools, self.nodes, layout.instances)
@@ -84,6 +97,7 @@ class Supervisor:
         children = [*self.parts, self.store_process]
         return {
             "name": self.layout.name,
+            "runtime": "podman" if self.in_containers else "process",
             "ready": not self.waiting_for,
             "waitingFor": self.waiting_for,
             "server": self.control_plane.server,
@@ -106,7 +120,11 @@ class Supervisor:
         """Start the cluster, keep it running until it is stopped, and stop it."""
         write_atomically(self.layout.hosts, hosts_file([], []), mode=0o644)
         self.control_plane.write_kubeconfigs()
-        async with self.client, serve_control_api(self.layout.socket, self.cloud, self.describe, self.stop):
+        async with (
+            self._bridge(),
+            self.client,
+            serve_control_api(self.layout.socket, self.cloud, self.describe, self.stop),
+        ):
             # This ends only with an error: two of the tasks run as long as the cluster does.
             work: asyncio.Future[Any] = asyncio.gather(self._start(), self._keep_names(), self._keep_state())
             stopping: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
@@ -119,6 +137,23 @@ class Supervisor:
                 stopping.cancel()
                 await asyncio.gather(work, stopping, return_exceptions=True)
                 await self._end()
+
+    @contextlib.asynccontextmanager
+    async def _bridge(self) -> AsyncIterator[None]:
+        """Keep the bridge of a cluster that runs containers. Nothing of theirs is left afterwards."""
+        if not self.in_containers:
+            yield
+            return
+        number = self.network.number
+        ports = [self.control_plane.ports["apiserver"], self.store.ports["store-s3"]]
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                create_bridge(number)
+                stack.callback(remove_cluster, number)
+                await stack.enter_async_context(serve_gateway(number, self.name_server, ports))
+            except OSError as error:
+                raise LocalClusterError(f"The network of the cluster's pods cannot be set up: {error}") from error
+            yield
 
     async def _start(self) -> None:
         started = datetime.now(UTC)
@@ -180,6 +215,7 @@ class Supervisor:
         await asyncio.gather(follow("services"), follow("pods"))
 
     def _write_hosts(self, text: str) -> None:
+        self.name_server.update(text)
         if self.layout.hosts.read_text() != text:
             write_atomically(self.layout.hosts, text, mode=0o644)
 
@@ -204,10 +240,13 @@ def _is_ready(node: dict[str, Any]) -> bool:
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
-def _claim(layout: ClusterLayout) -> NetworkClaim:
+def _claim(layout: ClusterLayout, spec: ClusterSpec) -> NetworkClaim:
     """Claim the network of the last start if it is free, so that kubeconfigs stay valid."""
     last = json.loads(layout.address.read_text())["network"] if layout.address.exists() else None
-    claim = claim_network(last)
+    if spec.runtime == "podman":
+        claim = claim_network(last, prefix=CONTAINER_PREFIX, usable=is_network_free)
+    else:
+        claim = claim_network(last)
     write_atomically(layout.address, json.dumps({"network": claim.number}))
     return claim
 
@@ -215,7 +254,7 @@ def _claim(layout: ClusterLayout) -> NetworkClaim:
 async def _supervise(layout: ClusterLayout, working_dir: Path) -> None:
     try:
         spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
-        supervisor = Supervisor(layout, spec, _claim(layout), working_dir)
+        supervisor = Supervisor(layout, spec, _claim(layout, spec), working_dir)
     except ValueError as error:
         raise LocalClusterError(
             f"The state in {layout.root} cannot be read. Delete it with `spottrain local down --delete`, and start "

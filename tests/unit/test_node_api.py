@@ -175,7 +175,7 @@ def test_provider_ids_have_the_form_of_their_cloud(tmp_path: Path, provider: str
 
 @pytest.mark.parametrize(("ready", "expected"), [(True, "True"), (False, "False")])
 def test_node_status(tmp_path: Path, ready: bool, expected: str) -> None:
-    status = node_status(config(tmp_path, "eks"), ready=ready, now="n", since="s")
+    status = node_status(config(tmp_path, "eks"), "process://1", ready=ready, now="n", since="s")
     assert status["allocatable"]["nvidia.com/gpu"] == "2"
     assert status["daemonEndpoints"]["kubeletEndpoint"]["Port"] == 10250
     assert {c["type"]: c["status"] for c in status["conditions"]} == {

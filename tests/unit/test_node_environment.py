@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.containers import ContainerConfigError, ContainerRun, Mount, PodSandbox
 from spottrain_local.node.downward import PodPlace
-from spottrain_local.node.environment import (
-    SERVICE_ACCOUNT_PATH,
-    ContainerConfigError,
-    ContainerFiles,
-    build_environment,
-    expand,
-)
+from spottrain_local.node.environment import build_environment, expand
 from spottrain_local.node.paths import PathRewriter
+from spottrain_local.node.process_environment import SERVICE_ACCOUNT_PATH, process_environment, surroundings
 from spottrain_local.node.quantity import divide_quantity, parse_quantity
 
 PLACE = PodPlace(node_name="n1", pod_ip="127.1.0.2", host_ip="127.1.0.1", cpu="8", memory="32Gi")
@@ -82,16 +78,21 @@ async def environment(
     mounts: dict[str, str] | None = None,
     **config: Any,
 ) -> dict[str, str]:
-    env, _ = await build_environment(
-        POD,
-        container,
-        config=node_config(**config),
-        place=PLACE,
-        files=ContainerFiles(home=Path("/pod/home"), tmp=Path("/pod/tmp")),
-        source=objects or FakeObjects(),
-        rewrite=PathRewriter(mounts or {}),
+    """The environment of a process that stands for this container."""
+    node = node_config(**config)
+    run = ContainerRun(
+        pod=PodSandbox(
+            uid="u-1", namespace="ns", hostname="p", ip="127.1.0.2", host_network=False, directory=Path("/pod")
+        ),
+        name="c",
+        image="none",
+        env=await build_environment(POD, container, config=node, place=PLACE, source=objects or FakeObjects()),
+        mounts=tuple(Mount(source=Path(real), target=path) for path, real in (mounts or {}).items()),
+        log_path=Path("/pod/log"),
+        directory=Path("/pod/0"),
+        container_id="process://u-1/c/0",
     )
-    return env
+    return process_environment(run, surroundings(node))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spottrain_local.node.config import ConfigError, load_config
-from spottrain_local.node.containers import ContainerRecord, ContainerRun, Running, Terminated, Waiting
+from spottrain_local.node.containers import ContainerRecord, ContainerRun, PodSandbox, Running, Terminated, Waiting
 from spottrain_local.node.log_server import LogReader, log_number, parse_log_options, render, select_tail
 from spottrain_local.node.shim import LogFile
 from spottrain_local.node.termination_message import termination_message
@@ -106,8 +106,15 @@ def test_termination_message(tmp_path: Path, policy: str, written: str, expected
     LogFile(str(tmp_path / "0.log"), 1000).write(b"a\nb\n")
     if written:
         (tmp_path / "termination").write_text(written)
+    pod = PodSandbox(uid="u", namespace="n", hostname="p", ip="", host_network=False, directory=tmp_path)
     run = ContainerRun(
-        argv=(), env={}, cwd=tmp_path, log_path=tmp_path / "0.log", directory=tmp_path / "0", container_id=""
+        pod=pod,
+        name="c",
+        image="none",
+        env={},
+        log_path=tmp_path / "0.log",
+        directory=tmp_path / "0",
+        container_id="",
     )
     assert termination_message({"terminationMessagePolicy": policy}, run, ENDED) == expected
 

@@ -1,4 +1,4 @@
-"""The shim and the process runtime: nothing is left behind, and exits and output are on record."""
+"""The shim: nothing is left behind, and exits and output are on record. See also the contract of runtimes."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spottrain_local.node import shim
-from spottrain_local.node.containers import ContainerRun, StartError, Terminated
-from spottrain_local.node.process_runtime import ProcessRuntime
+from spottrain_local.node.containers import HostCommand
+from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses
 
 MARK = "SPOTTRAIN_SHIM_TEST"
 
@@ -49,19 +49,10 @@ def mark(request: pytest.FixtureRequest) -> Iterator[str]:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def runtime() -> ProcessRuntime:
-    return ProcessRuntime()
-
-
-def run(tmp_path: Path, mark: str, *argv: str) -> ContainerRun:
-    return ContainerRun(
-        argv=argv,
-        env={"PATH": os.environ["PATH"], MARK: mark},
-        cwd=tmp_path,
-        log_path=tmp_path / "0.log",
-        directory=tmp_path / "0",
-        container_id="process://x",
+async def start(tmp_path: Path, mark: str, *argv: str, linger_seconds: float = 0.0) -> ShimmedProcess:
+    command = HostCommand(argv=argv, env={"PATH": os.environ["PATH"], MARK: mark}, cwd=str(tmp_path))
+    return await ShimmedProcesses().start(
+        command, directory=tmp_path / "0", log_path=tmp_path / "0.log", linger_seconds=linger_seconds
     )
 
 
@@ -76,78 +67,42 @@ async def wait_for_output(tmp_path: Path, line: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_exit_code_and_output_are_recorded(tmp_path: Path, mark: str, runtime: ProcessRuntime) -> None:
-    container = await runtime.start(run(tmp_path, mark, "sh", "-c", "echo one; echo two >&2; printf three; exit 7"))
-    ended = await container.wait()
-    assert (ended.exit_code, ended.signal, ended.reason) == (7, 0, "Error")
+async def test_output_keeps_its_order(tmp_path: Path, mark: str) -> None:
+    await (await start(tmp_path, mark, "sh", "-c", "echo one; echo two >&2; printf three")).wait()
     assert output(tmp_path) == ["one", "two", "three"]
-    assert runtime.recover(tmp_path / "0", "process://x") == ended
 
 
-async def test_a_signal_is_an_exit_code_above_128(tmp_path: Path, mark: str, runtime: ProcessRuntime) -> None:
-    ended = await (await runtime.start(run(tmp_path, mark, "sh", "-c", "kill -9 $$"))).wait()
+async def test_a_signal_is_on_record(tmp_path: Path, mark: str) -> None:
+    ended = await (await start(tmp_path, mark, "sh", "-c", "kill -9 $$")).wait()
     assert (ended.exit_code, ended.signal) == (137, 9)
 
 
-async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: str, runtime: ProcessRuntime) -> None:
-    await (await runtime.start(run(tmp_path, mark, "env"))).wait()
+async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: str) -> None:
+    await (await start(tmp_path, mark, "env")).wait()
     assert {line.partition("=")[0] for line in output(tmp_path)} == {"PATH", MARK}
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (("no-such-command",), "'no-such-command' was not found on the PATH"),
-        (("/no/such/file",), "'/no/such/file' does not exist"),
-        (("/etc",), "cannot be started: Permission denied"),
-    ],
-)
-async def test_a_command_that_cannot_start(
-    tmp_path: Path, mark: str, runtime: ProcessRuntime, argv: tuple[str, ...], sentence: str
-) -> None:
-    with pytest.raises(StartError, match=sentence):
-        await runtime.start(run(tmp_path, mark, *argv))
-
-
-async def test_everything_ends_with_the_first_process(tmp_path: Path, mark: str, runtime: ProcessRuntime) -> None:
-    script = "setsid sleep 100 & (setsid sh -c 'sleep 100 & sleep 100' &); sleep 0.1; exit 0"
-    ended = await (await runtime.start(run(tmp_path, mark, "sh", "-c", script))).wait()
-    assert ended.exit_code == 0
-    assert marked(mark) == []
-
-
-async def test_sigterm_reaches_the_command_which_may_end_by_itself(
-    tmp_path: Path, mark: str, runtime: ProcessRuntime
-) -> None:
-    script = "trap 'echo bye; exit 5' TERM; echo ready; while true; do sleep 0.02; done"
-    container = await runtime.start(run(tmp_path, mark, "sh", "-c", script))
-    await wait_for_output(tmp_path, "ready")
-    container.terminate()
-    assert (await container.wait()).exit_code == 5
-    assert output(tmp_path)[-1] == "bye"
-
-
-async def test_kill_ends_what_ignores_sigterm(tmp_path: Path, mark: str, runtime: ProcessRuntime) -> None:
-    script = "trap '' TERM; setsid sh -c \"trap '' TERM; while true; do sleep 0.02; done\" & echo ready; wait; wait"
-    container = await runtime.start(run(tmp_path, mark, "sh", "-c", script))
-    await wait_for_output(tmp_path, "ready")
-    container.terminate()
-    container.kill()
-    assert (await container.wait()).exit_code == 137
+async def test_what_a_command_started_may_linger(tmp_path: Path, mark: str) -> None:
+    """It writes one file after the command has ended, and is killed before it could write the other."""
+    script = "(setsid sh -c 'while [ ! -e 0/exiting ]; do sleep 0.02; done; touch late; sleep 100; touch never' &); "
+    process = await start(tmp_path, mark, "sh", "-c", script + "touch 0/exiting", linger_seconds=1.0)
+    assert (await process.wait()).exit_code == 0
+    assert (tmp_path / "late").exists()
+    assert not (tmp_path / "never").exists()
     assert marked(mark) == []
 
 
 KILLED_SHIM = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from spottrain_local.node.containers import ContainerRun
-from spottrain_local.node.process_runtime import ProcessRuntime
+from spottrain_local.node.containers import HostCommand
+from spottrain_local.node.shimmed_processes import ShimmedProcesses
 
 async def main(folder):
     script = "setsid sleep 100 & (setsid sleep 100 &); sleep 100"
-    container = await ProcessRuntime(owns_process=True).start(ContainerRun(
-        argv=("sh", "-c", script), env=dict(os.environ), cwd=folder, log_path=folder / "0.log",
-        directory=folder / "0", container_id="process://x"))
+    container = await ShimmedProcesses(owns_process=True).start(
+        HostCommand(argv=("sh", "-c", script), env=dict(os.environ), cwd=str(folder)),
+        directory=folder / "0", log_path=folder / "0.log")
     os.kill(container.shim_pid, signal.SIGKILL)
     print((await container.wait()).exit_code, flush=True)
     await asyncio.sleep(60)
@@ -215,8 +170,3 @@ def test_a_log_that_grows_is_moved_aside(tmp_path: Path) -> None:
     log.finish()
     assert (tmp_path / "log.1").stat().st_size <= 1000
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("line 29")
-
-
-async def test_a_runtime_without_a_record_knows_nothing(tmp_path: Path, runtime: ProcessRuntime) -> None:
-    found: Terminated | None = runtime.recover(tmp_path, "process://x")
-    assert found is None

@@ -12,6 +12,7 @@ from spottrain_local.node.addresses import AddressPool
 from spottrain_local.node.api import ApiError
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.downward import PodPlace
+from spottrain_local.node.process_environment import rewriter
 from spottrain_local.node.volumes import PodVolumes, VolumeError, VolumeFile, write_atomically
 
 PLACE = PodPlace(node_name="n1", pod_ip="127.1.0.2", host_ip="127.1.0.1", cpu="8", memory="32Gi")
@@ -156,10 +157,31 @@ async def test_mounts_are_found_in_their_volumes(tmp_path: Path) -> None:
             {"name": "e", "mountPath": "/dev/shm"},
         ]
     }
-    rewrite = volumes.rewriter(container, tmp_path / "c", {"ID": "7"})
+    rewrite = rewriter(volumes.mounts(container, tmp_path / "c", {"ID": "7"}))
     assert rewrite("/data/x /data/run/y /host/z /dev/shm/w") == (f"{tmp_path}/e/x {tmp_path}/e/7/y /srv/z /dev/shm/w")
     assert rewrite("/dev/termination-log") == f"{tmp_path}/c/termination"
     assert (tmp_path / "e/7").is_dir()
+
+
+async def test_mounts_of_kinds_that_the_cluster_fills_are_read_only(tmp_path: Path) -> None:
+    volumes = await refreshed(
+        tmp_path,
+        FakeObjects(),
+        {"name": "c", "configMap": {"name": "cm"}},
+        {"name": "e", "emptyDir": {}},
+    )
+    mounts = [
+        {"name": "c", "mountPath": "/c"},
+        {"name": "e", "mountPath": "/e"},
+        {"name": "e", "mountPath": "/r", "readOnly": True},
+    ]
+    found = volumes.mounts({"volumeMounts": mounts}, tmp_path / "c", {})
+    assert {m.target: m.read_only for m in found} == {
+        "/dev/termination-log": False,
+        "/c": True,
+        "/e": False,
+        "/r": True,
+    }
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)

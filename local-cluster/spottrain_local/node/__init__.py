@@ -1,10 +1,13 @@
-"""The node runtime: an API client like a kubelet that runs the pods bound to it as processes.
+"""The node runtime: an API client like a kubelet that runs the pods bound to it, as processes or with podman.
 
-It differs from a kubelet:
+Processes differ from a kubelet's containers:
 
-- It has no containers, no images and no cgroups. It ignores `image`.
+- They have no images and no cgroups. `image` is ignored.
 - Resource requests count for the scheduler. Limits are not enforced.
-- It accepts `securityContext`, but every process runs as the current user.
+- `securityContext` is accepted, but every process runs as the current user.
+
+In both cases it differs from a kubelet:
+
 - It refuses `kubectl exec`, `attach`, `port-forward` and `cp`, since it lacks their streaming protocol.
 - It needs Linux (prctl and /proc).
 """

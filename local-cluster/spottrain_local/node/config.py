@@ -28,7 +28,11 @@ class Taint(BaseModel):
 class NodeConfig(BaseModel):
     """The settings of a node process. Keys are camelCase in the file.
 
+    - `runtime`: `process` runs containers as processes, `podman` as containers.
     - `pod_network`: range of the pods' addresses, from .2 upwards. Pods on the host network have `node_ip`.
+    - `metadata_ip`: address of the metadata server. Default: `node_ip`.
+    - `pod_apiserver`: URL of the API server for pods. Default: `apiserver`.
+    - `network`, `gateway`: number of the network of podman's pods, and the address of its bridge, which serves names.
     - `path_prefix`: first entry of the pods' PATH.
     - `working_dir`: working directory of every image. Default: the container's home.
     - `preload_library`, `hosts_file`: make names of Services resolvable, by libnss_wrapper.
@@ -58,6 +62,10 @@ class NodeConfig(BaseModel):
     client_ca_file: Path | None = Field(default=None, alias="clientCAFile")
     kubelet_port: int
     metadata_port: int
+    metadata_ip: str = Field(default="", alias="metadataIP")
+    pod_apiserver: str = ""
+    network: int = 0
+    gateway: str = ""
     state_dir: Path
     hosts_file: Path | None = None
     preload_library: Path | None = None
@@ -76,17 +84,22 @@ class NodeConfig(BaseModel):
     @property
     def apiserver_host(self) -> str:
         """Host of the API server for pods."""
-        return urlsplit(self.apiserver).hostname or "127.0.0.1"
+        return urlsplit(self.pod_apiserver or self.apiserver).hostname or "127.0.0.1"
 
     @property
     def apiserver_port(self) -> int:
         """Port of the API server for pods."""
-        return urlsplit(self.apiserver).port or 443
+        return urlsplit(self.pod_apiserver or self.apiserver).port or 443
+
+    @property
+    def metadata_host(self) -> str:
+        """Address of this node's metadata server."""
+        return self.metadata_ip or self.node_ip
 
     @property
     def metadata_url(self) -> str:
-        """Address of this node's metadata server."""
-        return f"http://{self.node_ip}:{self.metadata_port}"
+        """URL of this node's metadata server."""
+        return f"http://{self.metadata_host}:{self.metadata_port}"
 
 
 def load_config(path: Path) -> NodeConfig:
@@ -106,6 +119,6 @@ def load_config(path: Path) -> NodeConfig:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors()]
         raise ConfigError(f"The node configuration {path} is wrong. " + "; ".join(lines)) from error
-    if config.runtime != "process":
-        raise ConfigError(f"The runtime {config.runtime!r} in {path} is not available yet: use 'process'.")
+    if config.runtime == "podman" and not (config.network and config.gateway):
+        raise ConfigError(f"The node configuration {path} is wrong. The runtime podman needs network and gateway.")
     return config

@@ -13,9 +13,13 @@ from spottrain_local.node.api import UNREACHABLE, ApiError, JSONObject
 from spottrain_local.node.cluster_objects import ObjectSource
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import (
+    ContainerConfigError,
     ContainerRecord,
     ContainerRun,
     ContainerRuntime,
+    HostCommand,
+    ImageError,
+    PodSandbox,
     Running,
     RunningContainer,
     StartError,
@@ -23,9 +27,9 @@ from spottrain_local.node.containers import (
     Waiting,
 )
 from spottrain_local.node.downward import PodPlace
-from spottrain_local.node.environment import ContainerConfigError, ContainerFiles, build_environment, expand
+from spottrain_local.node.environment import build_environment, expand
 from spottrain_local.node.events import EventRecorder
-from spottrain_local.node.paths import PathRewriter
+from spottrain_local.node.limits import container_limits
 from spottrain_local.node.probes import HandlerTarget, probe_forever, run_handler
 from spottrain_local.node.restarts import Backoff, restarts
 from spottrain_local.node.shim import timestamp
@@ -36,6 +40,7 @@ from spottrain_local.node.volumes import PodVolumes
 logger = logging.getLogger(__name__)
 
 CONFIG_RETRY_SECONDS = 1.0
+ERR_IMAGE_PULL = "ErrImagePull"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class PodContext:
     pod: JSONObject
     config: NodeConfig
     place: PodPlace
+    sandbox: PodSandbox
     directory: Path
     volumes: PodVolumes
     source: ObjectSource
@@ -77,6 +83,9 @@ class ContainerWorker:
         self.record = record
         self._directory = context.container_directory(record.name)
         self._backoff = Backoff(
+            base_seconds=context.config.crash_loop_seconds, max_seconds=context.config.crash_loop_max_seconds
+        )
+        self._pull_backoff = Backoff(
             base_seconds=context.config.crash_loop_seconds, max_seconds=context.config.crash_loop_max_seconds
         )
         self.has_started = asyncio.Event()
@@ -165,76 +174,72 @@ class ContainerWorker:
     # -- configuration ------------------------------------------------------------------------------------
 
     async def _configured(self) -> ContainerRun | None:
-        """Wait until the container can be configured, with the reason in its state; None if it is stopped before."""
+        """Wait until the container can be started, with the reason in its state; None if it is stopped before."""
         while not self._stopping.is_set():
             try:
-                return await self._container_run()
+                run = await self._container_run()
+                await self._context.runtime.prepare(run)
+                return run
             except ContainerConfigError as error:
                 reason, message = "CreateContainerConfigError", str(error)
+            except ImageError as error:
+                reason, message = error.reason, str(error)
             except (ApiError, *UNREACHABLE) as error:
                 reason, message = "CreateContainerConfigError", f"The container cannot be prepared: {error}"
-            if self.record.state != Waiting(reason=reason, message=message):
-                self._event("Warning", "Failed", f"Error: {message}")
-                self._set(Waiting(reason=reason, message=message))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), CONFIG_RETRY_SECONDS)
+            await self._wait_as(reason, message, CONFIG_RETRY_SECONDS)
+            if reason == ERR_IMAGE_PULL:
+                image = self._spec.get("image", "")
+                delay = self._pull_backoff.delay(0)
+                await self._wait_as("ImagePullBackOff", f'Back-off pulling image "{image}"', delay)
         return None
 
+    async def _wait_as(self, reason: str, message: str, seconds: float) -> None:
+        if self.record.state != Waiting(reason=reason, message=message):
+            self._event("Warning", "Failed", f"Error: {message}")
+            self._set(Waiting(reason=reason, message=message))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
     async def _container_run(self) -> ContainerRun:
-        context, number = self._context, self.record.restart_count
-        home, tmp = context.directory / "home", context.directory / "tmp"
-        for folder in (home, tmp, self._directory):
-            folder.mkdir(parents=True, exist_ok=True)
-        (self._directory / "termination").unlink(missing_ok=True)
+        context, spec, number = self._context, self._spec, self.record.restart_count
+        self._directory.mkdir(parents=True, exist_ok=True)
+        termination = self._directory / "termination"
+        termination.write_bytes(b"")
+        termination.chmod(0o666)
         self._forget_runs_before(number - 1)
-        rewrite = context.volumes.rewriter(self._spec, self._directory, context.config.pod_env)
-        env, known = await build_environment(
-            context.pod,
-            self._spec,
-            config=context.config,
-            place=context.place,
-            files=ContainerFiles(home=home, tmp=tmp),
-            source=context.source,
-            rewrite=rewrite,
+        env = await build_environment(
+            context.pod, spec, config=context.config, place=context.place, source=context.source
         )
-        argv = [*(self._spec.get("command") or []), *(self._spec.get("args") or [])]
-        if not self._spec.get("command"):
-            raise ContainerConfigError(
-                f"container {self.record.name!r} has no command. This node has no images, so set command in "
-                "the pod's spec"
-            )
-        working = self._spec.get("workingDir")
-        self._target = self._handler_target(env, known, rewrite, home)
-        return ContainerRun(
-            argv=tuple(rewrite(expand(text, known)) for text in argv),
+        run = ContainerRun(
+            pod=context.sandbox,
+            name=self.record.name,
+            image=spec.get("image", ""),
+            pull_policy=spec.get("imagePullPolicy") or "IfNotPresent",
+            command=tuple(expand(text, env) for text in spec.get("command") or ()),
+            args=tuple(expand(text, env) for text in spec.get("args") or ()),
             env=env,
-            cwd=Path(rewrite(working)) if working else context.config.working_dir or home,
+            working_dir=spec.get("workingDir") or "",
+            mounts=context.volumes.mounts(spec, self._directory, context.config.pod_env),
+            limits=container_limits(context.pod, spec),
             log_path=self._directory / f"{number}.log",
             directory=self._directory / str(number),
-            container_id=f"process://{context.pod['metadata']['uid']}/{self.record.name}/{number}",
+            container_id=f"{context.config.runtime}://{context.pod['metadata']['uid']}/{self.record.name}/{number}",
         )
+        self._target = self._handler_target(run)
+        return run
 
     def _forget_runs_before(self, number: int) -> None:
         for path in self._directory.iterdir():
             if path.stem.split(".")[0].isdigit() and int(path.stem.split(".")[0]) < number:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _handler_target(
-        self, env: dict[str, str], known: dict[str, str], rewrite: PathRewriter, home: Path
-    ) -> HandlerTarget:
+    def _handler_target(self, run: ContainerRun) -> HandlerTarget:
         async def execute(command: Sequence[str], timeout: float) -> tuple[int, str]:
             self._exec_count += 1
             directory = self._directory / f"exec-{self._exec_count}"
-            run = ContainerRun(
-                argv=tuple(rewrite(text) for text in command),
-                env=env,
-                cwd=home,
-                log_path=directory / "log",
-                directory=directory,
-                container_id="",
-            )
             try:
-                return await _execute(self._context.runtime, run, timeout)
+                runtime = self._context.runtime
+                return await _execute(runtime, runtime.exec_command(run, command), directory, timeout)
             finally:
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
@@ -325,9 +330,11 @@ class ContainerWorker:
             await self._ended.wait()
 
 
-async def _execute(runtime: ContainerRuntime, run: ContainerRun, timeout: float) -> tuple[int, str]:
+async def _execute(
+    runtime: ContainerRuntime, command: HostCommand, directory: Path, timeout: float
+) -> tuple[int, str]:
     try:
-        container = await runtime.start(run)
+        container = await runtime.execute(command, directory)
     except StartError as error:
         return 128, str(error)
     try:
@@ -336,5 +343,6 @@ async def _execute(runtime: ContainerRuntime, run: ContainerRun, timeout: float)
         container.kill()
         await waiting
         raise
-    lines = run.log_path.read_text(errors="replace").splitlines() if run.log_path.exists() else []
+    log = directory / "log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return ended.exit_code, "\n".join(line.split(" ", 3)[-1] for line in lines[-20:])

@@ -1,8 +1,12 @@
 """The states of a container, and the protocol of the runtime that runs it."""
 
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+
+from spottrain_local.node.limits import ContainerLimits
 
 ContainerKind = Literal["init", "sidecar", "main"]
 
@@ -59,42 +63,151 @@ class ContainerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRun:
-    """One run of a container's command. `directory` holds the run's files: spec and exit record."""
+class Mount:
+    """A file or folder of this machine at a path of a container."""
 
-    argv: tuple[str, ...]
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSandbox:
+    """What the containers of a pod share. `directory` is the pod's folder on this machine."""
+
+    uid: str
+    namespace: str
+    hostname: str
+    ip: str
+    host_network: bool
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRun:
+    """One run of a container. `directory` holds the run's files: spec and exit record.
+
+    `command` and `args` are those of the pod's spec, with variables replaced. Where both are empty, or `command` is,
+    the image has its own. An empty `working_dir` is the image's.
+    """
+
+    pod: PodSandbox
+    name: str
+    image: str
+    pull_policy: str = "IfNotPresent"
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
     env: dict[str, str]
-    cwd: Path
+    working_dir: str = ""
+    mounts: tuple[Mount, ...] = ()
+    limits: ContainerLimits = ContainerLimits()
     log_path: Path
     directory: Path
     container_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommand:
+    """A command of this machine. Its standard input and output are those of what it stands for."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
 
 
 class StartError(Exception):
     """The command could not be started; the text says why."""
 
 
+class SandboxError(Exception):
+    """The pod's network cannot be set up yet; the text says why. The node retries."""
+
+
+class ContainerConfigError(Exception):
+    """The container cannot be configured yet; the text says what is missing. The node retries."""
+
+
+class ImageError(Exception):
+    """The image is not available yet; the text says why. `reason` is the kubelet's word. The node retries."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class RunningContainer(Protocol):
-    """A started container."""
+    """A started container, or a command in one."""
 
     async def wait(self) -> Terminated:
-        """Wait until nothing of the container is left."""
+        """Wait until nothing of it is left."""
         ...
 
     def terminate(self) -> None:
-        """Send SIGTERM to the container's first process."""
+        """Send SIGTERM to its first process."""
         ...
 
     def kill(self) -> None:
-        """Kill everything in the container."""
+        """Kill everything in it."""
         ...
 
 
 class ContainerRuntime(Protocol):
-    """Starts containers. One implementation runs them as processes of this machine."""
+    """Runs the containers of one node: as processes of this machine, or with podman."""
+
+    @property
+    def version(self) -> str:
+        """Name and version, as in a Node's status: `podman://4.3.1`."""
+        ...
+
+    async def open(self) -> None:
+        """Prepare the node. What an earlier node process has left is removed.
+
+        Raises:
+            OSError: The node cannot run on this machine; the text says why.
+        """
+        ...
+
+    def listen(self, ip: str, port: int) -> socket.socket:
+        """Return a listening socket at an address of the node."""
+        ...
+
+    async def add_pod(self, pod: PodSandbox) -> None:
+        """Set up what the pod's containers share. It may exist already.
+
+        Raises:
+            SandboxError: It is not possible yet.
+        """
+        ...
+
+    async def remove_pod(self, pod: PodSandbox) -> None:
+        """Remove what the pod's containers shared."""
+        ...
+
+    async def prepare(self, run: ContainerRun) -> None:
+        """Check that the container can be started so, and make its image available.
+
+        Raises:
+            ContainerConfigError: It cannot be started so.
+            ImageError: Its image is not available yet.
+        """
+        ...
 
     async def start(self, run: ContainerRun) -> RunningContainer:
-        """Start a container.
+        """Start a container that is prepared.
+
+        Raises:
+            StartError: It could not be started.
+        """
+        ...
+
+    def exec_command(
+        self, run: ContainerRun, command: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> HostCommand:
+        """Return the command of this machine that runs `command` in the container, as `kubectl exec` does."""
+        ...
+
+    async def execute(self, command: HostCommand, directory: Path) -> RunningContainer:
+        """Start such a command; its output goes to the file `log` in `directory`.
 
         Raises:
             StartError: It could not be started.

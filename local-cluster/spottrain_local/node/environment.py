@@ -2,25 +2,15 @@
 
 import base64
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spottrain_local.node.api import JSONObject
 from spottrain_local.node.cluster_objects import ObjectSource
 from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.containers import ContainerConfigError
 from spottrain_local.node.downward import PodPlace, field_value, resource_value
-from spottrain_local.node.paths import PathRewriter
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
-# An AF_UNIX address has at most 107 bytes; Python's multiprocessing adds 32 to the temporary folder.
-_MAX_TMPDIR = 75
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
-
-
-class ContainerConfigError(Exception):
-    """The container cannot be configured yet; the text says what is missing. The node retries."""
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
@@ -34,74 +24,43 @@ def expand(text: str, variables: dict[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerFiles:
-    """The folders of a container's process: its home, and the one for temporary files."""
-
-    home: Path
-    tmp: Path
-
-
 async def build_environment(
-    pod: JSONObject,
-    container: JSONObject,
-    *,
-    config: NodeConfig,
-    place: PodPlace,
-    files: ContainerFiles,
-    source: ObjectSource,
-    rewrite: PathRewriter,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the process's environment, and the pod's own variables before their paths are rewritten.
+    pod: JSONObject, container: JSONObject, *, config: NodeConfig, place: PodPlace, source: ObjectSource
+) -> dict[str, str]:
+    """Return the container's variables: those that every container on this node gets, and the pod's own, which win.
 
-    $(NAME) in `command` and `args` refers to the second. The node process's own environment is not passed on.
+    The node process's own environment is not passed on.
 
     Raises:
         ContainerConfigError: Something that a variable refers to is missing.
     """
-    declared = await _declared(pod, container, place, source)
-    known = node_environment(pod, config, place, files, rewrite) | declared
-    env = node_environment(pod, config, place, files, rewrite)
-    env |= {name: rewrite(value) for name, value in declared.items()}
-    if config.path_prefix:
-        env["PATH"] = f"{config.path_prefix}:{env['PATH']}"
-    if config.preload_library and config.hosts_file:
-        own = env.get("LD_PRELOAD")
-        env["LD_PRELOAD"] = f"{config.preload_library}:{own}" if own else str(config.preload_library)
-        env["NSS_WRAPPER_HOSTS"] = str(config.hosts_file)
-    return env, known
+    return _node_environment(pod, config) | await _declared(pod, container, place, source)
 
 
-def node_environment(
-    pod: JSONObject, config: NodeConfig, place: PodPlace, files: ContainerFiles, rewrite: PathRewriter
-) -> dict[str, str]:
-    """Return the variables that every container on this node gets. The pod's own variables override them."""
+def _node_environment(pod: JSONObject, config: NodeConfig) -> dict[str, str]:
     env = {
-        "PATH": DEFAULT_PATH,
-        "HOME": str(files.home),
-        "LANG": "C.UTF-8",
-        "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
+        "HOSTNAME": hostname(pod),
         "KUBERNETES_SERVICE_HOST": config.apiserver_host,
         "KUBERNETES_SERVICE_PORT": str(config.apiserver_port),
         "KUBERNETES_SERVICE_PORT_HTTPS": str(config.apiserver_port),
     }
-    if (service_account := rewrite(SERVICE_ACCOUNT_PATH)) != SERVICE_ACCOUNT_PATH:
-        env["SPOTTRAIN_SERVICEACCOUNT_DIR"] = service_account
-    tmp = rewrite("/tmp")
-    if tmp != "/tmp":
-        env["TMPDIR"] = tmp
-    elif len(str(files.tmp)) <= _MAX_TMPDIR:
-        env["TMPDIR"] = str(files.tmp)
     return env | metadata_environment(config) | config.pod_env
 
 
+def hostname(pod: JSONObject) -> str:
+    """Return the pod's hostname."""
+    return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
+
+
 def metadata_environment(config: NodeConfig) -> dict[str, str]:
-    """Return the variables that name the metadata server, since the clouds' own addresses are not available here."""
+    """Return the variables that name the metadata server, unless it has the clouds' own address."""
+    if config.metadata_ip:
+        return {}
     match config.provider:
         case "eks":
             return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": config.metadata_url}
         case "gke":
-            return {"GCE_METADATA_HOST": f"{config.node_ip}:{config.metadata_port}"}
+            return {"GCE_METADATA_HOST": f"{config.metadata_host}:{config.metadata_port}"}
         case "aks":
             return {"SPOTTRAIN_AZURE_METADATA_ENDPOINT": config.metadata_url}
 

@@ -15,8 +15,9 @@ from spottrain_local.node.api import ApiClient, JSONObject, list_and_watch
 from spottrain_local.node.cluster_objects import ApiObjectSource
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.container_worker import PodContext
-from spottrain_local.node.containers import ContainerRuntime
+from spottrain_local.node.containers import ContainerRuntime, PodSandbox
 from spottrain_local.node.downward import PodPlace
+from spottrain_local.node.environment import hostname
 from spottrain_local.node.events import EventRecorder
 from spottrain_local.node.node_status import NodeRegistration, instance_id
 from spottrain_local.node.pod_status import TERMINAL_PHASES
@@ -37,13 +38,14 @@ class Kubelet:
         self._runtime = runtime
         self._source = ApiObjectSource(client)
         self._events = EventRecorder(client, config.name)
-        self._registration = NodeRegistration(client, config)
+        self._registration = NodeRegistration(client, config, runtime.version)
         self._addresses = AddressPool(config.pod_network)
         self._workers: dict[str, PodWorker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve, register, and run pods until `stop` is set."""
+        await self._runtime.open()
         runners = [await self._serve_logs(), await self._serve_metadata()]
         background: list[asyncio.Task[None]] = []
         try:
@@ -72,7 +74,8 @@ class Kubelet:
         tls = log_server.server_tls(config.serving_cert_file, config.serving_key_file, config.client_ca_file)
         runner = web.AppRunner(log_server.build_app(self._find, self._pods), access_log=None, shutdown_timeout=0.2)
         await runner.setup()
-        await web.TCPSite(runner, config.node_ip, config.kubelet_port, ssl_context=tls).start()
+        listening = self._runtime.listen(config.node_ip, config.kubelet_port)
+        await web.SockSite(runner, listening, ssl_context=tls).start()
         return runner
 
     async def _serve_metadata(self) -> web.AppRunner:
@@ -88,7 +91,7 @@ class Kubelet:
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
-        await web.TCPSite(runner, config.node_ip, config.metadata_port).start()
+        await web.SockSite(runner, self._runtime.listen(config.metadata_host, config.metadata_port)).start()
         return runner
 
     # -- pods --------------------------------------------------------------------------------------------
@@ -171,13 +174,22 @@ class Kubelet:
         place = PodPlace(
             node_name=config.name, pod_ip=address, host_ip=config.node_ip, cpu=config.cpu, memory=config.memory
         )
-        directory = self._pod_directory(uid)
+        directory, host_network = self._pod_directory(uid), bool(pod["spec"].get("hostNetwork"))
+        sandbox = PodSandbox(
+            uid=uid,
+            namespace=pod["metadata"]["namespace"],
+            hostname=config.name if host_network else hostname(pod),
+            ip=address,
+            host_network=host_network,
+            directory=directory,
+        )
         context = PodContext(
             pod=pod,
             config=config,
             place=place,
+            sandbox=sandbox,
             directory=directory,
-            volumes=PodVolumes(directory / "v", pod, place, self._source),
+            volumes=PodVolumes(directory / "v", pod, place, self._source, owns_files=config.runtime == "podman"),
             source=self._source,
             runtime=self._runtime,
             events=self._events,

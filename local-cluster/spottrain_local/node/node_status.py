@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
@@ -50,7 +49,7 @@ def provider_id(config: NodeConfig, instance: str) -> str:
             )
 
 
-def node_status(config: NodeConfig, *, ready: bool, now: str, since: str) -> JSONObject:
+def node_status(config: NodeConfig, runtime: str, *, ready: bool, now: str, since: str) -> JSONObject:
     """Return the Node's status. `since` is when it became ready, or ceased to be."""
     amounts = {
         "cpu": config.cpu,
@@ -79,11 +78,11 @@ def node_status(config: NodeConfig, *, ready: bool, now: str, since: str) -> JSO
         "allocatable": amounts,
         "conditions": [c | {"lastHeartbeatTime": now, "lastTransitionTime": since} for c in conditions],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": config.kubelet_port}},
-        "nodeInfo": _node_info(config),
+        "nodeInfo": _node_info(config, runtime),
     }
 
 
-def _node_info(config: NodeConfig) -> JSONObject:
+def _node_info(config: NodeConfig, runtime: str) -> JSONObject:
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -95,7 +94,7 @@ def _node_info(config: NodeConfig) -> JSONObject:
         "bootID": boot_id,
         "kernelVersion": os.uname().release,
         "osImage": "spottrain local node",
-        "containerRuntimeVersion": f"process://{metadata.version('spottrain')}",
+        "containerRuntimeVersion": runtime,
         "kubeletVersion": "v1.36.0-spottrain",
         "kubeProxyVersion": "",
         "operatingSystem": "linux",
@@ -106,8 +105,9 @@ def _node_info(config: NodeConfig) -> JSONObject:
 class NodeRegistration:
     """Keeps the Node object and its lease."""
 
-    def __init__(self, client: ApiClient, config: NodeConfig) -> None:
+    def __init__(self, client: ApiClient, config: NodeConfig, runtime: str) -> None:
         self._client = client
+        self._runtime = runtime
         self._config = config
         self._path = f"/api/v1/nodes/{config.name}"
         self._ready_since = now_text()
@@ -148,7 +148,7 @@ class NodeRegistration:
         await self._renew()
 
     def _status(self, *, ready: bool) -> JSONObject:
-        return node_status(self._config, ready=ready, now=now_text(), since=self._ready_since)
+        return node_status(self._config, self._runtime, ready=ready, now=now_text(), since=self._ready_since)
 
     async def run(self) -> None:
         """Renew the lease and, less often, the status, for ever. Register a deleted Node again."""

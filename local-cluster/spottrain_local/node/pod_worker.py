@@ -11,7 +11,14 @@ from typing import Any
 
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
 from spottrain_local.node.container_worker import ContainerWorker, PodContext
-from spottrain_local.node.containers import ContainerKind, ContainerRecord, Running, Terminated, Waiting
+from spottrain_local.node.containers import (
+    ContainerKind,
+    ContainerRecord,
+    Running,
+    SandboxError,
+    Terminated,
+    Waiting,
+)
 from spottrain_local.node.events import now_text
 from spottrain_local.node.pod_status import TERMINAL_PHASES, compute_status, parse_state
 from spottrain_local.node.tasks import background, until
@@ -134,6 +141,7 @@ class PodWorker:
                 self._final = True
                 self._changed.set()
                 await self._settled.wait()
+            await self.context.runtime.remove_pod(self.context.sandbox)
         self._ended()
         await self._deleted.wait()
         await self._delete()
@@ -149,7 +157,7 @@ class PodWorker:
         running: list[asyncio.Task[None]] = []
         stopper = asyncio.create_task(self._stop_when_told())
         try:
-            await self._set_up_volumes()
+            await self._set_up()
             if await self._run_init_containers(running):
                 mains = [asyncio.create_task(w.run()) for w in self.workers if w.record.kind == "main"]
                 for worker in self._of_kind("main"):
@@ -189,16 +197,18 @@ class PodWorker:
         for worker in reversed(self._of_kind("sidecar")):
             await worker.stop(self._kill)
 
-    async def _set_up_volumes(self) -> None:
+    async def _set_up(self) -> None:
         os.makedirs(self.context.directory, mode=0o700, exist_ok=True)
         while not self._stop.is_set():
             try:
+                await self.context.runtime.add_pod(self.context.sandbox)
                 await self.context.volumes.refresh(self.context.pod)
                 return
+            except SandboxError as error:
+                reason, message = "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}"
             except (VolumeError, ApiError, *UNREACHABLE) as error:
-                self.context.events.record(
-                    self.context.pod, "Warning", "FailedMount", f"MountVolume.SetUp failed for {error}"
-                )
+                reason, message = "FailedMount", f"MountVolume.SetUp failed for {error}"
+            self.context.events.record(self.context.pod, "Warning", reason, message)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _SETUP_RETRY_SECONDS)
 

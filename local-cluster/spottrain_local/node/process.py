@@ -8,8 +8,12 @@ from pathlib import Path
 
 from spottrain_local.node.api import ApiClient
 from spottrain_local.node.config import ConfigError, NodeConfig, load_config
+from spottrain_local.node.containers import ContainerRuntime
 from spottrain_local.node.kubelet import Kubelet
+from spottrain_local.node.podman_runtime import NodeIdentity, PodmanRuntime
+from spottrain_local.node.process_environment import surroundings
 from spottrain_local.node.process_runtime import ProcessRuntime
+from spottrain_local.node.shimmed_processes import ShimmedProcesses
 
 
 def main(config_file: Path, *, verbose: bool = False) -> int:
@@ -44,4 +48,12 @@ async def _run(config: NodeConfig) -> None:
         key_file=config.client_key_file,
     )
     async with client:
-        await Kubelet(config, client, ProcessRuntime(owns_process=True)).run(stop)
+        await Kubelet(config, client, _runtime(config)).run(stop)
+
+
+def _runtime(config: NodeConfig) -> ContainerRuntime:
+    if config.runtime == "process":
+        return ProcessRuntime(ShimmedProcesses(owns_process=True), surroundings(config))
+    return PodmanRuntime(
+        NodeIdentity(name=config.name, ip=config.node_ip, network=config.network, gateway=config.gateway)
+    )

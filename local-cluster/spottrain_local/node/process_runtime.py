@@ -1,188 +1,69 @@
-"""Containers as processes of this machine, each under a shim (see shim.py)."""
+"""Containers as processes of this machine."""
 
-import asyncio
-import json
-import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+import socket
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from spottrain_local.node import shim
-from spottrain_local.node.containers import ContainerRun, StartError, Terminated
-
-logger = logging.getLogger(__name__)
-
-LOG_MAX_BYTES = 50 * 2**20
-_SHIM = str(Path(shim.__file__))
-
-
-class ProcessContainer:
-    """A container's shim, and what it reports."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], reader: asyncio.StreamReader, container_id: str) -> None:
-        self._popen = popen
-        self._reader = reader
-        self._container_id = container_id
-        self.shim_pid = popen.pid
-
-    async def started(self) -> None:
-        """Wait until the command runs.
-
-        Raises:
-            StartError: It could not be started.
-        """
-        message = await self._message()
-        if "started" in message:
-            return
-        await self.wait()
-        raise StartError(message.get("failed", "The process that starts containers was killed."))
-
-    async def wait(self) -> Terminated:
-        record = await self._message()
-        # The shim closes its output when it ends. From here on it only has to be reaped.
-        await self._reader.read()
-        self._popen.wait()
-        return terminated(record, self._container_id)
-
-    async def _message(self) -> dict[str, Any]:
-        line = await self._reader.readline()
-        return dict(json.loads(line)) if line else {}
-
-    def terminate(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.terminate()
-
-    def kill(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.send_signal(shim.KILL_ALL)
+from spottrain_local.node.containers import ContainerConfigError, ContainerRun, HostCommand, PodSandbox, Terminated
+from spottrain_local.node.process_environment import (
+    Surroundings,
+    process_command,
+    process_environment,
+    rewriter,
+)
+from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses, recover
 
 
 class ProcessRuntime:
-    """Runs containers as processes. Resource limits and securityContext are not enforced.
+    """Runs containers as processes. Images are ignored; limits and securityContext are not enforced."""
 
-    `owns_process` means that this process starts nothing but containers. It then becomes the subreaper of what it
-    starts: if a shim itself is killed, the processes that it leaves become children of this one, and are killed, too.
-    """
+    def __init__(self, processes: ShimmedProcesses, around: Surroundings | None = None) -> None:
+        self._processes = processes
+        self._around = around or Surroundings()
 
-    def __init__(self, *, owns_process: bool = False) -> None:
-        self._owns_process = owns_process
-        if owns_process:
-            shim.become_subreaper()
-        self._shims: set[int] = set()
-        self._clearing: set[asyncio.Task[None]] = set()
+    @property
+    def version(self) -> str:
+        return f"process://{metadata.version('spottrain')}"
 
-    async def start(self, run: ContainerRun) -> ProcessContainer:
-        run.directory.mkdir(parents=True, exist_ok=True)
-        spec = run.directory / "spec.json"
-        spec.write_text(json.dumps(_shim_spec(run)))
-        spec.chmod(0o600)
-        popen = _start_shim(spec)
-        self._shims.add(popen.pid)
-        container = ProcessContainer(popen, await _reader(popen, self._ended), run.container_id)
-        try:
-            await container.started()
-        except asyncio.CancelledError:
-            container.kill()
-            raise
-        return container
+    async def open(self) -> None:
+        """Everything that an earlier node process started has ended with it."""
 
-    def _ended(self, popen: subprocess.Popen[bytes]) -> None:
-        popen.wait()
-        self._shims.discard(popen.pid)
-        if self._owns_process and (strays := self._strays()):
-            logger.warning("a shim was killed; killing what it left (%d)", len(strays))
-            task = asyncio.create_task(self._kill_strays())
-            self._clearing.add(task)
-            task.add_done_callback(self._clearing.discard)
+    def listen(self, ip: str, port: int) -> socket.socket:
+        return socket.create_server((ip, port), backlog=128)
 
-    def _strays(self) -> list[int]:
-        return shim.descendants(os.getpid(), spare=frozenset(self._shims))
+    async def add_pod(self, pod: PodSandbox) -> None:
+        for name in ("home", "tmp"):
+            (pod.directory / name).mkdir(parents=True, exist_ok=True)
 
-    async def _kill_strays(self) -> None:
-        while strays := self._strays():
-            shim.kill_each(strays)
-            await asyncio.sleep(0.01)
-            for pid in strays:
-                _reap(pid)
+    async def remove_pod(self, pod: PodSandbox) -> None:
+        """The pod's folders are the node's, which removes them with its logs."""
 
-    def recover(self, directory: Path, container_id: str) -> Terminated | None:
-        try:
-            return terminated(json.loads((directory / "exit.json").read_text()), container_id)
-        except (OSError, ValueError):
-            return None
+    async def prepare(self, run: ContainerRun) -> None:
+        if not run.command:
+            raise ContainerConfigError(
+                f"container {run.name!r} has no command. This node has no images, so set command in the pod's spec"
+            )
 
-
-def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
-    """Fork on this thread: the kernel sends the parent death signal when the *thread* that forked ends."""
-    with open(spec.with_name("shim.err"), "ab") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _SHIM, str(spec), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={"LC_ALL": "C.UTF-8"},
-            start_new_session=True,
+    async def start(self, run: ContainerRun) -> ShimmedProcess:
+        return await self._processes.start(
+            process_command(run, self._around),
+            directory=run.directory,
+            log_path=run.log_path,
+            container_id=run.container_id,
         )
 
+    def exec_command(
+        self, run: ContainerRun, command: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> HostCommand:
+        return HostCommand(
+            argv=tuple(map(rewriter(run.mounts), command)),
+            env=process_environment(run, self._around),
+            cwd=str(run.pod.directory / "home"),
+        )
 
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # The child of a different orphan. It becomes ours when that one is gone.
+    async def execute(self, command: HostCommand, directory: Path) -> ShimmedProcess:
+        return await self._processes.start(command, directory=directory, log_path=directory / "log")
 
-
-def _shim_spec(run: ContainerRun) -> dict[str, Any]:
-    return {
-        "argv": run.argv,
-        "env": run.env,
-        "cwd": str(run.cwd),
-        "log": str(run.log_path),
-        "exit": str(run.directory / "exit.json"),
-        "logMaxBytes": LOG_MAX_BYTES,
-    }
-
-
-def terminated(record: dict[str, Any], container_id: str = "") -> Terminated:
-    """Return the state for an exit record. An empty record means that the shim was killed."""
-    if "startError" in record:
-        reason, message = "StartError", record["startError"]
-    elif not record:
-        reason, message = "Error", "The container's processes were killed from outside."
-    else:
-        reason, message = ("Error" if record["exitCode"] else "Completed"), ""
-    now = shim.timestamp()
-    return Terminated(
-        exit_code=record.get("exitCode", 137),
-        signal=record.get("signal", 9),
-        reason=reason,
-        message=message,
-        started_at=record.get("startedAt", now),
-        finished_at=record.get("finishedAt", now),
-        container_id=container_id,
-    )
-
-
-class _ShimProtocol(asyncio.StreamReaderProtocol):
-    """Notices that the shim has closed its output, which means that it has ended."""
-
-    def __init__(self, reader: asyncio.StreamReader, ended: Callable[[], None]) -> None:
-        super().__init__(reader)
-        self._ended = ended
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._ended()
-        super().connection_lost(error)
-
-
-async def _reader(
-    popen: subprocess.Popen[bytes], ended: Callable[[subprocess.Popen[bytes]], None]
-) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: _ShimProtocol(reader, lambda: ended(popen)), popen.stdout
-    )
-    return reader
+    def recover(self, directory: Path, container_id: str) -> Terminated | None:
+        return recover(directory, container_id)

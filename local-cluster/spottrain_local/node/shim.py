@@ -5,7 +5,8 @@ container's command in a session of its own and records its output as CRI log li
 only when *every* descendant is gone, also those in sessions of their own: it is their subreaper, so that orphans
 become its children. When the command exits, all others are killed, as when a container's PID 1 exits.
 
-SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record) and `logMaxBytes`.
+SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record), `logMaxBytes`, and
+`lingerSeconds`, which the others have to end by themselves after the command.
 On standard output the node process reads one JSON object a line: `{"started": PID}` or `{"failed": SENTENCE}`,
 then the exit record `{"exitCode", "signal", "startedAt", "finishedAt"}`.
 
@@ -165,7 +166,7 @@ class Shim:
         self._log = LogFile(spec["log"], spec["logMaxBytes"])
         self._output: int | None = None
         self._status: int | None = None
-        self._killing = False
+        self._kill_at = float("inf")
         self.main_pid = 0
         self._started_at = timestamp()
 
@@ -184,20 +185,25 @@ class Shim:
             failure = file.read().decode()
         return failure or None
 
+    @property
+    def _ending(self) -> bool:
+        return self._kill_at < float("inf")
+
     def run(self, wakeup: int) -> dict[str, Any]:
         """Serve signals and output until nothing of the container is left, and return the exit record."""
         delay = 0.005
         while True:
             sources = [wakeup] if self._output is None else [wakeup, self._output]
-            select.select(sources, [], [], delay if self._killing else None)
+            select.select(sources, [], [], delay if self._ending else None)
             self._copy_output()
             self._take_signals(wakeup)
             self._reap()
-            if self._killing:
+            if self._ending:
                 left = descendants(os.getpid())
                 if not left:
                     break
-                kill_each(left)
+                if time.monotonic() >= self._kill_at:
+                    kill_each(left)
                 delay = min(delay * 2, 0.5)
         self._copy_output()
         self._log.finish()
@@ -220,7 +226,7 @@ class Shim:
         except BlockingIOError:
             return
         if KILL_ALL in numbers:
-            self._killing = True
+            self._kill_at = 0.0
         elif signal.SIGTERM in numbers and self._status is None:
             os.kill(self.main_pid, signal.SIGTERM)
 
@@ -234,7 +240,8 @@ class Shim:
                 return
             if pid == self.main_pid:
                 self._status = status
-                self._killing = True
+                linger = self._spec.get("lingerSeconds", 0.0)
+                self._kill_at = min(self._kill_at, time.monotonic() + linger)
 
     def _exit_record(self) -> dict[str, Any]:
         code = os.waitstatus_to_exitcode(self._status) if self._status is not None else -signal.SIGKILL

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from spottrain_local.node.api import ApiError, JSONObject
 from spottrain_local.node.cluster_objects import ObjectSource, Token, TokenRequest
+from spottrain_local.node.containers import ContainerConfigError, Mount
 from spottrain_local.node.downward import PodPlace, field_value, resource_value
-from spottrain_local.node.environment import ContainerConfigError, config_map_data, expand, secret_data
-from spottrain_local.node.paths import PathRewriter
+from spottrain_local.node.environment import config_map_data, expand, secret_data
+from spottrain_local.node.limits import pod_group
 
-# Programs and libraries name these mounts in their own code, where rewriting arguments does not help.
-UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
+TERMINATION_PATH = "/dev/termination-log"
+# Kinds of volumes that containers cannot write to.
+_READ_ONLY_KINDS = frozenset({"configMap", "secret", "downwardAPI", "projected"})
 _DATA_LINK = "..data"
 # Seconds between tries to get a token: the authorizer learns a moment later than the node that it has the pod.
 _TOKEN_PAUSES = (0.1, 0.2, 0.4, 0.8)
@@ -34,14 +36,18 @@ class VolumeFile:
     mode: int = 0o644
 
 
-def write_atomically(directory: Path, files: Mapping[str, VolumeFile]) -> bool:
+def write_atomically(directory: Path, files: Mapping[str, VolumeFile], group: int | None = None) -> bool:
     """Replace all files of a folder at once, and return whether anything changed.
+
+    If there is a `group`, it owns the files and can read them.
 
     This works as in a kubelet: the files are in a folder of their own, the link `..data` to it is replaced, and each
     name is a link through `..data`. A reader sees either the old files or the new ones.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / _DATA_LINK
+    if group is not None:
+        files = {name: VolumeFile(file.content, file.mode | 0o040) for name, file in files.items()}
     old = directory / os.readlink(link) if link.is_symlink() else None
     if old and _read_tree(old) == files:
         return False
@@ -52,6 +58,8 @@ def write_atomically(directory: Path, files: Mapping[str, VolumeFile]) -> bool:
         target.touch(mode=0o600)
         target.write_bytes(file.content)
         target.chmod(file.mode)
+        if group is not None:
+            os.chown(target, -1, group)
     fresh.mkdir(exist_ok=True)
     staged = directory / "..data_tmp"
     staged.unlink(missing_ok=True)
@@ -78,10 +86,16 @@ def _link_names(directory: Path, names: set[str]) -> None:
 
 
 class PodVolumes:
-    """The volumes of one pod under `root`, one folder a volume."""
+    """The volumes of one pod under `root`, one folder a volume.
 
-    def __init__(self, root: Path, pod: JSONObject, place: PodPlace, source: ObjectSource) -> None:
+    `owns_files` means that files belong to the group that the pod asks for (fsGroup). That needs root.
+    """
+
+    def __init__(
+        self, root: Path, pod: JSONObject, place: PodPlace, source: ObjectSource, *, owns_files: bool = False
+    ) -> None:
         self._root = root
+        self._owns_files = owns_files
         self._pod = pod
         self._place = place
         self._source = source
@@ -102,12 +116,15 @@ class PodVolumes:
 
     async def _refresh(self, volume: JSONObject) -> None:
         directory = self._root / volume["name"]
+        group = pod_group(self._pod) if self._owns_files else None
         if "emptyDir" in volume:
-            directory.mkdir(parents=True, exist_ok=True)
+            if not directory.exists():
+                directory.mkdir(parents=True)
+                _share(directory, group)
         elif "hostPath" in volume:
             _check_host_path(volume["hostPath"])
         elif files := await self._files(volume):
-            await asyncio.to_thread(write_atomically, directory, files)
+            await asyncio.to_thread(write_atomically, directory, files, group)
         else:
             write_atomically(directory, {})
 
@@ -178,14 +195,21 @@ class PodVolumes:
             await asyncio.sleep(pause)
         return await self._source.token(request)
 
-    def rewriter(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> PathRewriter:
-        """Return the actual paths of the container's mounts. `env` is for subPathExpr."""
-        mounts = {container.get("terminationMessagePath") or "/dev/termination-log": directory / "termination"}
+    def mounts(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> tuple[Mount, ...]:
+        """Return the container's mounts. `directory` has its termination message; `env` is for subPathExpr."""
+        termination = container.get("terminationMessagePath") or TERMINATION_PATH
         volumes = {volume["name"]: volume for volume in self._pod["spec"].get("volumes") or []}
-        for mount in container.get("volumeMounts") or []:
-            if mount["mountPath"] not in UNTOUCHED_MOUNTS:
-                mounts[mount["mountPath"]] = self._mounted(volumes[mount["name"]], mount, env)
-        return PathRewriter({path: str(real) for path, real in mounts.items()})
+        return (
+            Mount(source=directory / "termination", target=termination),
+            *(
+                Mount(
+                    source=self._mounted(volumes[mount["name"]], mount, env),
+                    target=mount["mountPath"],
+                    read_only=bool(mount.get("readOnly")) or not _READ_ONLY_KINDS.isdisjoint(volumes[mount["name"]]),
+                )
+                for mount in container.get("volumeMounts") or []
+            ),
+        )
 
     def _mounted(self, volume: JSONObject, mount: JSONObject, env: Mapping[str, str]) -> Path:
         host_path = volume.get("hostPath")
@@ -195,7 +219,15 @@ class PodVolumes:
             return base
         if "emptyDir" in volume and not (base / sub_path).exists():
             (base / sub_path).mkdir(parents=True)
+            _share(base / sub_path, pod_group(self._pod) if self._owns_files else None)
         return base / sub_path
+
+
+def _share(directory: Path, group: int | None) -> None:
+    """Let every user write into a folder; new files belong to the group."""
+    if group is not None:
+        os.chown(directory, -1, group)
+    directory.chmod(0o777 if group is None else 0o2777)
 
 
 def _check_host_path(source: JSONObject) -> None:

@@ -1,0 +1,77 @@
+"""The environment of a container that is a process: paths of mounts are rewritten, and there is no image."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spottrain_local.node.config import NodeConfig
+from spottrain_local.node.containers import ContainerRun, HostCommand, Mount
+from spottrain_local.node.paths import PathRewriter
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+# Programs and libraries name these mounts in their own code, where rewriting arguments does not help.
+UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
+# An AF_UNIX address has at most 107 bytes; Python's multiprocessing adds 32 to the temporary folder.
+_MAX_TMPDIR = 75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What stands for an image on this node. See the fields of the same names in `NodeConfig`."""
+
+    path_prefix: str = ""
+    preload_library: Path | None = None
+    hosts_file: Path | None = None
+    working_dir: Path | None = None
+
+
+def surroundings(config: NodeConfig) -> Surroundings:
+    """Return what the node's configuration says about processes."""
+    return Surroundings(
+        path_prefix=config.path_prefix,
+        preload_library=config.preload_library,
+        hosts_file=config.hosts_file,
+        working_dir=config.working_dir,
+    )
+
+
+def rewriter(mounts: tuple[Mount, ...]) -> PathRewriter:
+    """Return what rewrites the paths of these mounts."""
+    return PathRewriter({m.target: str(m.source) for m in mounts if m.target not in UNTOUCHED_MOUNTS})
+
+
+def process_command(run: ContainerRun, around: Surroundings) -> HostCommand:
+    """Return the process that stands for a container."""
+    rewrite = rewriter(run.mounts)
+    home = run.pod.directory / "home"
+    return HostCommand(
+        argv=tuple(map(rewrite, (*run.command, *run.args))),
+        env=process_environment(run, around),
+        cwd=rewrite(run.working_dir) if run.working_dir else str(around.working_dir or home),
+    )
+
+
+def process_environment(run: ContainerRun, around: Surroundings) -> dict[str, str]:
+    """Return the process's environment. The container's own variables override those of the node."""
+    rewrite = rewriter(run.mounts)
+    env = _folders(run, rewrite) | {name: rewrite(value) for name, value in run.env.items()}
+    if around.path_prefix:
+        env["PATH"] = f"{around.path_prefix}:{env['PATH']}"
+    if around.preload_library and around.hosts_file:
+        own = env.get("LD_PRELOAD")
+        env["LD_PRELOAD"] = f"{around.preload_library}:{own}" if own else str(around.preload_library)
+        env["NSS_WRAPPER_HOSTS"] = str(around.hosts_file)
+    return env
+
+
+def _folders(run: ContainerRun, rewrite: PathRewriter) -> dict[str, str]:
+    home, temporary = run.pod.directory / "home", run.pod.directory / "tmp"
+    env = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8"}
+    if (service_account := rewrite(SERVICE_ACCOUNT_PATH)) != SERVICE_ACCOUNT_PATH:
+        env["SPOTTRAIN_SERVICEACCOUNT_DIR"] = service_account
+    tmp = rewrite("/tmp")
+    if tmp != "/tmp":
+        env["TMPDIR"] = tmp
+    elif len(str(temporary)) <= _MAX_TMPDIR:
+        env["TMPDIR"] = str(temporary)
+    return env

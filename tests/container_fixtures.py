@@ -1,0 +1,132 @@
+"""podman for tests: images in a store of their own, and settings with which it runs on any machine.
+
+A machine without a registry gets a stand-in for `python:3.11-slim`: Debian and its Python, by debootstrap.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from spottrain_local.install import operator_image as find_operator_image
+from spottrain_local.layout import cache_root, checkout_root
+
+BASE_IMAGE = "docker.io/library/python:3.11-slim"
+# Where every container has the packages of this environment, among them torch.
+SITE_PACKAGES = "/opt/site-packages"
+# The ulimits do without the right to raise limits, the manager without systemd.
+CONTAINERS_CONF = """
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+{runtime}
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+volumes = {volumes}
+"""
+STORAGE_CONF = """
+[storage]
+driver = "overlay"
+graphroot = "{store}/images"
+runroot = "{store}/run"
+"""
+
+
+def command(*arguments: str, **more: object) -> str:
+    """What a command prints; fails the test with its complaint."""
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, **more)  # type: ignore[call-overload]
+    assert done.returncode == 0, f"{' '.join(arguments[:4])}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return str(done.stdout)
+
+
+def image_exists(image: str) -> bool:
+    return subprocess.run(["podman", "image", "exists", image], check=False).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def podman_settings() -> Iterator[None]:
+    """Settings of podman for this process and its children; fails if podman is missing."""
+    if not shutil.which("podman") or os.geteuid() != 0:
+        pytest.fail("The tests of containers need root, podman and iproute2: see docs/how-to/containers.md.")
+    store = cache_root() / "containers"
+    store.mkdir(parents=True, exist_ok=True)
+    runtime = 'runtime = "runc"' if shutil.which("runc") else ""
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    volumes = json.dumps([f"{Path(torch.origin).parents[1]}:{SITE_PACKAGES}:ro"])
+    (store / "containers.conf").write_text(CONTAINERS_CONF.format(runtime=runtime, volumes=volumes))
+    (store / "storage.conf").write_text(STORAGE_CONF.format(store=store))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(store / "containers.conf"))
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(store / "storage.conf"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def base_image(podman_settings: None) -> str:
+    """The base of our images: from the registry, or a stand-in of the same name."""
+    if not image_exists(BASE_IMAGE):
+        pulled = subprocess.run(
+            ["podman", "pull", "--quiet", BASE_IMAGE], capture_output=True, text=True, check=False
+        )
+        if pulled.returncode:
+            _import_stand_in()
+    return BASE_IMAGE
+
+
+def _import_stand_in() -> None:
+    packages = "python3,python3-dev,python3-venv,ca-certificates"
+    with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
+        root = Path(folder) / "root"
+        command("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root))
+        (root / "usr/bin/python").symlink_to("python3")
+        for leftover in (root / "var/cache/apt/archives").glob("*.deb"):
+            leftover.unlink()
+        # pip in the image reaches the registry as this machine's does.
+        for file in ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
+            if Path(file).exists():
+                shutil.copy(file, root / file.lstrip("/"))
+        command("tar", "-C", str(root), "-cf", f"{folder}/root.tar", ".")
+        command("podman", "import", f"{folder}/root.tar", BASE_IMAGE)
+
+
+@pytest.fixture(scope="session")
+def operator_image(base_image: str) -> str:
+    """The image of operator and watcher, from our Dockerfile, under the name that `local up` looks for."""
+    image = find_operator_image()
+    # The build runs in this machine's network: a user's podman has one of its own for that.
+    command("podman", "build", "--isolation=chroot", "--network=host", f"--tag={image}", str(checkout_root()))
+    return image
+
+
+TRAINER = f"""
+FROM {BASE_IMAGE}
+COPY . /opt/spottrain
+ENV PYTHONPATH=/opt/spottrain:{SITE_PACKAGES} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=spottrain
+USER 65532:65532
+WORKDIR /opt/spottrain
+ENTRYPOINT ["python", "-m", "spottrain_agent"]
+"""
+
+
+@pytest.fixture(scope="session")
+def trainer_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Trainer, agent and a job's script in an image. torch and all else is mounted from this machine.
+
+    So trainer-image/Dockerfile itself is not built: its torch has 5 GB.
+    """
+    root, context = checkout_root(), tmp_path_factory.mktemp("trainer-image")
+    for package in ("api/spottrain_api", "trainer-image/spottrain", "trainer-image/spottrain_agent"):
+        shutil.copytree(root / package, context / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "tests/e2e/jobs/misbehave.py", context / "train.py")
+    (context / "Dockerfile").write_text(TRAINER)
+    image = "localhost/spottrain-trainer-test:1"
+    command("podman", "build", "--isolation=chroot", f"--tag={image}", str(context))
+    return image

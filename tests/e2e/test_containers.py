@@ -1,0 +1,119 @@
+"""The chart, a job and a preemption in containers, on a local cluster whose nodes run podman."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from cluster_fixtures import SMALL, Kubectl, wait_for
+from container_fixtures import command
+from e2e.rehearsal import Rehearsal
+from spottrain_api.contract import GROUP, VERSION
+from spottrain_api.v1alpha1 import Phase
+from spottrain_local.cluster import Cluster
+from spottrain_local.install import NAMESPACE, install_operator
+from spottrain_local.layout import ClusterLayout
+from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL, bridge_name, namespaces
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(400)]
+
+SPEC = SMALL.model_copy(update={"runtime": "podman"})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, operator_image: str) -> Iterator[Cluster]:
+    """A cluster that runs containers, with the operator."""
+    cluster = Cluster(layout=ClusterLayout(root=tmp_path / "cluster"))
+    try:
+        cluster.up(SPEC)
+        install_operator(cluster)
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def network(cluster: Cluster) -> int:
+    """The number of the cluster's network."""
+    number: int = yaml.safe_load(cluster.layout.address.read_text())["network"]
+    return number
+
+
+def containers(cluster: Cluster, node: str = "") -> list[str]:
+    """Containers of the cluster or of a node that podman knows of, whatever became of them."""
+    filters = [f"--filter=label={NETWORK_LABEL}={network(cluster)}"]
+    filters += [f"--filter=label={NODE_LABEL}={node}"] if node else []
+    return command("podman", "ps", "--all", "--quiet", *filters).split()
+
+
+def mounts() -> list[str]:
+    """The file systems of containers that are mounted in the tests' store."""
+    return [line for line in Path("/proc/mounts").read_text().splitlines() if "/spottrain/containers/" in line]
+
+
+def assert_nothing_is_left(cluster: Cluster) -> None:
+    assert containers(cluster) == []
+    assert namespaces(network(cluster)) == []
+    assert not Path("/sys/class/net", bridge_name(network(cluster))).exists()
+    assert [line for line in mounts() if "/merged " in line] == []
+
+
+def job(image: str) -> str:
+    spec = {
+        "image": image,
+        "entrypoint": {"script": "train.py", "args": ["--steps", "150", "--step-seconds", "0.1"]},
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "nodes": {"min": 1, "max": 2},
+        "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+        "batch": {"global": 8, "micro": 4},
+        "checkpoint": {"uri": "s3://checkpoints/containers", "interval": "1000steps"},
+    }
+    metadata = {"name": "containers", "namespace": "default"}
+    return yaml.safe_dump(
+        {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    )
+
+
+def test_a_job_in_containers_loses_no_step_to_a_preemption(
+    cluster: Cluster, trainer_image: str, tmp_path: Path
+) -> None:
+    kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
+    parts = {pod["metadata"]["name"].split("-")[1]: pod for pod in kubectl.list("pod", NAMESPACE)}
+    assert parts["operator"]["status"]["podIP"].startswith(f"10.{network(cluster)}.")
+    assert "leads" in kubectl("logs", "-n", NAMESPACE, "deploy/spottrain-operator")
+
+    kubectl("apply", "-f", "-", stdin=job(trainer_image))
+    run = Rehearsal(cluster=cluster, name="containers", folder=tmp_path)
+    run.wait("two members train", lambda: len(run.members()) == 2, 120)
+    run.wait("ten steps", lambda: run.status().progress.step >= 10)
+    node = run.spot_nodes()[0]
+    assert len(containers(cluster, node)) == 2  # the watcher and the member
+    cluster.preempt([node], notice_seconds=15)
+    run.wait("the node is gone", lambda: node in run.gone(), 40)
+    wait_for(lambda: not containers(cluster, node), "podman has forgotten the node's containers")
+    run.wait("the job has succeeded", lambda: run.status().phase is Phase.SUCCEEDED, 120)
+    status = run.status()
+    assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
+
+    cluster.down()
+    assert_nothing_is_left(cluster)
+
+
+def test_nothing_is_left_of_a_supervisor_that_was_killed(cluster: Cluster) -> None:
+    kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
+    before = set(containers(cluster))
+    assert len(before) == 3  # the operator and two watchers
+    inside = [int(pid) for pid in command("podman", "inspect", "--format={{.State.Pid}}", *before).split()]
+    os.kill(int(cluster.layout.lock.read_text()), signal.SIGKILL)
+    wait_for(lambda: not any(map(psutil.pid_exists, inside)), "the containers' processes are gone", 10)
+
+    cluster.up()
+    assert before.isdisjoint(containers(cluster))
+    wait_for(lambda: len(kubectl.ready_nodes()) == 4, "all nodes are ready")
+    os.kill(int(cluster.layout.lock.read_text()), signal.SIGKILL)
+    wait_for(lambda: cluster.status() is None, "the supervisor is gone")
+    cluster.down()
+    assert_nothing_is_left(cluster)

@@ -1,0 +1,64 @@
+"""Whether podman works on this machine, and what is said if it does not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spottrain_local.cluster import Cluster
+from spottrain_local.layout import ClusterLayout, LocalClusterError
+from spottrain_local.podman import check_podman, last_line
+from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec, NodePool
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("present", "sentence"),
+    [((), "needs `podman`, which is not installed"), (("podman",), "needs `ip`.*package iproute2")],
+)
+def test_a_missing_tool_is_named(tools: Path, tmp_path: Path, present: tuple[str, ...], sentence: str) -> None:
+    for name in present:
+        tool(tools, name, "exit 0")
+    with pytest.raises(LocalClusterError, match=sentence):
+        check_podman(Path("/probe"), tmp_path)
+
+
+def test_podmans_complaint_is_passed_on(tools: Path, tmp_path: Path) -> None:
+    tool(tools, "ip", "exit 0")
+    tool(tools, "podman", "echo first >&2; echo Error: limits cannot be set >&2; exit 125")
+    # Without root it gets no further than that.
+    sentence = "limits cannot be set" if os.geteuid() == 0 else "needs root"
+    with pytest.raises(LocalClusterError, match=sentence):
+        check_podman(Path("/probe"), tmp_path)
+    assert list(tmp_path.iterdir()) == [tools]
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [("Error: no such image\n", "no such image"), ("a\nb\n", "b"), ("", "it printed nothing")],
+)
+def test_the_last_line_is_what_counts(printed: str, line: str) -> None:
+    assert last_line(printed) == line
+
+
+def test_a_cluster_keeps_its_runtime_until_another_is_named(tmp_path: Path) -> None:
+    cluster = Cluster(layout=ClusterLayout(root=tmp_path))
+    own = ClusterSpec(nodes=[NodePool(name="a")])
+    assert cluster.with_runtime(None, None) is None
+    assert cluster.with_runtime(own, None) == own
+    assert cluster.with_runtime(None, "podman") == DEFAULT_SPEC.model_copy(update={"runtime": "podman"})
+    cluster.layout.spec.write_text(own.model_copy(update={"runtime": "podman"}).model_dump_json(by_alias=True))
+    assert cluster.with_runtime(None, "process") == own
