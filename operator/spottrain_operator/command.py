@@ -73,6 +73,7 @@ def main(
             spot_labels=spot_labels,
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
+            log_format=logs.log_format(),
         ),
     )
     try:

@@ -149,6 +149,14 @@ def test_the_operator_allows_the_networks_of_the_chart(
 
 
 @pytest.mark.cluster
+def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
+    objects = render("--set", "logFormat=json")
+    for kind in ("Deployment", "DaemonSet"):
+        [container] = one(objects, kind)["spec"]["template"]["spec"]["containers"]
+        assert env_of(container)["SPOTTRAIN_LOG_FORMAT"] == "json"
+
+
+@pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
     [_, rule] = one(rendered, "Role")["rules"]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]

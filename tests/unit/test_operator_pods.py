@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spottrain_api.contract import (
     ENV_CONTROL_URL,
+    ENV_LOG_FORMAT,
     ENV_POD_UID,
     ENV_WATCHER_PORT,
     LABEL_CAPACITY_TYPE,
@@ -17,6 +18,7 @@ from spottrain_api.contract import (
     SPOT_LABELS,
     CapacityType,
 )
+from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
@@ -180,11 +182,11 @@ def test_together_marks_no_standard_node_so_only_a_pool_takes_one() -> None:
     assert not any(matches(each, {}) for each in terms(pod(spec(), CapacityType.ON_DEMAND)))
 
 
-SITE = Site(spot_labels={"example.com/capacity": "spot"}, watcher_port=9999)
+SITE = Site(spot_labels={"example.com/capacity": "spot"}, watcher_port=9999, log_format=LogFormat.JSON)
 
 
 @pytest.mark.parametrize("capacity", CapacityType)
-def test_a_site_has_its_own_spot_labels_and_port(capacity: CapacityType) -> None:
+def test_a_site_has_its_own_spot_labels_port_and_form_of_logs(capacity: CapacityType) -> None:
     name: dict[str, Any] = {"name": "gpt-7", "sequence": 7, "capacity_type": capacity, "pool": None}
     manifest = build_pod(JOB, spec(), control_url="http://control:8080", site=SITE, **name)
     spot = capacity is CapacityType.SPOT
@@ -195,6 +197,7 @@ def test_a_site_has_its_own_spot_labels_and_port(capacity: CapacityType) -> None
     tolerated = {"key": "example.com/capacity", "operator": "Exists", "effect": "NoSchedule"}
     assert (tolerated in manifest["spec"]["tolerations"]) is spot
     assert env_of(manifest)[ENV_WATCHER_PORT]["value"] == "9999"
+    assert env_of(manifest)[ENV_LOG_FORMAT]["value"] == "json"
 
 
 POOLS = {

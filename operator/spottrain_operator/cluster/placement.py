@@ -23,6 +23,7 @@ from spottrain_api.contract import (
     WATCHER_PORT,
     CapacityType,
 )
+from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
 
 Expression = dict[str, Any]
@@ -83,11 +84,13 @@ class Site:
     - spot_labels: labels of spot nodes, with their values, beside those that are known.
     - watcher_port: port of the watcher on each of them.
     - allowed_networks: values of podTemplate.network that jobs may ask for.
+    - log_format: form of the log lines of trainer pods.
     """
 
     spot_labels: Mapping[str, str] = field(default_factory=dict)
     watcher_port: int = WATCHER_PORT
     allowed_networks: frozenset[Network] = frozenset()
+    log_format: LogFormat = LogFormat.TEXT
 
 
 DEFAULT_SITE = Site()
