@@ -28,6 +28,9 @@ env: $(STAMP) ## Create the virtual environment .venv, with all packages pinned 
 binaries: $(STAMP) ## Build Kubernetes, etcd and Helm into the cache, once. Skipped if KUBEBUILDER_ASSETS is set.
 	$(BIN)/python -m spottrain_local.binaries
 
+prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
+	$(BIN)/python tests/prometheus_binaries.py
+
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
@@ -41,7 +44,7 @@ lint: $(STAMP) ## Check style, spelling, types and import contracts.
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
-test: lint docs binaries ## Check style, types and docs, then run all tests.
+test: lint docs binaries prometheus ## Check style, types and docs, then run all tests.
 	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
 
 constraints: $(STAMP) ## Update constraints.txt to the newest releases that work together. Run `make test` next.
@@ -100,7 +103,7 @@ bench-checkpoint: $(STAMP) ## Benchmark: checkpoints compared with torch.save, D
 bench-replicas: $(STAMP) ## Benchmark: cost of replicas in members' memory in a step, and time to resume from them.
 	$(BIN)/python -m benchmarks.bench_replicas
 
-bench-notice: binaries ## Benchmark: time from the cloud's notice to the flag that ranks read.
+bench-notice: binaries ## Benchmark: time from the notice of each cloud to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
 bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.

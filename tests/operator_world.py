@@ -17,8 +17,10 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
 from spottrain_operator.metrics import Metrics
@@ -100,6 +102,7 @@ class World:
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
+    allowed_networks: frozenset[Network] = frozenset()
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -117,6 +120,7 @@ class World:
             history=HistoryKeeper(self.cluster),
             control_url="http://control:8080",
             now=lambda: self.now,
+            site=Site(allowed_networks=self.allowed_networks),
         )
 
     async def turn(self) -> None:

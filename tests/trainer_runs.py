@@ -109,6 +109,12 @@ class Run:
         found: dict[str, float] = json.loads((self.folder / "result.json").read_text())
         return found
 
+    def seen(self) -> list[list[int]]:
+        """By rank, what the script's own variable holds at the end: the numbers of the steps."""
+        return [
+            json.loads((self.folder / f"result.pt-seen-{rank}").read_text()) for rank in range(len(self.outcomes))
+        ]
+
     def _settings(self, rank: int, environment: dict[str, str], faults: dict[int, str], steps: int) -> dict[str, Any]:
         run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)

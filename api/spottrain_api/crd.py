@@ -98,11 +98,13 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
         own = {key: value for key, value in node.items() if key != "anyOf"}
         return _inline({**option, **own}, definitions)
-    result = {key: value for key, value in node.items() if key not in DROPPED_KEYS}
+    # The API server drops empty properties. Without them, what it serves is what this module says.
+    dropped = DROPPED_KEYS if node.get("properties") else DROPPED_KEYS | {"properties"}
+    result = {key: value for key, value in node.items() if key not in dropped}
     rules = _cel_rules(node.get("title"))
     if rules:
         result["x-kubernetes-validations"] = rules
-    if "properties" in node:
+    if "properties" in result:
         result["properties"] = {key: _inline(value, definitions) for key, value in node["properties"].items()}
     if "items" in node:
         result["items"] = _inline(node["items"], definitions)

@@ -18,14 +18,14 @@ from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobReader
 from spottrain_local.cluster import Cluster, open_cluster
 from spottrain_local.install import install_operator
-from spottrain_local.spec import ClusterSpec, NodePool
+from spottrain_local.spec import SYSTEM_POOL, ClusterSpec, NodePool
 
 JOB, NAMESPACE = "recovery", "default"
 NUM_NODES, MIN_NODES, ON_DEMAND_NODES = 4, 2, 2
 NOTICE_SECONDS = 30.0
 SPEC = ClusterSpec(
     nodes=[
-        NodePool(name="system", gpus=0),
+        NodePool(name=SYSTEM_POOL, gpus=0),
         NodePool(name="on-demand", count=ON_DEMAND_NODES),
         NodePool(name="spot", count=NUM_NODES - ON_DEMAND_NODES, capacity_type="spot"),
     ]
@@ -35,19 +35,21 @@ SPEC = ClusterSpec(
 class ManagedJob:
     """A local cluster with the job on it. To close it leaves nothing behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spec: ClusterSpec = SPEC) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder / "clusters")
         self.steps_file = folder / "steps.txt"
         self._manifest = folder / "trainingjob.yaml"
         self.cluster: Cluster = open_cluster("bench")
-        self.cluster.up(SPEC)
+        self.cluster.up(spec)
         install_operator(self.cluster)
         self._reader = JobReader(str(self.cluster.kubeconfig))
-        self._manifest.write_text(yaml.safe_dump(self._job()))
+        self._manifest.write_text(yaml.safe_dump(self._job(spec)))
         self.kubectl("apply", "-f", str(self._manifest))
 
-    def _job(self) -> dict[str, object]:
+    def _job(self, spec: ClusterSpec) -> dict[str, object]:
+        pools = [pool for pool in spec.nodes if pool.name != SYSTEM_POOL]
+        num_on_demand = sum(pool.count for pool in pools if pool.capacity_type == "on-demand")
         return {
             "apiVersion": "spottrain.dev/v1alpha1",
             "kind": "TrainingJob",
@@ -59,8 +61,8 @@ class ManagedJob:
                     {"name": "STEP_LOG", "value": str(self.steps_file)},
                     {"name": "NUM_STEPS", "value": "1000000"},
                 ],
-                "nodes": {"min": MIN_NODES, "max": NUM_NODES},
-                "capacity": {"onDemand": {"min": ON_DEMAND_NODES}, "fallback": {"policy": "None"}},
+                "nodes": {"min": MIN_NODES, "max": sum(pool.count for pool in pools)},
+                "capacity": {"onDemand": {"min": num_on_demand}, "fallback": {"policy": "None"}},
                 "strategy": "ddp",
                 "batch": {"global": GLOBAL_BATCH, "micro": GLOBAL_BATCH // MIN_NODES},
                 "checkpoint": {"uri": "s3://checkpoints/recovery", "interval": f"{CHECKPOINT_STEPS}steps"},

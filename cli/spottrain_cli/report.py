@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import io
-import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 import jinja2
-import matplotlib
 
-matplotlib.use("svg")
-from matplotlib import pyplot as plt
-from matplotlib.ticker import EngFormatter, MaxNLocator
-
-from spottrain_api.history import HistoryPoint
-from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, money, seconds
+from spottrain_cli.pictures import pictures, rate
 from spottrain_cli.throughput import Throughput, throughput
 
-# A thing has the same colour in every picture.
-PHASE_COLOURS = {
-    Phase.RUNNING.value: "#2a9d5c",
-    Phase.STARTING.value: "#3d85c6",
-    Phase.DRAINING.value: "#e6b422",
-    Phase.RECOVERING.value: "#d9534f",
-    Phase.PENDING.value: "#b0b7bf",
-    Phase.SUSPENDED.value: "#8e7cc3",
+# Parts of the status' `time`, as the report names them.
+TIME_PARTS = {
+    "productive_seconds": "Lasting steps",
+    "redone_seconds": "Steps that were made again after a loss",
+    "data_wait_seconds": "Waiting for data",
+    "commit_stall_seconds": "Training held up by saves",
+    "start_up_seconds": "Start of the job, up to its first step",
+    "restart_seconds": "Restarts: from a generation's last step to the next one's first",
+    "capacity_seconds": "Waiting for nodes",
+    "suspended_seconds": "Suspended",
+    "unreported_seconds": "A script that does not report its steps",
 }
-ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#b8bec5"
-# In inches. Pictures are as wide as the page, and their time axes are aligned.
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
+
 # A stretch in the picture of throughput takes at least this share of the job's time.
 SHORTEST_SHARE = 1 / 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeAxis:
-    """The time of the job, from `start` to `end` in Unix seconds, in a unit that suits its length."""
-
-    start: float
-    end: float
-
-    @property
-    def _unit(self) -> tuple[str, float]:
-        elapsed = self.end - self.start
-        return ("seconds", 1.0) if elapsed < 600 else ("minutes", 60.0) if elapsed < 3 * 3600 else ("hours", 3600.0)
-
-    def at(self, moment: float) -> float:
-        return (moment - self.start) / self._unit[1]
-
-    def draw(self, axes: Any) -> None:
-        axes.set(xlabel=f"{self._unit[0]} since the job was created", xlim=(0, self.at(self.end)))
-
-
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ job.name }} · spottrain report</title>
 <style>
@@ -80,11 +50,20 @@ TEMPLATE = """<!doctype html>
 {% endfor %}</div>
 {% for title, note, picture in pictures %}<h2>{{ title }}</h2><p class="sub">{{ note }}</p>{{ picture|safe }}
 {% endfor %}
-<h2>Every change of membership</h2>
-<table><tr><th>What happened</th><th class="n">At step</th><th class="n">Steps redone</th>
-<th class="n">Seconds without a step</th><th class="n">World size</th></tr>
-{% for row in rows %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
-{% else %}<tr><td colspan="5">None: one generation from the start to the end.</td></tr>{% endfor %}</table>
+{% if parts %}<h2>What time and money went into</h2>
+<p class="sub">Since the first generation's start. Money is shared out by time, as if the number of nodes had always
+been the same; a suspended job holds none.</p>
+<table><tr><th>Went into</th><th class="n">Time</th><th class="n">Share</th><th class="n">Money, about</th></tr>
+{% for row in parts %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table>
+{% endif -%}
+<h2>Every notice, loss and other change of members</h2>
+<table><tr><th class="n">After</th><th>What happened</th><th>What came of it</th><th class="n">At step</th>
+<th class="n">Steps redone</th><th class="n">Seconds without a step</th><th class="n">World size</th></tr>
+{% for when, what, outcome, numbers in rows %}<tr><td class="n">{{ when }}</td><td>{{ what }}</td>
+<td>{{ outcome }}</td>
+{% for cell in numbers %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
+{% else %}<tr><td colspan="7">None: one generation from the start to the end.</td></tr>{% endfor %}</table>
 </body></html>
 """
 
@@ -100,8 +79,9 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
         started=job.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
         took=duration(ended - job.created_at),
         tiles=list(_tiles(job, speed)),
-        pictures=list(_pictures(job, speed, ended)) if len(job.history) > 1 else [],
-        rows=[transition_row(transition) for transition in job.status.transitions],
+        pictures=list(pictures(job, speed, ended)) if len(job.history) > 1 else [],
+        parts=list(_time_and_money(job.status)),
+        rows=[_change(job, transition) for transition in job.status.transitions],
     )
 
 
@@ -115,6 +95,39 @@ def transition_row(transition: Transition) -> tuple[str, ...]:
         "–" if gap is None else f"{gap:.1f}",
         f"{transition.world_size_before} → {'–' if after is None else after}",
     )
+
+
+def _change(job: JobSnapshot, transition: Transition) -> tuple[str, str, str, tuple[str, ...]]:
+    what, *numbers = transition_row(transition)
+    return duration(transition.at - job.created_at), what, outcome(transition), tuple(numbers)
+
+
+def outcome(transition: Transition) -> str:
+    """Say what came of the end of a generation, for the steps that it had made."""
+    if transition.resume_step is None:
+        return "no later generation has made a step"
+    source = "the members' memory" if transition.from_replicas else "the commit"
+    resumed = f"resumed from {source} of step {transition.resume_step}"
+    if transition.with_notice:
+        return f"notice in time, {resumed}" if not transition.steps_redone else f"notice too late, {resumed}"
+    return resumed
+
+
+def _time_and_money(status: TrainingJobStatus) -> Iterator[tuple[str, ...]]:
+    """What the job's time went into, the largest part first: cause, time, share and money."""
+    if status.time is None:
+        return
+    parts = {name: getattr(status.time, name) for name in TIME_PARTS}
+    whole = sum(parts.values())
+    paid = whole - status.time.suspended_seconds
+    for name, spent in sorted(parts.items(), key=lambda item: -item[1]):
+        if spent < whole / 10_000 or not spent:
+            continue
+        cost = "–"
+        if status.cost is not None and paid > 0:
+            share = 0.0 if name == "suspended_seconds" else spent / paid
+            cost = money(status.cost.total * share, status.cost.currency)
+        yield TIME_PARTS[name], seconds(spent), f"{spent / whole:.1%}", cost
 
 
 def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
@@ -140,184 +153,3 @@ def _count(number: int, noun: str, more: str = "") -> tuple[str, str]:
     """Return the name and the value of a tile."""
     value, _, name = counted(number, noun).partition(" ")
     return f"{name}{more}", value
-
-
-def _pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[tuple[str, str, str]]:
-    start, end = job.created_at.timestamp(), ended.timestamp()
-    time = TimeAxis(start=start, end=end)
-    yield (
-        "Loss",
-        "Loss over steps. A dashed line marks the start of a generation, grey marks steps that were done again.",
-        _loss(job.history, job.status.transitions),
-    )
-    if speed.mean:
-        whole = rate(speed.amount / (end - start))
-        yield (
-            "Throughput",
-            f"{speed.unit.capitalize()} a second of all ranks together: {rate(speed.mean)} on average while the job "
-            f"trained (the dashed line), {whole} over its whole time.",
-            _speed(speed, time),
-        )
-    yield (
-        "Members",
-        "Nodes that train together.",
-        _members(job.history, time),
-    )
-    times = time_by_phase(job.history, start, end)
-    note = ", ".join(f"{phase} {seconds(value)}" for phase, value in times.items())
-    yield "Where the time went", note, _timeline(job.history, time)
-
-
-def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) -> str:
-    figure, axes = _picture(height=3.2)
-    for kept, redone in loss_lines(history):
-        for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
-            axes.plot([step for step, _ in line], [loss for _, loss in line], color=colour, linewidth=1.2)
-    for step, generations in generations_by_step(transitions).items():
-        axes.axvline(step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
-        axes.annotate(
-            ", ".join(f"g{generation}" for generation in generations),
-            (step, 1),
-            xycoords=("data", "axes fraction"),
-            fontsize=8,
-            color=SPOT_COLOUR,
-            xytext=(2, -9),
-            textcoords="offset points",
-        )
-    axes.set(xlabel="step", ylabel="loss")
-    return _svg(figure)
-
-
-def generations_by_step(transitions: Sequence[Transition]) -> dict[int, list[int]]:
-    """Group the generations by the step from which they resumed."""
-    found: dict[int, list[int]] = {}
-    for transition in transitions:
-        if transition.resume_step is not None:
-            found.setdefault(transition.resume_step, []).append(transition.generation + 1)
-    return found
-
-
-Line = list[tuple[int, float]]
-
-
-def loss_lines(history: Sequence[HistoryPoint]) -> list[tuple[Line, Line]]:
-    """Split the history into stretches in which steps only grow.
-
-    Returns:
-        For each stretch two lists of (step, loss): steps that were kept, and steps that the next stretch did again.
-    """
-    stretches: list[Line] = [[]]
-    for point in history:
-        if point.loss != point.loss or (stretches[-1] and stretches[-1][-1][0] == point.step):
-            continue
-        if stretches[-1] and point.step < stretches[-1][-1][0]:
-            stretches.append([])
-        stretches[-1].append((point.step, point.loss))
-    lines = []
-    for stretch, following in zip(stretches, [*stretches[1:], []], strict=True):
-        first_again = following[0][0] if following else math.inf
-        kept = [point for point in stretch if point[0] < first_again]
-        again = [point for point in stretch if point[0] >= first_again]
-        lines.append((kept, kept[-1:] + again if again else []))
-    return lines
-
-
-def rate(value: float) -> str:
-    """Write a number per second: 12,345, 42 or 0.31."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _speed(speed: Throughput, time: TimeAxis) -> str:
-    figure, axes = _picture(height=2.4)
-    for _, group in itertools.groupby(speed.stretches, key=lambda stretch: stretch.generation):
-        stretches = list(group)
-        edges = [stretches[0].begin, *(stretch.end for stretch in stretches)]
-        axes.stairs(
-            [stretch.rate for stretch in stretches],
-            [time.at(edge) for edge in edges],
-            fill=True,
-            color=PHASE_COLOURS[Phase.RUNNING.value],
-        )
-    axes.axhline(speed.mean, color=LINE_COLOUR, linewidth=0.8, linestyle="--")
-    axes.set(ylabel=f"{speed.unit}/s")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    time.draw(axes)
-    return _svg(figure)
-
-
-def _members(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
-    figure, axes = _picture(height=2.4)
-    times = [time.at(point.at) for point in history] + [time.at(time.end)]
-    on_demand = [point.on_demand for point in history] + [history[-1].on_demand]
-    spot = [point.spot for point in history] + [history[-1].spot]
-    axes.stackplot(
-        times,
-        on_demand,
-        spot,
-        labels=("on-demand", "spot"),
-        colors=(ON_DEMAND_COLOUR, SPOT_COLOUR),
-        step="post",
-        alpha=0.8,
-    )
-    axes.set(ylabel="nodes")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right", fontsize=8)
-    time.draw(axes)
-    return _svg(figure)
-
-
-def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
-    figure, axes = _picture(height=1.3, top=0.4)
-    shown = set()
-    for phase, begin, until in phase_spans(history, time.start, time.end):
-        axes.barh(
-            0,
-            time.at(until) - time.at(begin),
-            left=time.at(begin),
-            color=PHASE_COLOURS.get(phase, "#888"),
-            label=None if phase in shown else phase,
-        )
-        shown.add(phase)
-    axes.set(yticks=[])
-    axes.margins(y=0)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(shown) or 1, fontsize=8, frameon=False)
-    time.draw(axes)
-    return _svg(figure)
-
-
-def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> list[tuple[str, float, float]]:
-    """List (phase, start, end) without gaps, in Unix seconds. The time before the first point is Pending."""
-    spans = [(Phase.PENDING.value, start, history[0].at if history else end)]
-    for index, point in enumerate(history):
-        until = history[index + 1].at if index + 1 < len(history) else max(end, point.at)
-        if spans[-1][0] == point.phase:
-            spans[-1] = (point.phase, spans[-1][1], until)
-        else:
-            spans.append((point.phase, point.at, until))
-    finished = (Phase.SUCCEEDED.value, Phase.FAILED.value)
-    return [span for span in spans if span[2] > span[1] and span[0] not in finished]
-
-
-def time_by_phase(history: Sequence[HistoryPoint], start: float, end: float) -> dict[str, float]:
-    """Sum the seconds in each phase, longest first."""
-    totals: dict[str, float] = {}
-    for phase, begin, until in phase_spans(history, start, end):
-        totals[phase] = totals.get(phase, 0.0) + until - begin
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-def _picture(*, height: float, top: float = TOP) -> tuple[Any, Any]:
-    """Create a figure of this height, in inches, and its axes."""
-    figure, axes = plt.subplots(figsize=(WIDTH, height))
-    figure.subplots_adjust(left=LEFT / WIDTH, right=1 - RIGHT / WIDTH, top=1 - top / height, bottom=BOTTOM / height)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Any) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]

@@ -28,6 +28,8 @@ IN_PODS: Mapping[str, str] = {
     contract.ENV_CONTROL_URL: "Address of the operator's control API. Also set by the chart for the operator itself.",
     contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
     contract.ENV_JOB: "Name of the job.",
+    contract.ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
+    "Default: text. The chart's value `logFormat` sets it for operator, watcher and trainer pods.",
     contract.ENV_NAMESPACE: "Namespace of the job.",
     contract.ENV_POD_NAME: "Name of the pod.",
     contract.ENV_POD_UID: "UID of the pod.",
@@ -35,7 +37,8 @@ IN_PODS: Mapping[str, str] = {
     contract.ENV_NODE_NAME: "Name of the node. The chart also sets it for the watcher.",
     contract.ENV_HOST_IP: "Address of the node, at which the watcher listens. The chart also sets it for the "
     "watcher.",
-    contract.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {contract.WATCHER_PORT}.",
+    contract.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {contract.WATCHER_PORT}. The chart also "
+    "sets it for operator and watcher, from its value watcher.port.",
     contract.ENV_CAPACITY_TYPE: "`spot` or `on-demand`. On an on-demand node the agent asks no watcher for notices.",
     contract.ENV_GRACE_SECONDS: "Seconds from SIGTERM to SIGKILL (`podTemplate.terminationGracePeriodSeconds`). "
     "Scripts without the library can rely on it.",
@@ -58,6 +61,10 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
     "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
+    "SPOTTRAIN_SPOT_LABELS": "Labels of spot nodes beside those that are known, as `key=value,key=value`. "
+    "The chart's value spotLabels. Default: none.",
+    "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
+    "Default: none. The chart's value jobs.allowedNetworks.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",
@@ -67,9 +74,15 @@ OPERATOR: Mapping[str, str] = {
     "KUBECONFIG": "Where an operator outside of a cluster, and the CLI, find the cluster. Default: ~/.kube/config.",
 }
 WATCHER: Mapping[str, str] = {
-    "SPOTTRAIN_PROVIDER": "Cloud whose metadata the watcher reads: `ec2` or `eks`; any other name reads none. "
-    "Default: found by the node's provider id and labels.",
+    "SPOTTRAIN_PROVIDER": "Cloud whose metadata the watcher reads: `ec2` (or `eks`, `aws`), `gce` (`gke`), `azure` "
+    "(`aks`), or `other` for none. The watcher refuses any other name. Default: found by the node's provider id and "
+    "labels.",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": "Address of EC2's metadata server. Default: http://169.254.169.254.",
+    "GCE_METADATA_HOST": "Host, and port if it is not 80, of Compute Engine's metadata server. Default: "
+    "169.254.169.254.",
+    "SPOTTRAIN_AZURE_METADATA_ENDPOINT": "Address of Azure's metadata server. Default: http://169.254.169.254.",
+    "SPOTTRAIN_AZURE_ACKNOWLEDGE": "`true`: acknowledge an event of Azure that names this VM alone, once no trainer "
+    "pod is left on the node. Azure then starts it at once. Default: events are not acknowledged.",
 }
 LOCAL: Mapping[str, str] = {
     "SPOTTRAIN_LOCAL_HOME": "Folder with the state of local clusters. Default: ~/.local/state/spottrain.",

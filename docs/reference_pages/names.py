@@ -31,6 +31,16 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "`false` on a member's pod: the cluster autoscaler doesn't scale its node down. The operator removes it on a "
         "notice. `podTemplate.annotations` takes precedence.",
     ),
+    (
+        "sidecar.istio.io/inject",
+        "label of pods",
+        "`false`, and `istio.io/dataplane-mode=none`, unless podTemplate has the key: Istio stays out of the pods.",
+    ),
+    (
+        "linkerd.io/inject",
+        "annotation of pods",
+        "`disabled`, unless podTemplate has the key: Linkerd stays out of the pods.",
+    ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
         contract.LABEL_SHUTDOWN_GRACE,

@@ -7,13 +7,16 @@ import logging
 import os
 import signal
 import socket
-import sys
 
 import click
 
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL
+from spottrain_api import logs
+from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.placement import Site
+from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")
@@ -31,11 +34,32 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the lease.")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
-def main(host: str, port: int, control_url: str, namespace: str, identity: str, log_level: str) -> None:
+@click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@spot_labels_option
+@click.option(
+    "--allowed-network",
+    "allowed_networks",
+    envvar="SPOTTRAIN_ALLOWED_NETWORKS",
+    multiple=True,
+    type=click.Choice([network.value for network in Network]),
+    help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
+)
+def main(
+    host: str,
+    port: int,
+    control_url: str,
+    namespace: str,
+    identity: str,
+    log_level: str,
+    watcher_port: int,
+    spot_labels: dict[str, str],
+    allowed_networks: tuple[str, ...],
+) -> None:
     """Run the spottrain operator until SIGTERM."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    try:
+        logs.configure("spottrain-operator", level=log_level)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     for handler in logging.getLogger().handlers:
         handler.addFilter(retry_is_no_error)
     # kopf logs every event that it passes on; only decisions matter here.
@@ -45,6 +69,11 @@ def main(host: str, port: int, control_url: str, namespace: str, identity: str, 
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
+        site=Site(
+            spot_labels=spot_labels,
+            watcher_port=watcher_port,
+            allowed_networks=frozenset(Network(name) for name in allowed_networks),
+        ),
     )
     try:
         asyncio.run(_until_signalled(settings))

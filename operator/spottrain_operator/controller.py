@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from spottrain_api.logs import about
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class Controller:
             pause = 0.0
             async with self._slots:
                 try:
-                    result = await self._reconcile(key)
+                    with about(namespace=key.namespace, job=key.name):
+                        result = await self._reconcile(key)
                     num_failures = 0
                 except ConflictError:
                     pause = CONFLICT_SECONDS

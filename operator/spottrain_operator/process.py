@@ -17,6 +17,7 @@ from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKe
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.controller import Controller, PassResult
@@ -36,13 +37,18 @@ class LeadershipLostError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Settings of the process. `control_url` is the address at which agents reach the control API."""
+    """Settings of the process.
+
+    - control_url: address at which agents reach the control API.
+    - site: what the administrator says, for all jobs.
+    """
 
     control_url: str
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
     max_concurrent_passes: int = 8
+    site: Site = Site()
 
 
 class Operator:
@@ -113,6 +119,7 @@ class Operator:
             history=HistoryKeeper(self._cluster),
             control_url=self._settings.control_url,
             now=self._clock,
+            site=self._settings.site,
         )
 
         async def measured(key: JobKey) -> PassResult:

@@ -24,6 +24,7 @@ from spottrain_api.contract import (
     EventReason,
     shutdown_grace_seconds,
 )
+from spottrain_api.logs import about
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
@@ -40,6 +41,7 @@ from spottrain_operator.cluster.observe import (
     refusal,
     with_newest_event,
 )
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -79,6 +81,7 @@ class Reconciler:
         history: HistoryKeeper,
         control_url: str,
         now: Callable[[], datetime],
+        site: Site = DEFAULT_SITE,
     ) -> None:
         self._plan = plan
         self._cluster = cluster
@@ -89,6 +92,7 @@ class Reconciler:
         self._metrics = metrics
         self._history = history
         self._control_url = control_url
+        self._site = site
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
@@ -117,8 +121,10 @@ class Reconciler:
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
         await self._apply(key, job, written, decided.actions)
-        for event in decided.events:
-            await self._events.record(job, event)
+        generation = decided.status.generation
+        with about(generation=generation.number if generation is not None else None):
+            for event in decided.events:
+                await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)
@@ -174,7 +180,9 @@ class Reconciler:
         """
         if key in self._unprotected:
             actions = [action for action in actions if not isinstance(action, AnnotatePod)]
-        doing = [apply(self._cluster, view, action, control_url=self._control_url) for action in actions]
+        doing = [
+            apply(self._cluster, view, action, control_url=self._control_url, site=self._site) for action in actions
+        ]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]

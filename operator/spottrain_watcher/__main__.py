@@ -9,16 +9,29 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from spottrain_api.contract import ENV_HOST_IP, ENV_NODE_NAME, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api import logs
+from spottrain_api.contract import (
+    ENV_HOST_IP,
+    ENV_NODE_NAME,
+    ENV_WATCHER_PORT,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    WATCHER_PORT,
+    shutdown_grace_seconds,
+)
+from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource
 from spottrain_watcher.ec2 import Ec2Source
+from spottrain_watcher.gce import GceSource
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.node_marker import NodeMarker
-from spottrain_watcher.provider import Provider, detect_provider, provider_from_environment
+from spottrain_watcher.provider import Provider, UnknownProvider, detect_provider, provider_from_environment
 from spottrain_watcher.signal_source import SignalSource
 from spottrain_watcher.watcher import Watcher
 
@@ -27,26 +40,56 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 
 
-async def _find_provider(api: KubernetesApi, node: str, environ: Mapping[str, str]) -> Provider:
-    provider = provider_from_environment(environ)
-    while provider is None:
+async def _read_node(api: KubernetesApi, node: str) -> dict[str, Any]:
+    while True:
         try:
-            provider = detect_provider(await api.get(f"/api/v1/nodes/{node}"))
+            return await api.get(f"/api/v1/nodes/{node}")
         except KubernetesError as error:
             logger.warning("the node can't be read yet: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
-    return provider
+
+
+async def _is_vacated(api: KubernetesApi, node: str) -> bool:
+    """Whether no trainer pod is left on the node."""
+    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", f"spec.nodeName={node}"
+    try:
+        pods = await api.get("/api/v1/pods", labelSelector=labels, fieldSelector=fields)
+    except KubernetesError as error:
+        logger.debug("%s", error)
+        return False
+    return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods["items"])
+
+
+async def _cloud_source(
+    session: aiohttp.ClientSession, api: KubernetesApi, node: str, named: Provider | None, environ: Mapping[str, str]
+) -> SignalSource | None:
+    """The source of the cloud that is named, or that the Node object shows."""
+    found = await _read_node(api, node)
+    provider = detect_provider(found) if named is None else named
+    logger.info("watching node %s, provider %s", node, provider)
+    match provider:
+        case Provider.EC2:
+            return Ec2Source(session, node, environ)
+        case Provider.GCE:
+            grace = shutdown_grace_seconds(found["metadata"].get("labels") or {})
+            return GceSource(session, node, environ, shutdown_grace_seconds=grace)
+        case Provider.AZURE:
+            acknowledges = environ.get(ENV_ACKNOWLEDGE, "").lower() == "true"
+            return AzureSource(
+                session, node, environ, is_vacated=partial(_is_vacated, api, node) if acknowledges else None
+            )
+        case Provider.OTHER:
+            return None
 
 
 async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> None:
     """Watch and serve until cancelled."""
-    node = environ[ENV_NODE_NAME]
+    node, named = environ[ENV_NODE_NAME], provider_from_environment(environ)
     api = KubernetesApi.in_cluster(session, environ)
-    provider = await _find_provider(api, node, environ)
-    logger.info("watching node %s, provider %s", node, provider)
     sources: list[SignalSource] = [KubernetesSource(api, node)]
-    if provider is Provider.EC2:
-        sources.append(Ec2Source(session, node, environ))
+    cloud = await _cloud_source(session, api, node, named, environ)
+    if cloud is not None:
+        sources.append(cloud)
     marker = NodeMarker(api, node)
     watcher = Watcher(sources, marker)
     runner = web.AppRunner(watcher.application(), access_log=None, shutdown_timeout=0.5)
@@ -69,14 +112,19 @@ async def _serve(environ: Mapping[str, str]) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s spottrain-watcher %(levelname)s %(message)s")
+    try:
+        logs.configure("spottrain-watcher")
+    except ValueError as error:
+        print(f"spottrain-watcher: {error}", file=sys.stderr)
+        return 2
+    logs.remember(node=os.environ.get(ENV_NODE_NAME))
     for name in (ENV_NODE_NAME, ENV_HOST_IP):
         if not os.environ.get(name):
             print(f"spottrain-watcher: {name} is not set. Set it in the DaemonSet's pod template.", file=sys.stderr)
             return 2
     try:
         asyncio.run(_serve(os.environ))
-    except KubernetesError as error:
+    except (KubernetesError, UnknownProvider) as error:
         print(f"spottrain-watcher: {error}", file=sys.stderr)
         return 2
     return 0

@@ -1,40 +1,53 @@
 """Signals of EC2's instance metadata service, version 2.
 
 EC2 announces a spot interruption about two minutes ahead, by best effort. A rebalance recommendation comes earlier or
-together with it.
+together with it. Maintenance is announced days ahead.
 
-Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+Sources:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-instances-status-check_sched.html
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated
 
 import aiohttp
-from pydantic import AwareDatetime, BaseModel, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field, TypeAdapter
 
-from spottrain_api.contract import Notice, NoticeKind, clock_offset
-
-logger = logging.getLogger(__name__)
-_B = TypeVar("_B", bound=BaseModel)
+from spottrain_api.contract import Notice, NoticeKind
+from spottrain_watcher.metadata import (
+    Answer,
+    MetadataServer,
+    MetadataUnavailable,
+    Poll,
+    Polls,
+    deadline_of,
+    http_time,
+    word,
+)
 
 ENV_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 PATH_TOKEN = "/latest/api/token"
 PATH_INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
 PATH_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+PATH_MAINTENANCE = "/latest/meta-data/events/maintenance/scheduled"
 HEADER_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 HEADER_TOKEN = "X-aws-ec2-metadata-token"
 TOKEN_TTL_SECONDS = 21600
 POLL_SECONDS = 0.5
-TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+# A hint, and what is known for days, need no haste.
+SLOW_POLL_SECONDS = 2.0
+# EC2 gives two minutes, by best effort. If a time can't be, no more than this is counted on.
+SHORTEST_LEAD = timedelta(seconds=15)
 # A recommendation has no deadline, but a notice has to name one. Nobody drains for it.
 REBALANCE_LEAD = timedelta(minutes=10)
+ACTIVE = "active"
 
 
 class Action(StrEnum):
@@ -56,125 +69,99 @@ class RebalanceRecommendation(BaseModel):
     notice_time: AwareDatetime = Field(alias="noticeTime")
 
 
-class MetadataUnavailable(Exception):
-    """The service gave no usable answer. What was known before stays valid."""
+class MaintenanceEvent(BaseModel):
+    """One item of events/maintenance/scheduled."""
+
+    event_id: str = Field(alias="EventId", min_length=1)
+    code: str = Field(alias="Code")  # system-reboot, instance-reboot, system-maintenance, instance-retirement, …
+    state: str = Field(alias="State")  # active; completed and canceled events are listed elsewhere
+    not_before: Annotated[datetime, BeforeValidator(http_time)] = Field(alias="NotBefore")
 
 
-class Ec2Source:
+_MAINTENANCE = TypeAdapter(list[MaintenanceEvent])
+
+
+class Ec2Source(Polls):
     """Polls the metadata service of the instance that this process runs on."""
 
     name = "ec2"
 
     def __init__(self, session: aiohttp.ClientSession, node: str, environ: Mapping[str, str]) -> None:
-        self._session = session
+        server = MetadataServer(session, "EC2's metadata server", environ.get(ENV_ENDPOINT) or DEFAULT_ENDPOINT)
+        super().__init__(
+            server,
+            [
+                self._poll(PATH_INSTANCE_ACTION, POLL_SECONDS, self._interruption),
+                self._poll(PATH_REBALANCE, SLOW_POLL_SECONDS, self._rebalance),
+                self._poll(PATH_MAINTENANCE, SLOW_POLL_SECONDS, self._maintenance),
+            ],
+        )
+        self._ec2 = server
         self._node = node
-        self._endpoint = (environ.get(ENV_ENDPOINT) or DEFAULT_ENDPOINT).rstrip("/")
         self._token: str | None = None
-        self._offset = timedelta()  # of this node's clock against the cloud's
-        self._trouble: str | None = self._says_nothing("it has not been asked yet")
 
-    @property
-    def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
-        return self._trouble
+    def _poll(self, path: str, pause_seconds: float, notices_of: Callable[[Answer], Sequence[Notice]]) -> Poll:
+        async def ask() -> Sequence[Notice]:
+            answer = await self._get(path)
+            return notices_of(answer) if answer is not None else ()
 
-    def _says_nothing(self, why: object) -> str:
-        return f"EC2's metadata service at {self._endpoint} gives no usable answer: {why}."
+        return Poll(path=path, ask=ask, pause_seconds=pause_seconds)
 
-    async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
-        # A bad answer from one path changes neither the other path nor what was known before.
-        known: dict[str, Notice | None] = {}
-        told: tuple[Notice, ...] | None = None
-        while True:
-            for path, to_notice in ((PATH_INSTANCE_ACTION, self._interruption), (PATH_REBALANCE, self._rebalance)):
-                try:
-                    body = await self._get(path)
-                    notice = None if body is None else to_notice(body)
-                except MetadataUnavailable as error:
-                    logger.debug("EC2 metadata: %s", error)
-                    if path == PATH_INSTANCE_ACTION:
-                        self._trouble = self._says_nothing(error)
-                    continue
-                if path == PATH_INSTANCE_ACTION:
-                    self._trouble = None
-                known[path] = _first_sighting(known.get(path), notice)
-                notices = tuple(notice for notice in known.values() if notice is not None)
-                if notices != told and PATH_INSTANCE_ACTION in known:
-                    told = notices
-                    yield notices
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _interruption(self, body: bytes) -> Notice:
-        action, now = _parse(InstanceAction, body), datetime.now(UTC)
-        time = action.time + self._offset
+    def _interruption(self, answer: Answer) -> list[Notice]:
+        action, now = InstanceAction.model_validate_json(answer.body), datetime.now(UTC)
+        deadline = deadline_of(action.time + answer.offset, SHORTEST_LEAD, now)
         # Hibernation starts at once, whatever the time says.
-        deadline = min(time, now) if action.action is Action.HIBERNATE else time
+        deadline = min(deadline, now) if action.action is Action.HIBERNATE else deadline
+        return [self._notice(f"{action.action}-{action.time.isoformat()}", NoticeKind.PREEMPT, deadline)]
+
+    def _rebalance(self, answer: Answer) -> list[Notice]:
+        time = RebalanceRecommendation.model_validate_json(answer.body).notice_time
+        deadline = time + answer.offset + REBALANCE_LEAD
+        return [self._notice(f"rebalance-{time.isoformat()}", NoticeKind.REBALANCE, deadline)]
+
+    def _maintenance(self, answer: Answer) -> list[Notice]:
+        now = datetime.now(UTC)
+        return [
+            self._notice(
+                event.event_id,
+                NoticeKind.MAINTENANCE,
+                deadline_of(event.not_before + answer.offset, SHORTEST_LEAD, now),
+            )
+            for event in _MAINTENANCE.validate_json(answer.body)
+            if event.state == ACTIVE
+        ]
+
+    def _notice(self, event: str, kind: NoticeKind, deadline: datetime) -> Notice:
         return Notice(
-            id=f"ec2-{action.action}-{action.time.isoformat()}",
+            id=f"{self.name}-{event}",
             node=self._node,
-            kind=NoticeKind.PREEMPT,
+            kind=kind,
             source=self.name,
             deadline=deadline,
-            observed_at=now,
-            cancellable=True,
-        )
-
-    def _rebalance(self, body: bytes) -> Notice:
-        recommendation = _parse(RebalanceRecommendation, body)
-        return Notice(
-            id=f"ec2-rebalance-{recommendation.notice_time.isoformat()}",
-            node=self._node,
-            kind=NoticeKind.REBALANCE,
-            source=self.name,
-            deadline=recommendation.notice_time + self._offset + REBALANCE_LEAD,
             observed_at=datetime.now(UTC),
             cancellable=True,
         )
 
-    async def _get(self, path: str) -> bytes | None:
-        """Read a path.
-
-        Returns:
-            The body, or None if the service answers 404.
-
-        Raises:
-            MetadataUnavailable: There was no usable answer.
-        """
+    async def _get(self, path: str) -> Answer | None:
+        """Read a path; None if the service answers 404: nothing is announced there."""
         try:
-            async with self._session.get(
-                self._endpoint + path, headers={HEADER_TOKEN: await self._fresh_token()}, timeout=TIMEOUT
-            ) as response:
-                if response.status == 404:
-                    return None
-                if response.status == 401:
-                    self._token = None
-                if response.status != 200:
-                    raise MetadataUnavailable(f"{path}: status {response.status}")
-                body = await response.read()
-                self._offset = clock_offset(response.headers.get("Date"), datetime.now(UTC))
-                return body
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise MetadataUnavailable(f"{path}: {error!r}") from error
+            return await self._ec2.get(path, headers={HEADER_TOKEN: await self._fresh_token()})
+        except MetadataUnavailable as error:
+            if error.status == 404:
+                return None
+            if error.status == 401:
+                self._token = None
+            raise
 
     async def _fresh_token(self) -> str:
         """The session token. A new one is requested if there is none, or if the service no longer accepts it."""
         if self._token is None:
-            async with self._session.put(
-                self._endpoint + PATH_TOKEN, headers={HEADER_TTL: str(TOKEN_TTL_SECONDS)}, timeout=TIMEOUT
-            ) as response:
-                if response.status != 200:
-                    raise MetadataUnavailable(f"{PATH_TOKEN}: status {response.status}")
-                self._token = (await response.text()).strip()
+            ttl = {HEADER_TTL: str(TOKEN_TTL_SECONDS)}
+            try:
+                answer = await self._ec2.request("PUT", PATH_TOKEN, headers=ttl)
+            except MetadataUnavailable as error:
+                raise MetadataUnavailable(f"no token: {error}") from error
+            self._token = word(answer.body.decode())
+            if self._token is None:
+                raise MetadataUnavailable("no token: the answer is not one")
         return self._token
-
-
-def _first_sighting(known: Notice | None, notice: Notice | None) -> Notice | None:
-    """A notice that is read again is the same one."""
-    return known if known is not None and notice is not None and known.id == notice.id else notice
-
-
-def _parse(model: type[_B], body: bytes) -> _B:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise MetadataUnavailable(f"malformed {model.__name__}: {body[:200]!r}") from error

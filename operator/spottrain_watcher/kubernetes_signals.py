@@ -19,15 +19,17 @@ from spottrain_api.contract import (
     TAINTS,
     Notice,
     NoticeKind,
+    accepted_taints,
     shutdown_grace_seconds,
 )
+from spottrain_api.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
 
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
 RETRY_SECONDS = 1.0
-PATH_NODES = "/api/v1/nodes"
-PATH_PODS = "/api/v1/pods"
 DEFAULT_GRACE_SECONDS = 30
 # Reason of a pod's DisruptionTarget condition when its node shuts down.
 SHUTDOWN = "TerminationByKubelet"
@@ -41,13 +43,12 @@ class KubernetesSource:
     def __init__(self, api: KubernetesApi, node: str) -> None:
         self._api = api
         self._node = node
-        self._failing: dict[str, str] = dict.fromkeys((PATH_NODES, PATH_PODS), "it has not been asked yet")
+        self._troubles = {path: f"The API server has not listed {path} yet." for path in (NODES, PODS)}
 
     @property
     def trouble(self) -> str | None:
         """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
-        reasons = "; ".join(dict.fromkeys(self._failing.values()))
-        return f"The API server gives no usable answer: {reasons}." if reasons else None
+        return next(iter(self._troubles.values()), None)
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
@@ -55,10 +56,8 @@ class KubernetesSource:
         pod_field = f"spec.nodeName={self._node}"
         label = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
         tasks = [
-            asyncio.create_task(self._follow(PATH_NODES, objects.set_node, fieldSelector=node_field)),
-            asyncio.create_task(
-                self._follow(PATH_PODS, objects.set_pods, fieldSelector=pod_field, labelSelector=label)
-            ),
+            asyncio.create_task(self._follow(NODES, objects.set_node, fieldSelector=node_field)),
+            asyncio.create_task(self._follow(PODS, objects.set_pods, fieldSelector=pod_field, labelSelector=label)),
         ]
         try:
             async for notices in self._notices(objects):
@@ -90,16 +89,16 @@ class KubernetesSource:
         while True:
             try:
                 listed = await self._api.get(path, **selectors)
-                self._failing.pop(path, None)
+                self._troubles.pop(path, None)
                 objects = {item["metadata"]["name"]: item for item in listed["items"]}
                 on_objects(objects)
                 version = listed["metadata"]["resourceVersion"]
                 async for event in self._api.watch(path, version, **selectors):
                     _apply(objects, event)
                     on_objects(objects)
-            except KubernetesError as error:
-                logger.debug("%s", error)
-                self._failing[path] = str(error)
+            except (KubernetesError, LookupError, TypeError, AttributeError) as error:  # the others: not such a list
+                logger.debug("%r", error)
+                self._troubles[path] = f"The API server gives no usable answer to {path}: {error}."
                 await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -138,7 +137,7 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
         deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
         return [deleted.model_copy(update={"cancellable": False})]
     notices = []
-    for taint in node.get("spec", {}).get("taints") or ():
+    for taint in accepted_taints(node):
         meaning = TAINTS.get(taint["key"])
         if meaning is not None:
             since = _time(taint.get("timeAdded"), now)
@@ -155,7 +154,7 @@ def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now:
             if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
                 since = _time(condition.get("lastTransitionTime"), now)
                 lead = _pods_lead(pod, condition, labels, since)
-                source = f"condition:{condition.get('reason', 'DisruptionTarget')}"
+                source = f"condition:{one_line(condition.get('reason') or 'DisruptionTarget', most=60)}"
                 notice_id = f"{POD_NOTICE_PREFIX}{pod['metadata']['uid']}"
                 notices.append(_notice(node, notice_id, source, NoticeKind.EVICT, since, lead, now))
     return notices
@@ -187,6 +186,7 @@ def _notice(
 
 def _time(value: str | None, default: datetime) -> datetime:
     try:
-        return datetime.fromisoformat(value) if value else default
-    except ValueError:
+        time = datetime.fromisoformat(value) if value else default
+    except (ValueError, TypeError):
         return default
+    return time if time.tzinfo is not None else default

@@ -30,7 +30,7 @@ class Ledger:
     def observe(self, source: str, notices: tuple[Notice, ...], now: datetime) -> Ledger:
         """The ledger after `source` has announced `notices`, and nothing else."""
         before = {notice.id: notice for notice in self.by_source.get(source, ())}
-        kept = tuple(_same(before.get(notice.id), notice) for notice in _distinct(notices))
+        kept = tuple(merged(before.get(notice.id), notice) for notice in _distinct(notices))
         after = replace(self, by_source={**self.by_source, source: kept})
         standing = {notice.id for notice in after.standing()}
         cancelled = {
@@ -74,11 +74,11 @@ class Ledger:
 def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     first: dict[str, Notice] = {}
     for notice in notices:
-        first[notice.id] = _same(first.get(notice.id), notice)
+        first[notice.id] = merged(first.get(notice.id), notice)
     return tuple(first.values())
 
 
-def _same(earlier: Notice | None, notice: Notice) -> Notice:
+def merged(earlier: Notice | None, notice: Notice) -> Notice:
     """Merge two signals of one event: the time at which it was first seen, and the earlier deadline."""
     if earlier is None:
         return notice

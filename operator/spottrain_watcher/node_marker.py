@@ -24,9 +24,9 @@ def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any
     metadata = node["metadata"]
     annotation = notice.to_json() if notice else None
     taints = node.get("spec", {}).get("taints") or []
-    desired_taints = [taint for taint in taints if taint["key"] != TAINT_PREEMPTION]
+    desired_taints = [taint for taint in taints if taint.get("key") != TAINT_PREEMPTION]
     if notice is not None and notice.kind is not NoticeKind.REBALANCE:
-        ours = [taint for taint in taints if taint["key"] == TAINT_PREEMPTION]
+        ours = [taint for taint in taints if taint.get("key") == TAINT_PREEMPTION]
         desired_taints += ours or [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
     patch: dict[str, Any] = {}
     if (metadata.get("annotations") or {}).get(ANNOTATION_NOTICE) != annotation:

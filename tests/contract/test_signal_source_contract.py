@@ -1,197 +1,38 @@
-"""What every SignalSource promises, against the in-memory one, EC2's metadata service and the API server."""
+"""What every SignalSource promises: the in-memory one, those of clouds, and that of the API server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from memory_signals import MemorySource
-from spottrain_api.contract import Notice, NoticeKind
-from spottrain_watcher.ec2 import (
-    ENV_ENDPOINT,
-    HEADER_TOKEN,
-    HEADER_TTL,
-    PATH_INSTANCE_ACTION,
-    PATH_REBALANCE,
-    PATH_TOKEN,
-    Ec2Source,
+from signal_clouds import (
+    DEADLINE,
+    NODE,
+    Cloud,
+    Ec2Cloud,
+    KubernetesCloud,
+    LocalCloud,
+    MemoryCloud,
+    Provider,
+    local_cloud,
+    serve,
+    until_trouble,
+    within,
 )
+from spottrain_api.contract import Notice, NoticeKind
+from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINTENANCE, PATH_REBALANCE, Ec2Source
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
-from spottrain_watcher.signal_source import SignalSource
 
-NODE = "node-1"
-DEADLINE = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-
-
-class Cloud(Protocol):
-    """The other side of a source, as the tests need it."""
-
-    @property
-    def source(self) -> SignalSource: ...
-
-    async def preempt(self) -> None: ...
-    async def cancel(self) -> None: ...
-    async def break_down(self) -> None: ...
-    async def repair(self) -> None: ...
-
-
-@dataclass
-class MemoryCloud:
-    source: MemorySource = field(default_factory=MemorySource)
-
-    async def preempt(self) -> None:
-        seen = DEADLINE - timedelta(seconds=120)
-        await self.source.announce(Notice(id="1", node=NODE, source="memory", deadline=DEADLINE, observed_at=seen))
-
-    async def cancel(self) -> None:
-        await self.source.announce()
-
-    async def break_down(self) -> None:
-        self.source.trouble = "The memory gives no usable answer: the test says so."
-
-    async def repair(self) -> None:
-        self.source.trouble = None
-
-
-@dataclass
-class Ec2Cloud:
-    """A metadata service with the manners of the real one: tokens, 404 for nothing, and bad moments."""
-
-    source: Ec2Source = field(init=False)
-    bodies: dict[str, str] = field(default_factory=dict)
-    trouble: list[str] = field(default_factory=list)
-    tokens: list[str] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def application(self) -> web.Application:
-        application = web.Application()
-        application.router.add_put(PATH_TOKEN, self._put_token)
-        for path in (PATH_INSTANCE_ACTION, PATH_REBALANCE):
-            application.router.add_get(path, self._get)
-        return application
-
-    async def _put_token(self, request: web.Request) -> web.Response:
-        assert int(request.headers[HEADER_TTL]) > 0
-        self.tokens.append(f"token-{len(self.tokens)}")
-        return web.Response(text=self.tokens[-1])
-
-    async def _get(self, request: web.Request) -> web.Response:
-        if self.trouble:
-            kind = self.trouble[0]
-            if kind == "slow":
-                await asyncio.sleep(5)
-            if kind == "malformed":
-                return web.Response(text="<html>not here</html>")
-            return web.Response(status=500)
-        if not self.tokens or request.headers.get(HEADER_TOKEN) != self.tokens[-1]:
-            return web.Response(status=401)
-        body = self.bodies.get(request.path)
-        return web.Response(status=404) if body is None else web.Response(text=body, headers=self.headers)
-
-    async def preempt(self) -> None:
-        self.bodies[PATH_INSTANCE_ACTION] = json.dumps({"action": "terminate", "time": "2030-01-01T12:00:00Z"})
-
-    async def cancel(self) -> None:
-        self.bodies.clear()
-
-    async def break_down(self) -> None:
-        self.trouble.append("malformed")
-
-    async def repair(self) -> None:
-        self.trouble.clear()
-
-
-@dataclass
-class KubernetesCloud:
-    """Lists and watches of one node and its pods, as the API server does them."""
-
-    source: KubernetesSource = field(init=False)
-    node: dict[str, Any] | None = field(default_factory=lambda: node_object())
-    pods: list[dict[str, Any]] = field(default_factory=list)
-    is_broken: bool = False
-    version: int = 1
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    def application(self) -> web.Application:
-        application = web.Application()
-        application.router.add_get("/api/v1/nodes", self._nodes)
-        application.router.add_get("/api/v1/pods", self._pods)
-        return application
-
-    async def _nodes(self, request: web.Request) -> web.StreamResponse:
-        assert request.query["fieldSelector"] == f"metadata.name={NODE}"
-        return await self._answer(request, lambda: [self.node] if self.node else [])
-
-    async def _pods(self, request: web.Request) -> web.StreamResponse:
-        assert request.query["fieldSelector"] == f"spec.nodeName={NODE}"
-        return await self._answer(request, lambda: self.pods)
-
-    async def _answer(self, request: web.Request, items: Any) -> web.StreamResponse:
-        if self.is_broken:
-            return web.Response(status=503)
-        if "watch" not in request.query:
-            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items()})
-        response = web.StreamResponse()
-        await response.prepare(request)
-        seen = int(request.query["resourceVersion"])
-        async with self.changed:
-            await self.changed.wait_for(lambda: self.version != seen)
-        if self.is_broken:
-            await response.write(b"{not json\n")
-            return response
-        for item in items():
-            await response.write(json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n")
-        # The watch then ends, as it does every few minutes; the source lists again.
-        return response
-
-    async def change(self) -> None:
-        async with self.changed:
-            self.version += 1
-            self.changed.notify_all()
-
-    async def preempt(self) -> None:
-        taint = {
-            "key": "aws-node-termination-handler/spot-itn",
-            "effect": "NoSchedule",
-            "timeAdded": (DEADLINE - timedelta(seconds=120)).isoformat(),
-        }
-        self.node = node_object(taints=[taint])
-        await self.change()
-
-    async def cancel(self) -> None:
-        self.node = node_object()
-        await self.change()
-
-    async def break_down(self) -> None:
-        self.is_broken = True
-        await self.change()
-
-    async def repair(self) -> None:
-        self.is_broken = False
-        await self.change()
-
-
-def node_object(**spec: Any) -> dict[str, Any]:
-    return {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": spec}
-
-
-async def serve(application: web.Application) -> tuple[str, web.AppRunner]:
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return f"http://127.0.0.1:{runner.addresses[0][1]}", runner
 
 
 @pytest.fixture
@@ -215,7 +56,19 @@ async def kubernetes(tmp_path: Path) -> AsyncIterator[KubernetesCloud]:
     await runner.cleanup()
 
 
-@pytest.fixture(params=["memory", "ec2", "kubernetes"])
+@pytest.fixture
+async def gce(tmp_path: Path) -> AsyncIterator[LocalCloud]:
+    async with local_cloud("gke", tmp_path) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+async def azure(tmp_path: Path) -> AsyncIterator[LocalCloud]:
+    async with local_cloud("aks", tmp_path) as cloud:
+        yield cloud
+
+
+@pytest.fixture(params=["memory", "ec2", "gce", "azure", "kubernetes"])
 def cloud(request: pytest.FixtureRequest) -> Cloud:
     if request.param == "memory":
         return MemoryCloud()
@@ -228,11 +81,6 @@ async def following(cloud: Cloud) -> AsyncIterator[tuple[Notice, ...]]:
         yield notices
 
 
-async def within(seconds: float, answers: AsyncIterator[tuple[Notice, ...]]) -> tuple[Notice, ...]:
-    async with asyncio.timeout(seconds):
-        return await anext(answers)
-
-
 async def test_a_source_says_that_there_is_nothing_then_announces_and_takes_back(cloud: Cloud) -> None:
     answers = following(cloud)
     assert await within(5, answers) == ()
@@ -241,6 +89,11 @@ async def test_a_source_says_that_there_is_nothing_then_announces_and_takes_back
     assert (notice.node, notice.kind, notice.deadline) == (NODE, NoticeKind.PREEMPT, DEADLINE)
     await cloud.cancel()
     assert await within(5, answers) == ()
+
+
+async def test_a_source_that_hears_has_no_trouble(cloud: Cloud) -> None:
+    await within(5, following(cloud))
+    assert cloud.source.trouble is None
 
 
 async def test_a_source_that_starts_late_announces_what_stands(cloud: Cloud) -> None:
@@ -264,31 +117,13 @@ async def test_trouble_is_not_a_cancellation(cloud: Cloud) -> None:
     await within(5, answers)
     again = asyncio.create_task(within(15, answers))
     await cloud.break_down()
+    await until_trouble(cloud.source, True)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(again), 2.5)
     await cloud.repair()
     await cloud.cancel()
     assert await again == ()
-
-
-async def test_a_source_that_hears_nothing_says_so_until_it_hears_again(cloud: Cloud) -> None:
-    answers = following(cloud)
-    assert await within(5, answers) == ()
-    following_on = asyncio.create_task(within(60, answers))
-    await becomes(lambda: cloud.source.trouble is None)
-    await cloud.break_down()
-    await becomes(lambda: cloud.source.trouble is not None)
-    assert cloud.source.trouble is not None
-    assert cloud.source.trouble.endswith(".")
-    await cloud.repair()
-    await becomes(lambda: cloud.source.trouble is None)
-    following_on.cancel()
-
-
-async def becomes(condition: Callable[[], bool], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_trouble(cloud.source, False)
 
 
 async def test_ec2_asks_for_a_new_token_when_the_old_one_is_refused(ec2: Ec2Cloud) -> None:
@@ -331,6 +166,42 @@ async def test_ec2_recommendation_comes_beside_the_interruption(ec2: Ec2Cloud) -
     assert recommendation.kind is NoticeKind.REBALANCE
     await ec2.preempt()
     assert {notice.kind for notice in await within(5, answers)} == {NoticeKind.REBALANCE, NoticeKind.PREEMPT}
+
+
+async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is_active(ec2: Ec2Cloud) -> None:
+    def event(code: str, state: str, ahead: timedelta) -> dict[str, str]:
+        time = (datetime.now(UTC) + ahead).strftime("%d %b %Y %H:%M:%S GMT")
+        return {"Code": code, "State": state, "EventId": f"instance-event-{code}", "NotBefore": time}
+
+    ec2.bodies[PATH_MAINTENANCE] = json.dumps(
+        [
+            event("instance-stop", "active", timedelta(days=9)),
+            event("system-reboot", "active", timedelta(minutes=10)),
+            event("instance-reboot", "completed", timedelta(minutes=10)),
+        ]
+    )
+    answers = following(ec2)
+    assert await within(5, answers) == ()
+    (notice,) = await within(5, answers)
+    assert (notice.id, notice.kind) == ("ec2-instance-event-system-reboot", NoticeKind.MAINTENANCE)
+    assert 590 < (notice.deadline - datetime.now(UTC)).total_seconds() < 601
+    ec2.bodies[PATH_MAINTENANCE] = "[]"
+    assert await within(5, answers) == ()
+
+
+@pytest.mark.parametrize(("provider", "lead"), [("eks", 40), ("gke", 60), ("aks", 40)])
+async def test_maintenance_on_the_local_cluster(provider: Provider, lead: float, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    options = {"now": lambda: now} if provider == "gke" else {}
+    async with local_cloud(provider, tmp_path, **options) as cloud:
+        answers = following(cloud)
+        assert await within(5, answers) == ()
+        cloud.announce("maintenance", now + 40 * SECOND)
+        (notice,) = await within(5, answers)
+        assert notice.kind is NoticeKind.MAINTENANCE
+        assert abs(notice.deadline - now - lead * SECOND) < 2 * SECOND
+        await cloud.cancel()
+        assert await within(5, answers) == ()
 
 
 async def test_ec2_slow_service_is_waited_for(ec2: Ec2Cloud) -> None:

@@ -7,15 +7,25 @@ import pytest
 from cluster_fixtures import throw_away_cluster
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import install_operator
-from spottrain_local.spec import DEFAULT_SPEC
+from spottrain_local.spec import ClusterSpec, NodePool
+
+SPEC = ClusterSpec(
+    nodes=[
+        NodePool(name="system", gpus=0),
+        NodePool(name="on-demand", count=2),
+        NodePool(name="spot", count=2, capacity_type="spot"),
+        NodePool(name="gke-spot", provider="gke", capacity_type="spot"),
+        NodePool(name="aks-spot", provider="aks", capacity_type="spot"),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
 def operator_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with the operator: 1 system, 2 on-demand and 4 spot nodes.
+    """A cluster with the operator: 1 system, 2 on-demand and 4 spot nodes, of three clouds.
 
     One for the whole run: each test leaves all nodes, and no job.
     """
-    with throw_away_cluster(tmp_path_factory.mktemp("e2e") / "cluster", DEFAULT_SPEC) as cluster:
+    with throw_away_cluster(tmp_path_factory.mktemp("e2e") / "cluster", SPEC) as cluster:
         install_operator(cluster)
         yield cluster

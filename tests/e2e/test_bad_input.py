@@ -137,10 +137,10 @@ WRONG = [
         generations=0,
     ),
     Wrong(
-        name="not-a-quantity",
-        spec={"resources": {"limits": {"cpu": "lots"}}},
+        name="no-such-policy",
+        spec={"podTemplate": {"imagePullPolicy": "Sometimes"}},
         reason="CannotStart",
-        sentences=("Kubernetes refuses the job's pods: ", "quantities must match"),
+        sentences=("Kubernetes refuses the job's pods: ", "supported values"),
         generations=0,
     ),
     Wrong(
@@ -150,8 +150,24 @@ WRONG = [
         sentences=("pod no-secret-1 can't start: ", 'secret "gone" not found'),
         generations=0,
     ),
+    Wrong(
+        name="no-first-step",
+        spec={
+            "podTemplate": {"initContainers": [{"name": "fetch", "image": "none", "command": ["sh", "-c", "exit 3"]}]}
+        },
+        reason="CannotStart",
+        sentences=("ended with exit code 3 (init container fetch: Error)",),
+        generations=0,
+    ),
     mounting("no-volume", {"secret": {"secretName": "lost"}}, 'secret "lost" not found'),
 ]
+
+
+# Beside the healthy trainer: a container that runs first, and a sidecar that ends as often as it starts.
+BESIDE = {
+    "initContainers": [{"name": "first", "image": "none", "command": ["true"]}],
+    "sidecars": [{"name": "ends", "image": "none", "command": ["sh", "-c", "exit 1"]}],
+}
 
 
 def manifest(name: str, spec: dict[str, Any], args: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -221,7 +237,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         install_operator(cluster)
         found = Jobs(Kubectl(kubeconfig=cluster.kubeconfig), cluster.running_status()["store"])
         wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
-        healthy = manifest("healthy", {}, ("--steps", "1000000", "--step-seconds", "0.1"))
+        healthy = manifest("healthy", {"podTemplate": BESIDE}, ("--steps", "1000000", "--step-seconds", "0.1"))
         small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
         vanishing = manifest(
             "vanishing",
@@ -293,6 +309,19 @@ def test_a_healthy_job_beside_them_is_not_disturbed(jobs: Jobs) -> None:
     assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
     assert status.generation is not None
     assert status.generation.number == 1
+
+
+def test_a_sidecar_that_ends_again_and_again_leaves_the_ranks_alone(jobs: Jobs) -> None:
+    def beside() -> dict[str, Any]:
+        [pod] = jobs.kubectl.list("pod", labels="spottrain.dev/job=healthy")
+        return {each["name"]: each for each in pod["status"]["initContainerStatuses"]}
+
+    wait_for(lambda: beside()["ends"]["restartCount"] >= 2, "Kubernetes restarts the sidecar")
+    assert beside()["first"]["state"]["terminated"]["exitCode"] == 0
+    step = jobs.status("healthy").progress.step
+    wait_for(lambda: jobs.status("healthy").progress.step > step, "the healthy job goes on", 60)
+    status = jobs.status("healthy")
+    assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
 
 
 def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:

@@ -44,17 +44,28 @@ def test_no_step_is_redone_after_preemptions_with_notice(
     assert status.steps_redone == 0
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
-def test_shards_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path, strategy: str) -> None:
-    capacity = {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 2}}
-    name = f"shards-{strategy}"
+@pytest.mark.parametrize(("strategy", "provider", "source"), [("fsdp", "gke", "gce"), ("deepspeed", "aks", "azure")])
+def test_shards_lose_no_step_either(
+    operator_cluster: Cluster, tmp_path: Path, strategy: str, provider: str, source: str
+) -> None:
+    """The notice comes through the metadata server of another cloud each time."""
+    pools = [
+        {"name": "base", "provider": "eks", "capacityType": "on-demand"},
+        {"name": "taken", "provider": provider, "capacityType": "spot"},
+        {"name": "kept", "provider": "eks", "capacityType": "spot"},
+    ]
+    capacity = {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 2}, "pools": pools}
+    name, taken = f"shards-{strategy}", f"{provider}-spot-0"
     with rehearsal(operator_cluster, name, tmp_path, members=2, strategy=strategy, capacity=capacity) as run:
+        run.wait(f"{taken} trains, and two others are ready", lambda: taken in run.spot_nodes())
         run.wait_for_spot(1, ready=3)
-        with run.incident(f"{strategy}: one node, 30 s of notice"):
-            run.preempt(run.spot_nodes()[:1], 30)
+        with run.incident(f"{strategy}: one node of {provider}, 30 s of notice"):
+            run.preempt([taken], 30)
+        told = [message for _, _, message in run.events()]
         status = run.finish()
     assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
     assert run.evidence[-1].redone == 0
+    assert [message for message in told if f"node {taken} goes at" in message and f"notice from {source}" in message]
 
 
 def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path) -> None:

@@ -120,9 +120,13 @@ with spottrain.session() as session:
     if RANK_SETTINGS["model"] is not None:
         import deepspeed
 
+        full = training.full_state_dict()
         model = cast(nn.Module, training.model.module)
         with deepspeed.zero.GatheredParameters([*model.parameters()]):
             if os.environ["RANK"] == "0":
                 torch.save(model.state_dict(), RANK_SETTINGS["model"])
+                torch.save(full, f"{RANK_SETTINGS['model']}.full")
+            else:
+                assert full == {}
     # To load torch's compiler would be most of a rank's start.
     assert "torch._inductor.compile_fx" not in sys.modules

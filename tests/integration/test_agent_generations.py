@@ -15,12 +15,15 @@ import pytest
 from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
+    FILE_AT_RISK,
+    FILE_DRAIN,
     AgentPhase,
     Assignment,
     AssignmentAction,
     Entrypoint,
     FailureReason,
     Notice,
+    NoticeKind,
 )
 
 TRAIN_FOREVER = """
@@ -319,6 +322,32 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     print(f"notice to drain.json: {time.monotonic() - began:.3f} s")
     await operator.wait_for_phase(AgentPhase.DRAINED, 1, ["a"], seconds=20)
     assert operator.reports["a"].notices == (notice,)
+
+
+async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
+    pods: Pods, operator: FakeOperator, tmp_path: Path
+) -> None:
+    port = operator.url.rpartition(":")[2]
+    pods.start("a", SPOTTRAIN_CAPACITY_TYPE="spot", SPOTTRAIN_HOST_IP="127.0.0.1", SPOTTRAIN_WATCHER_PORT=port)
+    await pods.warm()
+    now = datetime.now(UTC)
+    hint = Notice(
+        id="1",
+        node="node-a",
+        kind=NoticeKind.REBALANCE,
+        source="ec2",
+        deadline=now,
+        observed_at=now,
+        cancellable=True,
+    )
+    await operator.announce(hint)
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    folder = tmp_path / "run-a" / "g1"
+    await appears(folder / FILE_AT_RISK)
+    await operator.announce(hint.model_copy(update={"cancelled": True}))
+    await operator.wait_for(lambda: not (folder / FILE_AT_RISK).exists())
+    assert operator.reports["a"].phase in (AgentPhase.STARTING, AgentPhase.RUNNING)
+    assert not (folder / FILE_DRAIN).exists()
 
 
 @pytest.mark.parametrize(("nodes_grace", "grace"), [(None, 20), (15, 15), (60, 20)])

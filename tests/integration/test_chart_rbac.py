@@ -19,7 +19,8 @@ pytestmark = pytest.mark.cluster
 
 CHART = Path(__file__).parents[2] / "charts" / "spottrain"
 CRDS = Path(__file__).parents[2] / "crds"
-CLOUDS: dict[str, dict[str, Any]] = {
+PRESETS = {path.name: yaml.safe_load(path.read_text()) for path in CHART.glob("values.*.yaml")}
+CLOUDS: dict[str, dict[str, Any]] = PRESETS | {
     "defaults": {},
     "eks": {
         "nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -231,8 +233,7 @@ def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jo
 
 
 def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: OperatorProcess, jobs: Jobs) -> None:
-    mounts = {"volumeMounts": [{"name": "nowhere", "mountPath": "/data"}]}
-    jobs.apply("broken", podTemplate=mounts)
+    jobs.apply("broken", podTemplate={"imagePullPolicy": "nowhere"})
     jobs.apply("fine")
     wait_for(lambda: jobs.status("broken").get("phase") == "Failed", f"the job fails\n{operator.log()}")
     assert "nowhere" in jobs.status("broken")["message"]
@@ -368,3 +369,59 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
     assert [len(jobs.pods(name)) for name in ("older", "younger")] == [3, 0]
     kubectl("delete", "tj", "older", "-n", jobs.namespace)
     wait_for(lambda: len(jobs.pods("younger")) == 3, f"it goes on by itself\n{operator.log()}")
+
+
+@contextmanager
+def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m spottrain_watcher` on the node of `pod`, which may do anything in the cluster."""
+    namespace = pod["metadata"]["namespace"]
+    account = ("--clusterrole=cluster-admin", f"--serviceaccount={namespace}:default")
+    kubectl("create", "clusterrolebinding", namespace, *account)
+    [cluster] = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"]
+    server = urllib.parse.urlparse(cluster["cluster"]["server"])
+    (folder / "token").write_text(kubectl("create", "token", "default", "-n", namespace))
+    (folder / "ca.crt").write_bytes(base64.b64decode(cluster["cluster"]["certificate-authority-data"]))
+    env = dict(os.environ) | {
+        "KUBERNETES_SERVICE_HOST": str(server.hostname),
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+        "SPOTTRAIN_SERVICEACCOUNT_DIR": str(folder),
+        "SPOTTRAIN_NODE_NAME": pod["spec"]["nodeName"],
+        "SPOTTRAIN_HOST_IP": pod["status"]["hostIP"],
+        "SPOTTRAIN_PROVIDER": "other",
+    }
+    log = (folder / "watcher.log").open("ab")
+    process = subprocess.Popen([sys.executable, "-m", "spottrain_watcher"], env=env, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        kubectl("delete", "clusterrolebinding", namespace)
+
+
+def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody_does(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    one_spot_node = {"nodes": {"max": 1}, "capacity": {"spot": {"max": 1}}, "resources": {"limits": {}}}
+    jobs.apply("unheard", entrypoint={"script": str(script)}, **one_spot_node)
+
+    def notices() -> dict[str, Any]:
+        return jobs.condition("unheard", "NoticesHeard")
+
+    wait_for(lambda: notices()["reason"] == "WatcherMissing", f"nobody watches\n{operator.log()}", seconds=120)
+    [pod] = jobs.pods("unheard")
+    assert notices()["status"] == "False"
+    assert f"No watcher answers on {pod['spec']['nodeName']}: a preemption" in notices()["message"]
+    assert b'spottrain_job_unwatched_members{job_name="unheard"' in operator.get("/metrics")[1]
+    generation = jobs.status("unheard")["generation"]
+    assert (generation["state"], generation["number"]) == ("Active", 1), "no generation ends for it"
+    events = [each["reason"] for each in kubectl.list("events", jobs.namespace)]
+    assert events.count("WatcherMissing") == 1
+    annotations = pod["metadata"]["annotations"]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    with watcher(kubectl, pod, tmp_path):
+        wait_for(lambda: notices()["status"] == "True", f"somebody watches\n{operator.log()}")
+        assert notices()["reason"] == "Heard"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from cluster_fixtures import wait_for
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import CommitRef, DrainRequest, FailureReason, OutcomeKind
+from spottrain_api.contract import FILE_AT_RISK, CommitRef, DrainRequest, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 
 
@@ -88,6 +89,20 @@ def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_pat
     assert audit.problems(STEPS) == []
     assert audit.num_redone == 0
     assert {step.world for step in audit.steps} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_path: Path, fork: Any) -> None:
+    """Also after a loss without notice, which undoes them together with the model."""
+    run = Run(tmp_path, fork, strategy=strategy)
+    run.generate(2, {1: {4: "drain"}})
+    assert_drained(run)
+    run.generate(1, {0: {10: "kill"}})
+
+    run.generate(3)
+
+    assert_succeeded(run)
+    assert run.seen() == [list(range(1, STEPS + 1))] * 3
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
@@ -238,6 +253,27 @@ def test_with_last_safe_the_ranks_train_on_until_just_before_the_deadline(tmp_pa
     timings = run.progress(0).checkpoint
     assert timings is not None
     assert timings.forecast_seconds is not None
+
+
+def test_while_a_ranks_node_is_at_risk_the_ranks_commit_more_often(tmp_path: Path, fork: Any) -> None:
+    run = Run(tmp_path, fork, interval="1steps", step_seconds=0.02)
+    run.generate(2, {0: {6: "await", 9: "drain"}})  # the drain's commit has the cost of those before
+    assert_drained(run)
+    run.interval = "auto"
+
+    def explained() -> str:
+        return run.progress().checkpoint_interval or ""
+
+    with run.running(2, steps=100_000):
+        file = run.run_dir(1) / FILE_AT_RISK
+        wait_for(lambda: (run.run_dir(0) / "progress-0.json").exists(), "rank 0 reports")
+        wait_for(lambda: "there was no interruption so far" in explained(), "rank 0 has resumed")
+        file.touch()
+        wait_for(lambda: "a member's node may be taken back soon" in explained(), "rank 0 knows of rank 1's node")
+        file.unlink()
+        wait_for(lambda: "there was no interruption so far" in explained(), "rank 0 knows that it's over")
+        run.drain()
+    assert_drained(run)
 
 
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:

@@ -14,7 +14,6 @@ os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
 
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
@@ -132,6 +131,19 @@ def spoilt(loss: torch.Tensor, step: int) -> torch.Tensor:
     return loss
 
 
+class Seen:
+    """A variable of the script: the steps that were updated."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        vars(self).update(state_dict)
+
+
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(RANK_SETTINGS["num_samples"], RANK_SETTINGS["width"], generator=generator)
 targets = inputs.sum(dim=1)
@@ -147,6 +159,7 @@ kill_point.arm()
 start_writer()  # as the agent does
 model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"])
 model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
+seen = Seen()
 with spottrain.session() as session:
     training = session.prepare(
         model,
@@ -154,6 +167,7 @@ with spottrain.session() as session:
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5),
         dataset=dataset,
         clip_grad_norm=5.0,
+        stateful={"seen": seen},
     )
     losses: dict[int, float] = {}
     for step in training.steps(total=RANK_SETTINGS["steps"]):
@@ -162,14 +176,13 @@ with spottrain.session() as session:
             strike(step.number)
             step.backward(spoilt(loss, step.number))
         step.update()
+        seen.steps.append(training.step)
         if RANK_SETTINGS["leave_after"] == step.number:
             break
         if not math.isnan(training.loss):
             losses[step.number - 2] = training.loss
-    parameters = {
-        name.removeprefix("module."): value.full_tensor() if isinstance(value, DTensor) else value.data
-        for name, value in training.model.named_parameters()
-    }
+    parameters = training.full_state_dict()
+    Path(f"{RANK_SETTINGS['result']}-seen-{session.rank}").write_text(json.dumps(seen.steps))
     if session.rank == 0:
         torch.save(parameters, RANK_SETTINGS["result"])
         Path(RANK_SETTINGS["result"]).with_suffix(".json").write_text(json.dumps(losses))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from docs.reference_pages import chart, chart_schema
 
-from spottrain_api.contract import GKE_PREEMPTIBLE, CapacityType
+from spottrain_api.contract import CapacityType
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 from spottrain_operator.cluster.placement import TERMS
@@ -56,9 +56,8 @@ def test_every_value_has_a_type_and_no_object_takes_unknown_keys() -> None:
 def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
     affinity = yaml.safe_load(chart.FILE.read_text())["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    spot = [expression for (_, kind), term in TERMS.items() if kind is CapacityType.SPOT for expression in term]
-    spot.append({"key": GKE_PREEMPTIBLE, "operator": "In", "values": ["true"]})
-    avoided = [each | {"operator": "NotIn"} for each in spot]
+    terms = [term for (_, kind), each in TERMS.items() if kind is CapacityType.SPOT for term in each]
+    avoided = [expression | {"operator": "NotIn"} for term in terms for expression in term]
     assert sorted(term["matchExpressions"], key=str) == sorted(avoided, key=str)
 
 
@@ -83,6 +82,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
             "operator.logLevel=VERBOSE",
             "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING',",
         ),
+        ("watcher.port=0", "at '/watcher/port': minimum: got 0, want 1"),
+        ("spotLabels.cheap=true", "at '/spotLabels/cheap': got boolean, want string"),
         ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
         ("image.tag=1", "at '/image/tag': got number, want string"),
         ("image.tag=team/a", 'image.tag: "team/a" is not a tag. Write what follows the colon, such as 0.1.0'),
@@ -120,3 +121,38 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 def test_a_right_value_is_accepted(value: str) -> None:
     done = helm("--set", value, "--set", "podMonitor.enabled=true")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("preset", sorted(path.name for path in CHART.glob("values.*.yaml")))
+def test_a_preset_renders_and_lets_critical_watchers_in(preset: str) -> None:
+    done = helm("--values", str(CHART / preset))
+    assert done.returncode == 0, done.stderr
+    objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    wanted = objects["DaemonSet"]["spec"]["template"]["spec"].get("priorityClassName")
+    quota = objects.get("ResourceQuota", {"spec": {"scopeSelector": {"matchExpressions": [{"values": [None]}]}}})
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert scope["values"] == [wanted]
+    assert (wanted == "system-node-critical") is (preset != "values.local.yaml")
+
+
+def test_presets_hold_what_differs_alone() -> None:
+    defaults = yaml.safe_load(chart.FILE.read_text())
+    for preset in CHART.glob("values.*.yaml"):
+        same = [path for path, value in leaves("", yaml.safe_load(preset.read_text())) if value == at(defaults, path)]
+        # The local cluster's log level is said there, whatever the default.
+        assert set(same) <= {".operator.logLevel"}, preset.name
+
+
+def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(f"{path}.{key.replace('.', '_')}", each)
+    else:
+        yield path, value
+
+
+def at(values: Any, path: str) -> object:
+    for key in path.split(".")[1:]:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import StringIO
+from typing import Any
 
 import pytest
 from kubernetes.client import (
@@ -29,20 +31,15 @@ from spottrain_api.v1alpha1 import (
     GenerationStatus,
     Phase,
     ProgressStatus,
+    TimeStatus,
     TrainingJobStatus,
     Transition,
 )
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, pod_state
 from spottrain_cli.live_view import job_view, seconds, sparkline
 from spottrain_cli.main import jobs_table
-from spottrain_cli.report import (
-    TimeAxis,
-    generations_by_step,
-    html_report,
-    loss_lines,
-    phase_spans,
-    time_by_phase,
-)
+from spottrain_cli.pictures import TimeAxis, generations_by_step, loss_lines, phase_spans, time_by_phase
+from spottrain_cli.report import html_report, outcome
 from spottrain_cli.throughput import throughput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -238,13 +235,43 @@ def test_members_come_first_and_others_wait() -> None:
 
 def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
     page = html_report(snapshot(), at(20))
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert "src=" not in page
     assert "&lt;b&gt;well" in page
     assert "4.2" in page
     assert "75%" in page
     assert "0.5000 EUR" in page
     assert "2.00 EUR" in page
+
+
+def test_the_report_says_what_time_and_money_went_into() -> None:
+    spent = TimeStatus(
+        until=at(20), productive_seconds=12.0, restart_seconds=4.0, suspended_seconds=4.0, redone_seconds=0.0001
+    )
+    job = snapshot()
+    page = html_report(replace(job, status=job.status.model_copy(update={"time": spent})), at(20))
+    rows = [re.findall(r">([^<]+)</td>", "<td>" + row.split("</tr>")[0]) for row in page.split("<tr><td>")[1:4]]
+    assert rows[0] == ["Lasting steps", "12s", "60.0%", "0.3750 EUR"]
+    assert rows[1][1:] == ["4s", "20.0%", "0.1250 EUR"]
+    assert rows[2] == ["Suspended", "4s", "20.0%", "0.0000 EUR"]
+    assert "made again" not in page
+    assert "What time and money went into" not in html_report(job, at(20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"with_notice": True, "resume_step": 25}, "notice in time, resumed from the commit of step 25"),
+        (
+            {"with_notice": True, "resume_step": 9, "steps_redone": 5},
+            "notice too late, resumed from the commit of step 9",
+        ),
+        ({"resume_step": 24, "from_replicas": True}, "resumed from the members' memory of step 24"),
+        ({}, "no later generation has made a step"),
+    ],
+)
+def test_what_came_of_a_change(changes: dict[str, Any], said: str) -> None:
+    assert outcome(Transition(generation=1, reason="Preempted", at=START, last_step=25, **changes)) == said
 
 
 def test_the_report_says_how_fast_the_job_trained() -> None:

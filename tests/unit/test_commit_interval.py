@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -108,6 +109,23 @@ def test_what_peers_memory_covered_is_no_loss_to_the_interval(losses: int, cover
     assert seconds(losses + covered, covered) == seconds(losses, 0)
     assert seconds(losses, 0) <= seconds(losses, 0, hours + 1) <= MAX_INTERVAL_SECONDS
     assert seconds(losses + 1, 0) <= seconds(losses + 1, 1)
+
+
+def test_while_a_node_is_at_risk_the_automatic_interval_is_shorter_and_a_given_one_stays() -> None:
+    cost = CheckpointCost(stall_seconds=2.0, total_seconds=3.0)
+    assert CommitInterval().optimal_seconds(cost) == pytest.approx(120)
+    assert CommitInterval().optimal_seconds(cost, at_risk=True) == pytest.approx(math.sqrt(2 * 2 * 600))
+    assert not CommitInterval().due_after(49, cost)
+    assert CommitInterval().due_after(49, cost, at_risk=True)
+    assert not CommitInterval(seconds=60).due_after(49, cost, at_risk=True)
+    assert not CommitInterval(steps=5).due_after(1e9, cost, at_risk=True)
+    often = Interruptions(num=99, observed_seconds=3600)
+    assert CommitInterval(interruptions=often).optimal_seconds(cost, at_risk=True) < math.sqrt(2 * 2 * 600)
+    assert CommitInterval(seconds=60).explain(cost, at_risk=True) == "every 60 s, as the job says"
+    assert CommitInterval().explain(cost, at_risk=True) == (
+        "auto: every 49 s, because a checkpoint stops training for 2 s and is stored after 3 s, and a member's node "
+        "may be taken back soon"
+    )
 
 
 def test_the_interval_is_explained() -> None:

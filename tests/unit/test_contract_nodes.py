@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 from scene import NOW, training_job
 from spottrain_api.contract import LABEL_SHUTDOWN_GRACE, TAINTS, NoticeKind, TaintMeaning, shutdown_grace_seconds
-from spottrain_watcher.kubernetes_signals import node_notices
+from spottrain_operator.cluster.observe import node_view, pod_view
+from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
+from spottrain_watcher.node_marker import desired_change
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,104 @@ def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meanin
     assert generation is not None
     only_a_hint = meaning.kind is NoticeKind.REBALANCE
     assert generation.reason == (None if only_a_hint else "Preempted")
+
+
+KARPENTER = "karpenter.sh/disrupted"
+
+
+def tainted(*taints: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n4", "resourceVersion": "1"}, "spec": {"taints": list(taints)}}
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10_000, "\x00\x1b[31m\nnode n9 goes", "DROP TABLE nodes", "", None, 7, ["a"]], ids=repr
+)
+def test_the_value_of_a_taint_changes_nothing(value: Any) -> None:
+    plain = tainted({"key": KARPENTER, "effect": "NoSchedule"})
+    hostile = tainted({"key": KARPENTER, "effect": "NoSchedule", "value": value})
+    assert node_notices("n4", {"n4": hostile}, NOW) == node_notices("n4", {"n4": plain}, NOW)
+    assert node_view(hostile) == node_view(plain)
+
+
+@pytest.mark.parametrize("effect", ["PreferNoSchedule", "NoSchedule", "NoExecute"])
+def test_termination_handlers_choose_the_effect(effect: str) -> None:
+    assert len(node_notices("n4", {"n4": tainted({"key": KARPENTER, "effect": effect})}, NOW)) == 1
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"key": KARPENTER, "effect": "NoMercy"},
+        {"key": KARPENTER, "effect": ["NoSchedule"]},
+        {"key": KARPENTER, "effect": None},
+        {"key": [KARPENTER], "effect": "NoSchedule"},
+        {"effect": "NoSchedule"},
+        {},
+        None,
+        KARPENTER,
+    ],
+    ids=repr,
+)
+def test_what_is_no_taint_is_left_out(entry: Any) -> None:
+    node = tainted(entry)
+    assert node_notices("n4", {"n4": node}, NOW) == []
+    assert node_view(node).taints == ()
+
+
+def test_an_unknown_taint_with_an_endless_key_says_nothing() -> None:
+    node = tainted({"key": "x" * 10_000, "effect": "NoSchedule"})
+    assert node_notices("n4", {"n4": node}, NOW) == []
+    generation = training_job().node(4, taints=node_view(node).taints).plan().status.generation
+    assert generation is not None
+    assert generation.reason is None
+
+
+@pytest.mark.parametrize("time", ["soon", "2026-01-01T00:00:00", "", 7, "9999-99-99T00:00:00Z"], ids=repr)
+def test_a_time_that_is_none_counts_as_now(time: Any) -> None:
+    node = tainted({"key": KARPENTER, "effect": "NoSchedule", "timeAdded": time})
+    [notice] = node_notices("n4", {"n4": node}, NOW)
+    assert notice.deadline == NOW + timedelta(seconds=120)
+
+
+def test_the_nodes_mark_keeps_taints_that_it_does_not_understand() -> None:
+    odd = {"effect": "NoSchedule", "value": "x" * 10_000}
+    [notice] = node_notices("n4", {"n4": tainted({"key": KARPENTER, "effect": "NoSchedule"})}, NOW)
+    patch = desired_change(tainted(odd), notice)
+    assert patch is not None
+    assert patch["spec"]["taints"][0] == odd
+
+
+REASONS = (
+    "PreemptionByScheduler",
+    "DeletionByTaintManager",
+    "EvictionByEvictionAPI",
+    "DeletionByPodGC",
+    "TerminationByKubelet",
+)
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    """The fourth pod, as the API server has it."""
+    since = {"lastTransitionTime": NOW.isoformat()}
+    labels = {"spottrain.dev/sequence": "4", "spottrain.dev/capacity-type": "spot"}
+    return {
+        "metadata": {"name": "job-4", "uid": "u4", "labels": labels, "creationTimestamp": NOW.isoformat()},
+        "spec": {"nodeName": "n4", "terminationGracePeriodSeconds": 40},
+        "status": {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason} | since]},
+    }
+
+
+@pytest.mark.parametrize("reason", [*REASONS, "SomethingNewer", "", "\x1b]0;\n" + "x" * 10_000], ids=lambda r: r[:30])
+def test_every_reason_of_a_disruption_is_heard_by_watcher_and_operator(reason: str) -> None:
+    pod = disrupted(reason)
+    [notice] = pod_notices("n4", {}, {"job-4": pod}, NOW)
+    assert (notice.id, notice.kind, notice.deadline) == ("pod/u4", NoticeKind.EVICT, NOW + timedelta(seconds=40))
+    scene = training_job().pod(4, disruption=pod_view(pod).disruption)
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert generation.reason == "Preempted"
+    [event] = [each for each in scene.plan().events if each.reason == "Preempted"]
+    for text in (notice.source, event.message):
+        assert text.isprintable()
+        assert len(text) < 400
+        assert reason not in REASONS or reason in text

@@ -103,6 +103,10 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         ),
         (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", TOO_LARGE_ADVICE),
         (
+            "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
+            "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
+        ),
+        (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
             "No node has the labels that the pod asks for: add such a node, or correct capacity",
@@ -110,7 +114,7 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
     ],
-    ids=["one pod a node", "used up", "no such node", "no claim", "unbound claim"],
+    ids=["one pod a node", "used up", "one zone", "no such node", "no claim", "unbound claim"],
 )
 def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
     """Nodes of the other capacity type, and small ones such as those of the system, are not those that are meant."""

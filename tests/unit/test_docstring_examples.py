@@ -16,6 +16,7 @@ import spottrain
 from spottrain import schedules
 from spottrain.data.batch import BatchPlan
 from spottrain.loop.foreign_loop import ForeignLoop
+from spottrain.recovery.training_state import Stateful
 
 WITH_EXAMPLES: dict[str, Any] = {
     "session": spottrain.session,
@@ -25,6 +26,7 @@ WITH_EXAMPLES: dict[str, Any] = {
     "warmup_stable_decay": schedules.warmup_stable_decay,
     "BatchPlan": BatchPlan,
     "ForeignLoop": ForeignLoop,
+    "Stateful": Stateful,
 }
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     spottrain.session,

@@ -29,7 +29,7 @@ helm() {
 def commands_of(document: str) -> str:
     """The shell commands of the document that install the chart."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-    [block] = [block for block in blocks if "helm " in block]
+    [block] = [block for block in blocks if "helm upgrade" in block]
     return str(block)
 
 

@@ -163,6 +163,18 @@ async def test_a_notice_is_not_announced_before_its_time(
     assert (await get(http, f"{base}/latest/meta-data/spot/instance-action", **header))[0] == 404
 
 
+async def test_ec2_maintenance(start: START, http: aiohttp.ClientSession, interruption_file: Path) -> None:
+    base = await start("eks", spot=False)
+    header = {"X-aws-ec2-metadata-token": (await imds_token(http, base))[1]}
+    url = f"{base}/latest/meta-data/events/maintenance/scheduled"
+    assert (await get(http, url, **header))[0] == 404
+    deadline = interrupt(interruption_file, "maintenance")
+    [event] = json.loads((await get(http, url, **header))[1])
+    assert (event["Code"], event["State"], event["EventId"]) == ("instance-stop", "active", "instance-event-x1")
+    assert parsedate_to_datetime(event["NotBefore"]) == deadline
+    assert (await get(http, f"{base}/latest/meta-data/spot/instance-action", **header))[0] == 404
+
+
 # -- GCE -----------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +259,14 @@ async def test_azure_acknowledgement_starts_the_event(
     started = json.loads((await get(http, base + SCHEDULED_EVENTS, **AZURE))[1])
     assert (started["Events"][0]["EventStatus"], started["Events"][0]["NotBefore"]) == ("Started", "")
     assert started["DocumentIncarnation"] > document["DocumentIncarnation"]
+
+
+async def test_azure_names_the_vm_as_events_do(start: START, http: aiohttp.ClientSession) -> None:
+    url = f"{await start('aks')}/metadata/instance/compute/name"
+    assert await get(http, f"{url}?api-version=2021-02-01&format=text", **AZURE) == (200, "node-a")
+    assert (await get(http, f"{url}?api-version=2021-02-01&format=text"))[0] == 400
+    assert (await get(http, f"{url}?api-version=2020-07-01&format=text", **AZURE))[0] == 400
+    assert (await get(http, f"{url}?api-version=2021-02-01", **AZURE))[0] == 400
 
 
 async def test_azure_refuses_a_body_that_is_none(start: START, http: aiohttp.ClientSession) -> None:

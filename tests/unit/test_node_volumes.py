@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain_local.node.addresses import AddressPool
+from spottrain_local.node.api import ApiError
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.downward import PodPlace
 from spottrain_local.node.volumes import PodVolumes, VolumeError, VolumeFile, write_atomically
@@ -23,6 +24,7 @@ class FakeObjects:
         self.data: dict[str, str] | None = {"a": "1", "b": "2"}
         self.token_requests: list[TokenRequest] = []
         self.token_age = timedelta()
+        self.refusals: list[ApiError] = []
 
     async def config_map(self, namespace: str, name: str) -> dict[str, Any] | None:
         return {"data": self.data} if name == "cm" and self.data is not None else None
@@ -31,6 +33,8 @@ class FakeObjects:
         return {"data": {"key": "c2VjcmV0"}} if name == "s" else None
 
     async def token(self, request: TokenRequest) -> Token:
+        if self.refusals:
+            raise self.refusals.pop()
         self.token_requests.append(request)
         issued = datetime.now(UTC) - self.token_age
         value = f"{request.audience}-{len(self.token_requests)}"
@@ -115,6 +119,20 @@ async def test_a_projected_token_is_bound_to_the_pod(tmp_path: Path) -> None:
             expiration_seconds=600,
         )
     ]
+
+
+async def test_a_token_that_is_refused_at_first_is_requested_again(tmp_path: Path) -> None:
+    objects = FakeObjects()
+    objects.refusals = [ApiError(403, "Forbidden", "no relationship found")] * 2
+    await refreshed(tmp_path, objects, token_volume())
+    assert (tmp_path / "t/token").read_text() == "spottrain-1"
+
+
+async def test_a_token_that_stays_refused_is_an_error(tmp_path: Path) -> None:
+    objects = FakeObjects()
+    objects.refusals = [ApiError(403, "Forbidden", "no such service account")] * 9
+    with pytest.raises(ApiError, match="no such service account"):
+        await refreshed(tmp_path, objects, token_volume())
 
 
 @pytest.mark.parametrize(("age", "token"), [(100, "spottrain-1"), (500, "spottrain-2")])

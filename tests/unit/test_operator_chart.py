@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_HOST_IP, ENV_NODE_NAME, CapacityType
+from spottrain_api.contract import (
+    CONTROL_PORT,
+    ENV_CONTROL_URL,
+    ENV_HOST_IP,
+    ENV_NODE_NAME,
+    ENV_WATCHER_PORT,
+    SPOT_LABELS,
+    CapacityType,
+)
+from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.cluster.lease import LeaseSettings
-from spottrain_operator.cluster.placement import TERMS
+from spottrain_operator.cluster.placement import TERMS, Site, node_affinity
+from spottrain_operator.command import main
+from spottrain_operator.rights import RIGHTS, Right
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -32,19 +45,22 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     of_chart = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
-    of_code = [list(term) for (_, kind), term in TERMS.items() if kind is CapacityType.SPOT]
+    of_code = [list(term) for (_, kind), terms in TERMS.items() if kind is CapacityType.SPOT for term in terms]
     assert sorted(of_chart, key=str) == sorted(of_code, key=str)
 
 
-@pytest.fixture(scope="module")
-def rendered() -> list[dict[str, Any]]:
+def render(*values: str) -> list[dict[str, Any]]:
     binaries = find_binaries()
     if binaries is None:
         pytest.fail("Helm is not built: run `make binaries`.")
     command = [str(binaries.path("helm")), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
-    values = ["--values", str(CHART / "values.local.yaml"), "--set", "podMonitor.enabled=true"]
     done = subprocess.run([*command, *values], capture_output=True, text=True, check=True, timeout=60)
     return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+@pytest.fixture(scope="module")
+def rendered() -> list[dict[str, Any]]:
+    return render("--values", str(CHART / "values.local.yaml"), "--set", "podMonitor.enabled=true")
 
 
 def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -61,6 +77,27 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
             assert not FORBIDDEN_VERBS & set(rule["verbs"]), role["metadata"]["name"]
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
             assert "*" not in rule["apiGroups"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("part", RIGHTS)
+def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[str, Any]], part: str) -> None:
+    roles = {f"spottrain-{part}", f"spottrain-{part}-lease"}
+    granted = {
+        Right(
+            group=group,
+            resource=resource,
+            verbs=tuple(sorted(rule["verbs"])),
+            name="".join(rule.get("resourceNames", ())),
+            own_namespace=role["kind"] == "Role",
+        )
+        for role in rendered
+        if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert granted == {replace(right, verbs=tuple(sorted(right.verbs))) for right in RIGHTS[part]}
 
 
 @pytest.mark.cluster
@@ -92,6 +129,26 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [((), set()), (("jobs.allowedNetworks={efa,tcpx}",), {"efa", "tcpx"})],
+    ids=["none", "two"],
+)
+def test_the_operator_allows_the_networks_of_the_chart(
+    settings: tuple[str, ...], allowed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render(*(part for each in settings for part in ("--set", each)))
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            monkeypatch.setenv(each["name"], each["value"])
+    assert set(main.make_context("operator", []).params["allowed_networks"]) == allowed
+    monkeypatch.setenv("SPOTTRAIN_ALLOWED_NETWORKS", "efa pigeon")
+    with pytest.raises(click.BadParameter, match="'pigeon' is not one of 'efa', 'infiniband', 'tcpx'"):
+        main.make_context("operator", [])
+
+
+@pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
     [_, rule] = one(rendered, "Role")["rules"]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]
@@ -104,3 +161,51 @@ def test_the_watcher_knows_its_node_and_runs_on_every_tainted_one(rendered: list
     assert pod["tolerations"] == [{"operator": "Exists"}]
     [container] = pod["containers"]
     assert {ENV_NODE_NAME, ENV_HOST_IP} <= {each["name"] for each in container["env"]}
+
+
+@pytest.mark.cluster
+def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods() -> None:
+    labels = 'spotLabels={"example.com/capacity":"spot","example.com/cheap":"true"}'
+    objects = render("--set", "watcher.port=9999,podMonitor.enabled=true", "--set-json", labels)
+    watcher, operator = (one(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
+    [container], [of_operator] = watcher["containers"], operator["containers"]
+    assert env_of(container)[ENV_WATCHER_PORT] == env_of(of_operator)[ENV_WATCHER_PORT] == "9999"
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": 9999}
+    [port] = container["ports"]
+    assert port["containerPort"] == 9999
+    monitors = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PodMonitor"}
+    assert monitors["spottrain-watcher"]["podMetricsEndpoints"][0]["port"] == port["name"]
+
+    command = ["--control-url", "http://a", "--spot-labels", env_of(of_operator)["SPOTTRAIN_SPOT_LABELS"]]
+    site = Site(spot_labels=main.make_context("operator", command).params["spot_labels"])
+    assert site.spot_labels == {"example.com/capacity": "spot", "example.com/cheap": "true"}
+    spec = TrainingJobSpec.model_validate(
+        {
+            **{"image": "i", "entrypoint": {"script": "t.py"}, "nodes": {"max": 1}, "batch": {"global": 1}},
+            "checkpoint": {"uri": "s3://b/c"},
+        }
+    )
+    assert watcher["affinity"]["nodeAffinity"] == node_affinity(spec, CapacityType.SPOT, None, site)
+    required = operator["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    [term] = required["nodeSelectorTerms"]
+    avoided = {each["key"]: each["values"] for each in term["matchExpressions"] if each["operator"] == "NotIn"}
+    assert avoided == {key: [value] for key, value in {**SPOT_LABELS, **site.spot_labels}.items()}
+
+
+@pytest.mark.cluster
+def test_a_watcher_on_all_nodes_stays_on_all_nodes() -> None:
+    objects = render("--set-json", 'spotLabels={"a":"b"}', "--set-json", "watcher.affinity.nodeAffinity=null")
+    assert "affinity" not in one(objects, "DaemonSet")["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("text", ["spot", "=spot", "a=", "a b=c", "a=b=c", "a=b\nc=d", f"a={'x' * 10_000}"])
+def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        main.make_context("operator", ["--control-url", "http://a", "--spot-labels", text])
+    assert "is not a label with its value. Write key=value pairs" in refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def env_of(container: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in container["env"]}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.reference_pages.job_metrics import exposed_name
+from docs.reference_pages.job_metrics import labels as declared_labels
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -40,6 +42,7 @@ from spottrain_api.v1alpha1 import (
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.metrics import Metrics
+from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -278,11 +281,13 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
 
 @pytest.fixture
 def labels(metrics: Metrics) -> dict[str, set[str]]:
-    """The labels of each series, by its name."""
+    """The labels of each series of the operator and of the watcher, by its name."""
     found: dict[str, set[str]] = {}
     for family in families(metrics):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
+    for each in WatcherMetrics(()).registry.collect():
+        found.setdefault(exposed_name(each), set()).update(declared_labels(each))
     return found
 
 
@@ -308,7 +313,6 @@ def test_every_metric_about_jobs_is_to_be_seen(labels: dict[str, set[str]]) -> N
     asked = {name for path in DASHBOARDS for name in re.findall(r"\bspottrain_\w+", path.read_text())}
     # For alerts alone.
     asked |= {f"spottrain_job_{which}_timestamp_seconds" for which in ("deadline", "first_step", "last_step")}
-    asked.add("spottrain_job_unwatched_members")
     ours = {name for name in labels if name.startswith("spottrain_")}
     assert {stem(name) for name in ours} - {stem(name) for name in asked} == set()
 

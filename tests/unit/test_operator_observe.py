@@ -144,6 +144,66 @@ def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_
     assert refusal(ForbiddenError(said), "t1", None, MOMENT).by_quota == by_quota
 
 
+BROKEN_SIDECAR = {"name": "logs", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+UP = {"name": "trainer", "ready": True, "state": {"running": {"startedAt": AT}}}
+MESH = {"name": "istio-proxy", "ready": True, "state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}}
+
+
+def test_a_sidecar_that_ends_leaves_the_trainer_ready() -> None:
+    unready = [condition("Ready", "False", "ContainersNotReady"), condition("ContainersReady", "False")]
+    status = {"phase": "Running", "containerStatuses": [UP], "initContainerStatuses": [BROKEN_SIDECAR]}
+    view = pod_view(pod(status | {"conditions": unready}))
+    assert (view.ready, view.ready_since, view.waiting_reason, view.exit_code) == (True, MOMENT, None, None)
+    starting = pod_view(pod(status | {"conditions": unready, "containerStatuses": [UP | {"ready": False}]}))
+    assert not starting.ready
+    silent_node = [condition("Ready", "False", "NodeNotReady"), condition("ContainersReady", "True")]
+    assert not pod_view(pod(status | {"conditions": silent_node})).ready
+
+
+def test_the_trainers_state_counts_beside_a_container_that_a_webhook_added() -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    assert pod_view(pod({"containerStatuses": [MESH, ended]})).exit_code == 1
+    waits = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "none"}}}
+    view = pod_view(pod({"containerStatuses": [MESH, waits]}))
+    assert (view.waiting_reason, view.container_started) == ("ErrImagePull", False)
+
+
+IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "expected"),
+    [
+        (
+            "Pending",
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+            {"waiting_reason": "ImagePullBackOff", "waiting_message": "container fetch: no such image"},
+        ),
+        ("Pending", {"waiting": {"reason": "PodInitializing"}}, {"waiting_reason": "PodInitializing"}),
+        ("Pending", {"running": {"startedAt": AT}}, {"waiting_reason": "PodInitializing", "exit_code": None}),
+        ("Pending", {"terminated": {"exitCode": 1, "reason": "Error"}}, {"exit_code": None}),
+        ("Pending", {"terminated": {"exitCode": 0, "reason": "Completed"}}, {"exit_code": None}),
+        (
+            "Failed",
+            {"terminated": {"exitCode": 3, "reason": "Error"}},
+            {
+                "exit_code": 3,
+                "exit_reason": "init container fetch: Error",
+                "waiting_reason": None,
+                "container_started": False,
+            },
+        ),
+    ],
+    ids=["no image", "in turn", "runs", "a sidecar between two runs", "done", "failed"],
+)
+def test_an_init_container_that_keeps_the_trainer_from_starting_is_named(
+    phase: str, state: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    entry = {"name": "fetch", "state": state}
+    view = pod_view(pod({"phase": phase, "containerStatuses": [IN_TURN], "initContainerStatuses": [entry]}))
+    assert {name: getattr(view, name) for name in expected} == expected
+
+
 def test_a_terminating_pod() -> None:
     view = pod_view(pod({}, deletionTimestamp=AT))
     assert (view.deleting, view.deletion_deadline) == (True, MOMENT)

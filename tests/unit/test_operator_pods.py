@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.contract import ENV_CONTROL_URL, ENV_POD_UID, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, CapacityType
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract import (
+    ENV_CONTROL_URL,
+    ENV_POD_UID,
+    ENV_WATCHER_PORT,
+    LABEL_CAPACITY_TYPE,
+    LABEL_JOB_UID,
+    SPOT_LABELS,
+    CapacityType,
+)
+from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
+from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
@@ -56,7 +65,10 @@ def test_every_pod_is_restricted_and_carries_the_operators_labels(
     assert pod_spec["automountServiceAccountToken"] is False
     assert pod_spec["restartPolicy"] == "Never"
     assert pod_spec["terminationGracePeriodSeconds"] == grace
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": str(processes)}}
+    assert container["resources"] == {
+        "limits": {"nvidia.com/gpu": str(processes)},
+        "requests": {"cpu": str(processes), "memory": f"{4 * processes}Gi"},
+    }
     assert manifest["metadata"]["labels"][LABEL_JOB_UID] == JOB.uid
     assert manifest["metadata"]["labels"][LABEL_CAPACITY_TYPE] == capacity.value
     assert manifest["metadata"]["ownerReferences"][0]["uid"] == JOB.uid
@@ -116,7 +128,10 @@ SPOT_NODES = {
     "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
     "karpenter": {"karpenter.sh/capacity-type": "spot"},
     "gke": {"cloud.google.com/gke-nodepool": "a", "cloud.google.com/gke-spot": "true"},
+    "gke-preemptible": {"cloud.google.com/gke-nodepool": "a", "cloud.google.com/gke-preemptible": "true"},
     "aks": {"kubernetes.azure.com/agentpool": "a", "kubernetes.azure.com/scalesetpriority": "spot"},
+    "oke": {"oci.oraclecloud.com/fault-domain": "FAULT-DOMAIN-1", "oci.oraclecloud.com/oke-is-preemptible": "true"},
+    "together": {"together.ai/compute-class": "preemptible"},
 }
 ON_DEMAND_NODES = {
     "eks": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
@@ -124,6 +139,7 @@ ON_DEMAND_NODES = {
     "karpenter-reserved": {"karpenter.sh/capacity-type": "reserved"},
     "gke": {"cloud.google.com/gke-nodepool": "a"},
     "aks": {"kubernetes.azure.com/agentpool": "a"},
+    "oke": {"oci.oraclecloud.com/fault-domain": "FAULT-DOMAIN-1"},
 }
 
 
@@ -139,6 +155,46 @@ def test_on_demand_nodes_take_on_demand_pods_only(provider: str) -> None:
     labels = ON_DEMAND_NODES[provider]
     assert any(matches(term, labels) for term in terms(pod(spec(), CapacityType.ON_DEMAND)))
     assert not any(matches(term, labels) for term in terms(pod(spec(), CapacityType.SPOT)))
+
+
+def test_every_known_label_of_spot_nodes_is_a_term_and_a_toleration() -> None:
+    manifest = pod(spec(), CapacityType.SPOT)
+    assert sorted((each["key"], *each["values"]) for [each] in terms(manifest)) == sorted(SPOT_LABELS.items())
+    tolerated = {each["key"] for each in manifest["spec"]["tolerations"]}
+    assert tolerated == {*SPOT_LABELS, "nvidia.com/gpu"}
+    assert {each["key"] for each in pod(spec(), CapacityType.ON_DEMAND)["spec"]["tolerations"]} == {"nvidia.com/gpu"}
+
+
+@pytest.mark.parametrize("provider", [each.value for each in PoolProvider if each is not PoolProvider.CUSTOM])
+@pytest.mark.parametrize("capacity", CapacityType)
+def test_every_provider_has_its_labels(provider: str, capacity: CapacityType) -> None:
+    pools = [{"name": "a", "capacityType": capacity.value, "provider": provider}]
+    assert all(term for term in terms(pod(spec(capacity={"pools": pools}), capacity)))
+
+
+def test_together_marks_no_standard_node_so_only_a_pool_takes_one() -> None:
+    pools = [{"name": "a", "capacityType": "on-demand", "provider": "together"}]
+    [term] = terms(pod(spec(capacity={"pools": pools}), CapacityType.ON_DEMAND))
+    assert matches(term, {})
+    assert not matches(term, SPOT_NODES["together"])
+    assert not any(matches(each, {}) for each in terms(pod(spec(), CapacityType.ON_DEMAND)))
+
+
+SITE = Site(spot_labels={"example.com/capacity": "spot"}, watcher_port=9999)
+
+
+@pytest.mark.parametrize("capacity", CapacityType)
+def test_a_site_has_its_own_spot_labels_and_port(capacity: CapacityType) -> None:
+    name: dict[str, Any] = {"name": "gpt-7", "sequence": 7, "capacity_type": capacity, "pool": None}
+    manifest = build_pod(JOB, spec(), control_url="http://control:8080", site=SITE, **name)
+    spot = capacity is CapacityType.SPOT
+    assert any(matches(term, {"example.com/capacity": "spot"}) for term in terms(manifest)) is spot
+    gke = {"cloud.google.com/gke-nodepool": "a"}
+    assert any(matches(term, gke) for term in terms(manifest)) is not spot
+    assert any(matches(term, gke | {"example.com/capacity": "spot"}) for term in terms(manifest)) is spot
+    tolerated = {"key": "example.com/capacity", "operator": "Exists", "effect": "NoSchedule"}
+    assert (tolerated in manifest["spec"]["tolerations"]) is spot
+    assert env_of(manifest)[ENV_WATCHER_PORT]["value"] == "9999"
 
 
 POOLS = {
@@ -157,14 +213,17 @@ POOLS = {
 
 def test_a_pod_of_a_pool_goes_to_that_pool_alone() -> None:
     manifest = pod(spec(capacity=POOLS), pool="a10")
-    [term] = terms(manifest)
-    assert matches(term, {"cloud.google.com/gke-spot": "true", "pool": "a10"})
-    assert not matches(term, {"pool": "a10"})
+    for label in ("gke-spot", "gke-preemptible"):
+        assert any(matches(term, {f"cloud.google.com/{label}": "true", "pool": "a10"}) for term in terms(manifest))
+        assert not any(matches(term, {f"cloud.google.com/{label}": "true"}) for term in terms(manifest))
+    assert not any(matches(term, {"pool": "a10"}) for term in terms(manifest))
     assert {"key": "a10", "operator": "Exists"} in manifest["spec"]["tolerations"]
 
 
 def test_without_a_named_pool_any_pool_of_the_capacity_type_will_do() -> None:
-    assert len(terms(pod(spec(capacity=POOLS)))) == 2
+    found = terms(pod(spec(capacity=POOLS)))
+    assert any(matches(term, {"rack": "7"}) for term in found)
+    assert any(matches(term, {"cloud.google.com/gke-spot": "true", "pool": "a10"}) for term in found)
 
 
 def test_a_capacity_type_without_a_pool_is_refused_with_a_sentence() -> None:
@@ -180,11 +239,43 @@ def test_a_capacity_type_without_a_pool_is_refused_with_a_sentence() -> None:
         {"processesPerNode": 2},
         {"podTemplate": {"labels": {"a": "b"}}},
         {"resources": {"limits": {"memory": "1Gi"}}},
+        *(
+            {"podTemplate": each}
+            for each in (
+                {"network": "tcpx"},
+                {"sameZone": "Required"},
+                {"schedulerName": "gangs"},
+                {"shmSize": "1Gi"},
+                {"sidecars": [{"name": "logs", "image": "logs"}]},
+                {"initContainers": [{"name": "fetch", "image": "fetch"}]},
+                {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "a"}]},
+            )
+        ),
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
 def test_the_template_hash_changes_with_what_pods_are(changes: dict[str, Any]) -> None:
     assert template_hash(spec(**changes)) != template_hash(spec())
+
+
+LARGE: dict[str, Any] = {
+    "env": [{"name": "A", "value": "b"}],
+    "resources": {"limits": {"nvidia.com/gpu": "8", "memory": "900Gi"}},
+    "processesPerNode": 8,
+    "podTemplate": {
+        "labels": {"a": "b"},
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"), [({}, "a8c49b0846"), (LARGE, "2719fd5fbc")], ids=["minimal", "with much"]
+)
+def test_an_upgraded_operator_replaces_no_pods(changes: dict[str, Any], known: str) -> None:
+    """The hashes are those of version 0.1.0. A new default of a field or of the manifest must not change them."""
+    assert template_hash(spec(**changes)) == known
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from operator_world import CrashingCluster, World, job
+from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
@@ -152,3 +153,36 @@ async def test_an_operator_without_the_right_to_annotate_says_so_once_and_trains
     assert cluster.num_annotations == 3, "the members' pods, in the first pass alone"
     [said] = [record.getMessage() for record in caplog.records if "can't be annotated" in record.getMessage()]
     assert "Give the operator the verb patch on pods, as" in said
+
+
+EFA: dict[str, Any] = {"podTemplate": {"network": "efa"}, "resources": {"limits": {"vpc.amazonaws.com/efa": "4"}}}
+
+
+async def test_a_job_waits_for_a_network_that_its_administrator_does_not_allow() -> None:
+    cluster = RefusingCluster()
+    cluster.put_job(job(**EFA))
+    world = World(cluster)
+    for _ in range(60):
+        await world.turn()
+    assert cluster.pods == {}, "no pod runs without the network that the job asks for, or with rights it may not have"
+    assert world.status["phase"] == "Pending", "an administrator may allow it yet"
+    healthy = condition(world, "PodsHealthy")
+    assert (healthy["status"], healthy["reason"]) == ("False", "PodsRefused")
+    sentence = "spec.podTemplate.network: the cluster's administrator does not allow efa"
+    assert healthy["message"].startswith(sentence)
+    assert "jobs.allowedNetworks" in healthy["message"]
+    assert sentence in world.status["message"]
+    world.allowed_networks = frozenset({Network.EFA})
+    world.start_operator()
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+
+
+async def test_an_edit_to_a_network_that_is_not_allowed_leaves_the_ranks_alone() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster)
+    cluster.put_job(job(**EFA))
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["generation"]["number"] == 1
+    assert condition(world, "PodsHealthy")["reason"] == "PodsRefused"

@@ -86,7 +86,19 @@ def test_a_world_of_one_agrees_with_itself_one_boundary_later() -> None:
     assert agreement.read() == Decision(drain=True, loss=2.5)
     assert agreement.settle(Ballot(commit=True, save_seconds=1.5)) == Decision(commit=True, save_seconds=1.5)
     assert agreement.settle(Ballot(save_failed=True)) == Decision(save_failed=True)
+    assert agreement.settle(Ballot(at_risk=True)) == Decision(at_risk=True)
     assert agreement.least(3.5) == 3.5
+
+
+def test_a_risk_is_seen_in_the_run_directory_while_it_lasts(tmp_path: Path) -> None:
+    flag = DrainFlag(tmp_path)
+    assert not flag.is_at_risk()
+    (tmp_path / "at-risk").touch()
+    assert flag.is_at_risk()
+    assert not flag.is_set()
+    (tmp_path / "at-risk").unlink()
+    assert not flag.is_at_risk()
+    assert not DrainFlag(None).is_at_risk()
 
 
 def test_a_drain_is_seen_in_the_run_directory(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,6 +37,7 @@ def train(
     strategy: str = "ddp",
     *,
     make: Callable[[Iterator[nn.Parameter]], Optimizer] = lambda each: torch.optim.AdamW(each, torch.tensor(0.013)),
+    stateful: dict[str, Any] | None = None,
 ) -> torch.Tensor:
     """The weights after step `last` of a run whose learning rate is a tensor."""
     with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
@@ -42,6 +46,7 @@ def train(
             optimizer=lambda model: make(model.parameters()),
             scheduler=schedule,
             dataset=[torch.arange(4.0) + index for index in range(8)],
+            stateful=stateful,
         )
         for step in training.steps(total=last):
             for batch in step.micro_batches():
@@ -49,6 +54,85 @@ def train(
             step.update()
         weights = [parameter.detach() for parameter in training.model.parameters()]
         return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights])
+
+
+class Best:
+    """Variables of a script."""
+
+    def __init__(self, loss: float = math.inf, steps: tuple[int, ...] = ()) -> None:
+        self.loss = loss
+        self.steps = steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss, "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.loss, self.steps = state_dict["loss"], state_dict["steps"]
+
+
+class Renamed(Best):
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.loss = state_dict["best"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_variables_of_the_script_are_committed_and_restored(strategy: str, tmp_path: Path) -> None:
+    train(f"file://{tmp_path}", None, 2, strategy, stateful={"best": Best(0.25, (1, 2))})
+    again = Best()
+    train(f"file://{tmp_path}", None, 3, strategy, stateful={"best": again})
+    assert (again.loss, again.steps) == (0.25, (1, 2))
+
+
+def test_a_commit_without_variables_of_the_script_says_that_they_start_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(f"file://{tmp_path}", None, 2)
+    train(f"file://{tmp_path}", None, 3, stateful={"best": Best(), "also": Best()})
+    assert "The checkpoint at step 2 holds no state of also, best (stateful), which starts afresh." in caplog.text
+
+
+def test_variables_of_the_script_with_another_structure_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(f"file://{tmp_path}", None, 2, stateful={"best": Best()})
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", None, 3, stateful={"best": Renamed()})
+    said = "The checkpoint at step 2 holds a state of best (stateful) that can't be loaded: KeyError('best')."
+    assert f"spottrain: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stateful", "said"),
+    [
+        pytest.param({"best": {"loss": 1.0}}, "best (dict) has no state_dict and load_state_dict", id="dict"),
+        pytest.param({"best": Best(np.float64(1.0))}, "'best.loss' is a numpy.float64", id="numpy"),
+        pytest.param({"stability": Best()}, "the name stability is taken", id="name"),
+    ],
+)
+def test_variables_that_cannot_be_committed_are_refused_at_once(
+    stateful: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", None, 2, stateful=stateful)
+    assert said in capsys.readouterr().err
+
+
+def test_the_step_counts_as_completed_after_its_update() -> None:
+    """Where a script asks whether an evaluation is due."""
+    counts: list[tuple[int, int, int]] = []
+    with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4) as session:
+        training = session.prepare(
+            nn.Linear(4, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+            dataset=[torch.ones(4)] * 8,
+        )
+        for step in training.steps(total=2):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).mean())
+            before = training.step
+            step.update()
+            counts.append((step.number, before, training.step))
+    assert counts == [(1, 0, 1), (2, 1, 2)]
 
 
 @pytest.mark.parametrize(

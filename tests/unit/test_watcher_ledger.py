@@ -6,13 +6,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain_api.contract import ANNOTATION_NOTICE, POD_NOTICE_PREFIX, TAINT_PREEMPTION, Notice, NoticeKind
 from spottrain_watcher.ledger import Ledger
 from spottrain_watcher.node_marker import desired_change
-from spottrain_watcher.provider import Provider, detect_provider, provider_from_environment
+from spottrain_watcher.provider import Provider, UnknownProvider, detect_provider, provider_from_environment
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -136,10 +137,46 @@ def test_a_recommendation_is_annotated_but_not_tainted() -> None:
     assert "spec" not in patch
 
 
-def test_the_provider_is_named_or_detected() -> None:
+@pytest.mark.parametrize(
+    ("name", "provider"),
+    [
+        *[(name, Provider.EC2) for name in ("ec2", "eks", "aws", "EKS")],
+        *[(name, Provider.GCE) for name in ("gce", "gke")],
+        *[(name, Provider.AZURE) for name in ("azure", "aks")],
+        ("other", Provider.OTHER),
+    ],
+)
+def test_a_provider_that_is_named(name: str, provider: Provider) -> None:
+    assert provider_from_environment({"SPOTTRAIN_PROVIDER": name}) is provider
+
+
+def test_no_provider_is_named() -> None:
     assert provider_from_environment({}) is None
-    assert provider_from_environment({"SPOTTRAIN_PROVIDER": "eks"}) is Provider.EC2
-    assert provider_from_environment({"SPOTTRAIN_PROVIDER": "gke"}) is Provider.OTHER
-    assert detect_provider({"metadata": {}, "spec": {"providerID": "aws:///eu-west-1a/i-0"}}) is Provider.EC2
-    assert detect_provider({"metadata": {"labels": {"eks.amazonaws.com/capacityType": "SPOT"}}}) is Provider.EC2
-    assert detect_provider({"metadata": {"labels": {"cloud.google.com/gke-spot": "true"}}}) is Provider.OTHER
+    assert provider_from_environment({"SPOTTRAIN_PROVIDER": ""}) is None
+
+
+def test_an_unknown_provider_is_refused_with_a_sentence() -> None:
+    with pytest.raises(
+        UnknownProvider, match=r"^SPOTTRAIN_PROVIDER: 'gcp' is not a provider\. Set one of ec2, .*aks"
+    ):
+        provider_from_environment({"SPOTTRAIN_PROVIDER": "gcp"})
+
+
+@pytest.mark.parametrize(
+    ("provider_id", "label", "provider"),
+    [
+        ("aws:///eu-west-1a/i-0", "cloud.google.com/gke-spot", Provider.EC2),
+        ("gce://project/us-central1-a/gke-pool-1", None, Provider.GCE),
+        ("azure:///subscriptions/0/virtualMachineScaleSets/aks/virtualMachines/0", None, Provider.AZURE),
+        ("k3s://node", None, Provider.OTHER),
+        (None, "eks.amazonaws.com/capacityType", Provider.EC2),
+        (None, "karpenter.k8s.aws/instance-family", Provider.EC2),
+        (None, "cloud.google.com/gke-spot", Provider.GCE),
+        (None, "kubernetes.azure.com/scalesetpriority", Provider.AZURE),
+        (None, "karpenter.sh/capacity-type", Provider.OTHER),
+        (None, None, Provider.OTHER),
+    ],
+)
+def test_a_provider_that_is_detected(provider_id: str | None, label: str | None, provider: Provider) -> None:
+    found = {"metadata": {"labels": {label: "x"} if label else None}, "spec": {"providerID": provider_id or ""}}
+    assert detect_provider(found) is provider

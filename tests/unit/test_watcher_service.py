@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -141,3 +144,14 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
         assert (await client.get("/readyz")).status == 200
     task.cancel()
     assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
+
+
+def test_an_unknown_provider_is_refused_before_anything_else() -> None:
+    named = {"SPOTTRAIN_NODE_NAME": "n", "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_PROVIDER": "gcp"}
+    command = [sys.executable, "-m", "spottrain_watcher"]
+    done = subprocess.run(
+        command, env={**os.environ, **named}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("spottrain-watcher: SPOTTRAIN_PROVIDER: 'gcp' is not a provider.")
+    assert done.stderr.count("\n") == 1

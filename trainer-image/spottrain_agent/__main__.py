@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 import sys
 
 from spottrain_agent.agent import Agent
 from spottrain_agent.settings import AgentSettings, InvalidEnvironment
+from spottrain_api import logs
+from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s spottrain-agent %(levelname)s %(message)s")
     try:
+        logs.configure("spottrain-agent")
         settings = AgentSettings.from_environment()
-    except InvalidEnvironment as error:
+    except (InvalidEnvironment, ValueError) as error:
         print(f"spottrain-agent: {error}", file=sys.stderr)
         return 2
+    logs.remember(job=os.environ.get(ENV_JOB), namespace=os.environ.get(ENV_NAMESPACE), member=settings.pod)
     return asyncio.run(Agent(settings).run())
 
 

@@ -54,6 +54,7 @@ from spottrain_api.contract import (
     NoticeKind,
     NoticeList,
 )
+from spottrain_api.logs import remember
 from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
@@ -212,6 +213,7 @@ class Agent:
                 assert_never(command)
 
     def _start(self, assignment: GenerationAssignment) -> None:
+        remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
             self._used_port, self._port = self._port, ReservedPort()
@@ -268,6 +270,7 @@ class Agent:
         if self._state.phase is AgentPhase.STARTING and run.has_started():
             self._dispatch(RanksStarted(generation=number))
         run.terminate_plain_scripts()
+        run.show_risk(self._state.is_at_risk)
         if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
             self._dispatch(DrainSeen(generation=number))
         self._report_milestones(run)

@@ -26,7 +26,7 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 
-# A rebalance recommendation is only a hint. The operator may act on it; the agent doesn't.
+# A rebalance recommendation is only a hint: the ranks commit more often, and nobody drains.
 DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
 ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 SIGTERM_SOURCE = "sigterm"
@@ -70,6 +70,11 @@ class AgentState:
     @property
     def is_active(self) -> bool:
         return self.phase in ACTIVE_PHASES
+
+    @property
+    def is_at_risk(self) -> bool:
+        """Whether the node may be taken back soon, by a recommendation in force."""
+        return any(notice.kind is NoticeKind.REBALANCE and not notice.cancelled for notice in self.notices)
 
     @property
     def all_notices(self) -> tuple[Notice, ...]:

@@ -104,6 +104,7 @@ class GenerationRun:
         self._step_seen: tuple[int, float] = (-1, time.monotonic())
         self._drain: DrainRequest | None = None
         self._drain_asked_at = 0.0
+        self._at_risk = False
         self._terminated: set[int] = set()
 
     async def start(self, zygote: ZygoteProcess, reaper: Reaper) -> None:
@@ -143,6 +144,12 @@ class GenerationRun:
     def cancel_drain(self) -> None:
         self._drain = None
         self.directory.remove_drain()
+
+    def show_risk(self, at_risk: bool) -> None:
+        """Tell the ranks whether the node may be taken back soon."""
+        if at_risk != self._at_risk and self.directory.path.is_dir():
+            self.directory.show_risk(at_risk)
+            self._at_risk = at_risk
 
     def drain_seen(self) -> bool:
         """Whether any rank acts on the drain, so that it can't be taken back."""

@@ -21,6 +21,7 @@ from spottrain_agent.records import (
     worker_started_file,
 )
 from spottrain_api.contract import (
+    FILE_AT_RISK,
     FILE_DRAIN,
     FILE_RUN,
     DrainRequest,
@@ -75,6 +76,13 @@ class RunDirectory:
 
     def remove_drain(self) -> None:
         self.drain_file.unlink(missing_ok=True)
+
+    def show_risk(self, at_risk: bool) -> None:
+        """Let the ranks know whether a cloud recommends to leave the node."""
+        if at_risk:
+            (self.path / FILE_AT_RISK).touch()
+        else:
+            (self.path / FILE_AT_RISK).unlink(missing_ok=True)
 
     def progress(self, local_rank: int) -> Progress | None:
         progress = self._message(progress_file(local_rank), Progress)

@@ -46,6 +46,7 @@ PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
 ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
 ENV_JOB = "SPOTTRAIN_JOB"
+ENV_LOG_FORMAT = "SPOTTRAIN_LOG_FORMAT"
 ENV_NAMESPACE = "SPOTTRAIN_NAMESPACE"
 ENV_POD_NAME = "SPOTTRAIN_POD_NAME"
 ENV_POD_UID = "SPOTTRAIN_POD_UID"
@@ -69,6 +70,7 @@ ENV_AUDIT_DIR = "SPOTTRAIN_AUDIT_DIR"
 # Files of a generation's run directory.
 FILE_RUN = "run.json"  # TrainerConfig, written by the agent before the ranks start
 FILE_DRAIN = "drain.json"  # DrainRequest, written by the agent
+FILE_AT_RISK = "at-risk"  # empty; the agent keeps it there while a cloud recommends to leave the node
 
 
 def progress_file(local_rank: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from spottrain_api.contract.notices import NoticeKind
 
@@ -27,17 +28,52 @@ TAINTS: Mapping[str, TaintMeaning] = {
     "aws-node-termination-handler/scheduled-maintenance": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=120),
     # https://karpenter.sh/docs/concepts/disruption/
     "karpenter.sh/disrupted": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "karpenter.sh/disruption": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),  # before 1.0
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
     "cloud.google.com/impending-node-termination": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=15),
+    # https://learn.microsoft.com/azure/aks/node-auto-drain
+    "remediator.kubernetes.azure.com/unschedulable": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=30),
     # https://kubernetes.io/docs/reference/labels-annotations-taints/
     "node.kubernetes.io/out-of-service": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
+    "node.cloudprovider.kubernetes.io/shutdown": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
     # https://github.com/kubernetes/autoscaler (cluster-autoscaler/utils/taints)
     "ToBeDeletedByClusterAutoscaler": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
+    "DeletionCandidateOfClusterAutoscaler": TaintMeaning(kind=NoticeKind.REBALANCE, lead_seconds=600),
 }
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
-# Labels that GKE puts on its spot nodes, and on their predecessors.
+
+def accepted_taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The taints of a Node, without entries that aren't taints. Nothing reads their values, which may be anything."""
+    taints = node.get("spec", {}).get("taints") or ()
+    return tuple(
+        taint
+        for taint in taints
+        if isinstance(taint, Mapping)
+        and isinstance(taint.get("key"), str)
+        and taint.get("effect", "NoSchedule") in _EFFECTS
+    )
+
+
+EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
+KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
 GKE_SPOT = "cloud.google.com/gke-spot"
 GKE_PREEMPTIBLE = "cloud.google.com/gke-preemptible"
+AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
+OKE_PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
+TOGETHER_COMPUTE_CLASS = "together.ai/compute-class"
+
+# The labels, with their values, that clouds and autoscalers put on nodes that may be taken back. The chart's value
+# spotLabels adds others: CoreWeave, for example, gives nodes of a spot pool only the labels that the pool names.
+SPOT_LABELS: Mapping[str, str] = {
+    EKS_CAPACITY_TYPE: "SPOT",  # https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html
+    KARPENTER_CAPACITY_TYPE: "spot",  # https://karpenter.sh/docs/concepts/scheduling/
+    GKE_SPOT: "true",  # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
+    GKE_PREEMPTIBLE: "true",  # their predecessors: https://cloud.google.com/kubernetes-engine/docs/how-to/preemptible-vms
+    AKS_PRIORITY: "spot",  # https://learn.microsoft.com/azure/aks/spot-node-pool
+    OKE_PREEMPTIBLE: "true",  # https://docs.oracle.com/iaas/Content/ContEng/Tasks/contengusingpreemptiblecapacity.htm
+    TOGETHER_COMPUTE_CLASS: "preemptible",  # https://docs.together.ai/docs/preemptible-compute
+}
 # Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
 

@@ -12,7 +12,7 @@ class NoticeKind(StrEnum):
     """What the notice announces.
 
     - preempt, maintenance: the node will be gone.
-    - rebalance: the node may be gone.
+    - rebalance: the node may be gone. A hint, for which nobody drains.
     - evict: the pod will be gone.
     """
 

@@ -242,7 +242,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
             ConditionReason.PODS_REFUSED: Reason(
                 meaning="A pod can't be created: a quota or an admission rule, for example, refuses it, or "
-                "capacity.pools has no pool of its capacity type. The operator retries.",
+                "capacity.pools has no pool of its capacity type, or the administrator doesn't allow its network. "
+                "The operator retries.",
                 action="The message says what is refused: provide what it asks for, or change the job.",
             ),
             ConditionReason.UNSCHEDULABLE: Reason(

@@ -106,8 +106,10 @@ class PoolProvider(StrEnum):
 
     - eks: an EKS managed node group (eks.amazonaws.com/capacityType).
     - karpenter: Karpenter (karpenter.sh/capacity-type).
-    - gke: a GKE node pool (cloud.google.com/gke-spot).
+    - gke: a GKE node pool (cloud.google.com/gke-spot and, of older pools, gke-preemptible).
     - aks: an AKS node pool (kubernetes.azure.com/scalesetpriority).
+    - oke: an OKE node pool (oci.oraclecloud.com/oke-is-preemptible).
+    - together: a Together GPU cluster (together.ai/compute-class).
     - custom: any other; nodeSelector alone identifies its nodes.
     """
 
@@ -115,6 +117,8 @@ class PoolProvider(StrEnum):
     KARPENTER = "karpenter"
     GKE = "gke"
     AKS = "aks"
+    OKE = "oke"
+    TOGETHER = "together"
     CUSTOM = "custom"
 
 
@@ -155,7 +159,7 @@ class Pool(Resource):
 
 class Capacity(Resource):
     """Where the nodes come from. Without `pools`, any node whose labels say that it is spot or on-demand
-    (EKS, Karpenter, GKE and AKS labels are known)."""
+    (labels of EKS, Karpenter, GKE, AKS, OKE and Together are known)."""
 
     on_demand: OnDemandCapacity = OnDemandCapacity()
     spot: SpotCapacity = SpotCapacity()
@@ -164,8 +168,7 @@ class Capacity(Resource):
         tuple[Pool, ...],
         Field(
             max_length=16,
-            description="Node pools to use, and no other nodes. "
-            "Default: any node with the labels of EKS, Karpenter, GKE or AKS.",
+            description="Node pools to use, and no other nodes. Default: any node whose labels say how it is bought.",
         ),
     ] = ()
     currency: Annotated[

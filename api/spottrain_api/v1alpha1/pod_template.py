@@ -1,94 +1,44 @@
-"""The program of a job and its pods: entrypoint, environment, resources, pod template."""
+"""The pods of a job: labels, placement, volumes, containers beside the trainer's, network."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
+from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
+from spottrain_api.v1alpha1.containers import OWN_PREFIX, Container, Name, Quantity, VolumeMount
+
+_SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
+# A name of an object in the namespace: a DNS subdomain.
+ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
-class KeySelector(Resource):
-    """A key of a ConfigMap or a Secret in the job's namespace."""
-
-    name: Annotated[str, Field(description="Name of the ConfigMap or Secret.")]
-    key: Annotated[str, Field(description="Key whose value to take.")]
-    optional: Annotated[
-        bool | None,
-        Field(
-            description="Whether the pod starts without the variable if the object or the key is missing. "
-            "Default: false."
-        ),
-    ] = None
-
-
-class EnvVarSource(Resource):
-    """Source of the value of an environment variable."""
-
-    config_map_key_ref: Annotated[
-        KeySelector | None,
-        Field(description="Key of a ConfigMap in the job's namespace that holds the value."),
-    ] = None
-    secret_key_ref: Annotated[
-        KeySelector | None, Field(description="Key of a Secret in the job's namespace that holds the value.")
-    ] = None
-
-
-class EnvVar(Resource):
-    """An environment variable of the ranks."""
-
-    cel_rules = (
-        (
-            "!self.name.startsWith('SPOTTRAIN_') || self.name == 'SPOTTRAIN_AUDIT_DIR'",
-            "env: names that start with SPOTTRAIN_ belong to the operator; choose another name",
-        ),
-    )
-    name: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=256,
-            description="Name of the variable. The operator owns the names that start with SPOTTRAIN_, except for "
-            "SPOTTRAIN_AUDIT_DIR.",
-        ),
-    ]
-    value: Annotated[
-        str | None,
-        Field(
-            description="Value of the variable. $(NAME) expands to an earlier variable. "
-            "Default: the value that valueFrom names, or an empty string."
-        ),
-    ] = None
-    value_from: Annotated[
-        EnvVarSource | None,
-        Field(description="Source of the value. Default: none, as `value` is given instead."),
-    ] = None
-
-
-class Resources(Resource):
-    """CPU, memory and accelerators of one pod, as in a container. Without it: one nvidia.com/gpu per process."""
-
-    requests: Annotated[
-        dict[str, str],
-        Field(
-            description="Amounts that the scheduler reserves on the node, by resource, as Kubernetes quantities: "
-            "cpu in cores, memory in bytes (16Gi), nvidia.com/gpu in devices. Default: the limits."
-        ),
-    ] = Field(default_factory=dict)
-    limits: Annotated[
-        dict[str, str],
-        Field(
-            description="Largest amounts that the pod may use, by resource, as Kubernetes quantities. "
-            "Accelerators are given here. Default: none."
-        ),
-    ] = Field(default_factory=dict)
+# Annotations by which a pod gets devices of the host, or loses its AppArmor profile.
+_RIGHTS_BY_ANNOTATION = (
+    "container.apparmor.security.beta.kubernetes.io/",
+    "devices.gke.io/",
+    "devices.noderesource.dev/",
+)
 
 
 class Volume(Resource):
-    """A volume of the pods: emptyDir, configMap, secret or persistentVolumeClaim. Nothing of the host."""
+    """A volume of the pods, with exactly one source. Nothing of the host."""
 
-    name: Annotated[str, Field(description="Name that volumeMounts refer to.")]
+    cel_rules = (
+        (
+            f"!self.name.startsWith('{OWN_PREFIX}')",
+            f"podTemplate.volumes: names that start with {OWN_PREFIX} belong to the operator; choose another name",
+        ),
+        (
+            f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].filter(given, given).size() == 1",
+            f"podTemplate.volumes: a volume needs exactly one source: {', '.join(_SOURCES[:-1])} or {_SOURCES[-1]}",
+        ),
+    )
+    name: Annotated[Name, Field(description="Name that volumeMounts refer to.")]
     empty_dir: Annotated[
         FreeForm | None,
         Field(alias="emptyDir", description="Folder that starts empty and goes with its pod, as in a pod."),
@@ -107,19 +57,63 @@ class Volume(Resource):
             description="Claim of the namespace to mount, as in a pod. All pods of the job share it.",
         ),
     ] = None
-
-
-class VolumeMount(Resource):
-    """Mount of a volume in the container of a pod."""
-
-    name: Annotated[str, Field(description="Name of a volume in podTemplate.volumes.")]
-    mount_path: Annotated[str, Field(description="Absolute path in the container.")]
-    read_only: Annotated[
-        bool | None, Field(description="Whether the ranks can't write to the volume. Default: false.")
+    ephemeral: Annotated[
+        FreeForm | None,
+        Field(description="Claim that Kubernetes makes for each pod, and deletes with it, as in a pod."),
     ] = None
-    sub_path: Annotated[
-        str | None, Field(description="Path in the volume to mount. Default: the root of the volume.")
+    csi: Annotated[
+        FreeForm | None,
+        Field(description="Volume that a CSI driver of the cluster makes for each pod, as in a pod."),
     ] = None
+
+
+class ResourceClaim(Resource):
+    """Devices by dynamic resource allocation (DRA), from an object of the job's namespace."""
+
+    cel_rules = (
+        (
+            "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            "podTemplate.resourceClaims: give exactly one of resourceClaimName and resourceClaimTemplateName",
+        ),
+    )
+    name: Annotated[Name, Field(description="Name that resources.claims refer to.")]
+    resource_claim_name: Annotated[
+        ObjectName | None,
+        Field(description="ResourceClaim that all pods of the job share. Default: none, as a template is given."),
+    ] = None
+    resource_claim_template_name: Annotated[
+        ObjectName | None,
+        Field(
+            description="ResourceClaimTemplate from which each pod gets a claim of its own. "
+            "Default: none, as a claim is given."
+        ),
+    ] = None
+
+
+class SameZone(StrEnum):
+    """Whether the pods of the job go to one zone (topology.kubernetes.io/zone).
+
+    - Preferred: to one zone as long as it has nodes.
+    - Required: to the zone of the first pod. The others wait for nodes there. Nodes without a zone get no pods.
+    - Ignored: to any zone.
+    """
+
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"
+    IGNORED = "Ignored"
+
+
+class Network(StrEnum):
+    """Network between GPUs of different nodes. The administrator has to allow it (chart: jobs.allowedNetworks).
+
+    - efa: Elastic Fabric Adapter of AWS.
+    - infiniband: InfiniBand, or RDMA over Ethernet.
+    - tcpx: GPUDirect-TCPX of GKE's A3 High nodes.
+    """
+
+    EFA = "efa"
+    INFINIBAND = "infiniband"
+    TCPX = "tcpx"
 
 
 class Toleration(Resource):
@@ -143,22 +137,93 @@ class Toleration(Resource):
     ] = None
 
 
+def _all_mounts(test: str) -> str:
+    """The rule that `test` holds for every volumeMount of a pod template."""
+    of_others = " && ".join(
+        f"(!has(self.{each}) || self.{each}.all(c, !has(c.volumeMounts) || c.volumeMounts.all({test})))"
+        for each in ("initContainers", "sidecars")
+    )
+    return f"(!has(self.volumeMounts) || self.volumeMounts.all({test})) && {of_others}"
+
+
 class PodTemplate(Resource):
     """Settings of the job's pods. The operator decides everything else, so that pods stay restricted.
 
     If a setting is edited, the running generation commits and ends, and new pods replace the old ones.
     """
 
+    cel_rules = (
+        *(
+            (
+                f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('{GROUP}/'))",
+                f"podTemplate.{field}: keys that start with {GROUP}/ belong to the operator; choose another key",
+            )
+            for field in ("labels", "annotations")
+        ),
+        (
+            "!has(self.annotations) || self.annotations.all(key, "
+            f"!{list(_RIGHTS_BY_ANNOTATION)}.exists(prefix, key.startsWith(prefix)))",
+            "podTemplate.annotations: an annotation sets a container's AppArmor profile or its devices of the host, "
+            "which only the operator may; remove it",
+        ),
+        (
+            "!has(self.volumes) || self.volumes.all(a, self.volumes.exists_one(b, a.name == b.name))",
+            "podTemplate.volumes: two volumes have the same name; rename one of them",
+        ),
+        (
+            _all_mounts("m, has(self.volumes) && self.volumes.exists(volume, volume.name == m.name)"),
+            "podTemplate: a volumeMount names a volume that podTemplate.volumes lacks; add it, or correct the name",
+        ),
+        (
+            "(!has(self.initContainers) || self.initContainers.all(a, "
+            "self.initContainers.exists_one(b, a.name == b.name))) && "
+            "(!has(self.sidecars) || self.sidecars.all(a, self.sidecars.exists_one(b, a.name == b.name) && "
+            "(!has(self.initContainers) || !self.initContainers.exists(b, a.name == b.name))))",
+            "podTemplate: two containers of initContainers and sidecars have the same name; rename one of them",
+        ),
+        (
+            "!has(self.resourceClaims) || "
+            "self.resourceClaims.all(a, self.resourceClaims.exists_one(b, a.name == b.name))",
+            "podTemplate.resourceClaims: two claims have the same name; rename one of them",
+        ),
+        (
+            "!has(self.shmSize) || (isQuantity(self.shmSize) && quantity(self.shmSize).compareTo(quantity('0')) > 0)",
+            "podTemplate.shmSize: not a Kubernetes quantity above 0; write one such as 64Gi",
+        ),
+    )
     labels: Annotated[
-        dict[str, str], Field(description="Labels of the pods, beside the operator's own. Default: none.")
+        dict[str, LabelValue],
+        Field(
+            max_length=64,
+            description="Labels of the pods, beside the operator's own. They can switch on the sidecar of a service "
+            "mesh (sidecar.istio.io/inject, istio.io/dataplane-mode), which is off. Default: none.",
+        ),
     ] = Field(default_factory=dict)
     annotations: Annotated[
-        dict[str, str], Field(description="Annotations of the pods, beside the operator's own. Default: none.")
+        dict[str, Annotated[str, Field(max_length=65_536)]],
+        Field(
+            max_length=64,
+            description="Annotations of the pods, beside the operator's own. They can switch on the sidecar of a "
+            "service mesh (linkerd.io/inject), which is off. Default: none.",
+        ),
     ] = Field(default_factory=dict)
     node_selector: Annotated[
-        dict[str, str],
-        Field(description="Labels that a node must have, beside those that say how it is bought. Default: none."),
+        dict[str, LabelValue],
+        Field(
+            max_length=64,
+            description="Labels that a node must have, beside those that say how it is bought. Default: none.",
+        ),
     ] = Field(default_factory=dict)
+    same_zone: Annotated[
+        SameZone | None,
+        Field(
+            description="Whether the pods of the job go to one zone (topology.kubernetes.io/zone). Traffic between "
+            "zones is slower, and clouds charge for it. Default: Preferred; for the networks efa and tcpx Required."
+        ),
+    ] = None
+    scheduler_name: Annotated[
+        ObjectName | None, Field(description="Scheduler of the pods. Default: the cluster's default scheduler.")
+    ] = None
     tolerations: Annotated[
         tuple[Toleration, ...],
         Field(
@@ -190,8 +255,43 @@ class PodTemplate(Resource):
     ] = None
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, description="Volumes of each pod.")] = ()
     volume_mounts: Annotated[
-        tuple[VolumeMount, ...], Field(max_length=32, description="Mounts of the volumes in each pod's container.")
+        tuple[VolumeMount, ...],
+        Field(max_length=32, description="Mounts of the volumes in the trainer's container of each pod."),
     ] = ()
+    shm_size: Annotated[
+        Quantity | None,
+        Field(
+            description="Size of /dev/shm, as a quantity of bytes (64Gi). It lives in memory: what it holds counts "
+            "against resources.limits.memory. Default: that limit, or the node's memory if there is none."
+        ),
+    ] = None
+    init_containers: Annotated[
+        tuple[Container, ...],
+        Field(
+            max_length=8,
+            description="Containers that run to their end, one after the other, before the trainer starts and after "
+            "the sidecars have started. If one fails, the pod fails.",
+        ),
+    ] = ()
+    sidecars: Annotated[
+        tuple[Container, ...],
+        Field(
+            max_length=8,
+            description="Containers that start before the trainer, and run as long as it does. One that ends is "
+            "restarted; the trainer continues.",
+        ),
+    ] = ()
+    resource_claims: Annotated[
+        tuple[ResourceClaim, ...],
+        Field(max_length=16, description="Devices by dynamic resource allocation, for resources.claims."),
+    ] = ()
+    network: Annotated[
+        Network | None,
+        Field(
+            description="Network between GPUs of different nodes: rights, devices and environment that it needs. The "
+            "administrator has to allow it (chart: jobs.allowedNetworks). Default: TCP over the pods' network."
+        ),
+    ] = None
     termination_grace_period_seconds: Annotated[
         int,
         Field(

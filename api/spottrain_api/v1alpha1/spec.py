@@ -10,7 +10,8 @@ from pydantic import Field
 from spottrain_api.settings import Entrypoint, Resource, TrainingSettings
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
-from spottrain_api.v1alpha1.pod_template import EnvVar, PodTemplate, Resources
+from spottrain_api.v1alpha1.containers import EnvVar, Resources
+from spottrain_api.v1alpha1.pod_template import PodTemplate
 
 
 class CleanPodPolicy(StrEnum):
@@ -100,7 +101,7 @@ class Workload(Resource):
     resources: Annotated[
         Resources | None,
         Field(
-            description="CPU, memory and accelerators of one pod, as in a container. "
+            description="CPU, memory and accelerators of the trainer, as in a container. "
             "Default: limits with one nvidia.com/gpu per process."
         ),
     ] = None
@@ -138,6 +139,21 @@ class TrainingJobSpec(TrainingSettings, Workload):
         (
             "!has(self.fsdp.sharding) || self.fsdp.sharding != 'hybrid' || self.processesPerNode > 1",
             "fsdp.sharding hybrid shards over the ranks of a node, but processesPerNode is 1; raise it, or use full",
+        ),
+        (
+            "!has(self.resources) || !has(self.resources.claims) || self.resources.claims.all(claim, "
+            "has(self.podTemplate.resourceClaims) && "
+            "self.podTemplate.resourceClaims.exists(known, known.name == claim.name))",
+            "resources.claims names a claim that is not in podTemplate.resourceClaims; add it there, or correct the "
+            "name",
+        ),
+        (
+            "!has(self.podTemplate.network) || self.podTemplate.network == 'tcpx' || (has(self.resources) && "
+            "((has(self.resources.claims) && self.resources.claims.size() > 0) || (has(self.resources.limits) && "
+            "self.resources.limits.exists(d, self.podTemplate.network == 'efa' ? d == 'vpc.amazonaws.com/efa' : "
+            "d.contains('/') && !d.endsWith('/gpu')))))",
+            "podTemplate.network needs the node's network devices in resources.limits, such as "
+            'vpc.amazonaws.com/efa: "32" or rdma/hca: "1", or in resources.claims; add them',
         ),
         (
             "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",

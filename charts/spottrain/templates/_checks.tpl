@@ -9,11 +9,33 @@
 {{- fail (printf "image.tag: %q is not a tag. Write what follows the colon, such as 0.1.0; digests are not supported." .tag) }}
 {{- end }}
 {{- end }}
+{{- include "spottrain.checkOnlyOperator" . }}
 {{- end }}
 
 {{/* A value with a unit, as Prometheus reads it. Takes name and value. */}}
 {{- define "spottrain.checkDuration" -}}
 {{- if not (regexMatch "^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$" .value | and .value) }}
 {{- fail (printf "%s: %q is not a duration. Write numbers with units, such as 15s or 1m30s." .name .value) }}
+{{- end }}
+{{- end }}
+
+{{/* Something that needs the API of another project. Takes root, name (the value that asks for it), api and project. */}}
+{{- define "spottrain.checkApi" -}}
+{{- if and (include "spottrain.isLive" .root) (not (.root.Capabilities.APIVersions.Has .api)) }}
+{{- fail (printf "%s needs %s of %s, which this cluster does not have. Install %s first, or set %s=false." .name (splitList "/" .api | last) .project .project .name) }}
+{{- end }}
+{{- end }}
+
+{{/* An operator leads all namespaces, so that two of them would create pods for the same jobs. */}}
+{{- define "spottrain.checkOnlyOperator" -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- if eq (print (get $labels "app.kubernetes.io/name") "/" (get $labels "app.kubernetes.io/component")) "spottrain/operator" }}
+{{- $release := get $labels "app.kubernetes.io/instance" }}
+{{- $namespace := (first .subjects).namespace }}
+{{- if ne (print $namespace "/" $release) (print $.Release.Namespace "/" $.Release.Name) }}
+{{- fail (printf "The release %s in the namespace %s runs an operator in this cluster. One operator leads the jobs of all namespaces: upgrade that release, or remove it first with `helm uninstall %s --namespace %s`. Jobs keep training meanwhile." $release $namespace $release $namespace) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

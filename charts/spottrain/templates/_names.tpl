@@ -30,3 +30,58 @@ fsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/*
+An affinity, with spotLabels if it asks for labels of nodes. Takes root, affinity and operator: In adds a term for each
+label, NotIn adds each label to every term.
+*/}}
+{{- define "spottrain.affinity" -}}
+{{- $affinity := deepCopy (.affinity | default dict) }}
+{{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" dict $affinity }}
+{{- $operator := .operator }}
+{{- if $required.nodeSelectorTerms }}
+{{- range $key, $value := .root.Values.spotLabels }}
+{{- $label := dict "key" $key "operator" $operator "values" (list $value) }}
+{{- if eq $operator "In" }}
+{{- $_ := set $required "nodeSelectorTerms" (append $required.nodeSelectorTerms (dict "matchExpressions" (list $label))) }}
+{{- else }}
+{{- range $term := $required.nodeSelectorTerms }}
+{{- $_ := set $term "matchExpressions" (append ($term.matchExpressions | default list) $label) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $affinity }}
+{{- toYaml $affinity }}
+{{- end }}
+{{- end }}
+
+{{/* spotLabels as text: key=value,key=value. */}}
+{{- define "spottrain.spotLabels" -}}
+{{- $labels := list }}
+{{- range $key, $value := .Values.spotLabels }}
+{{- $labels = append $labels (printf "%s=%v" $key $value) }}
+{{- end }}
+{{- join "," $labels }}
+{{- end }}
+
+{{/* Where agents reach the operator. */}}
+{{- define "spottrain.controlUrl" -}}
+http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
+{{- end }}
+
+{{/* Where the operator's pods run, and how they get their image. */}}
+{{- define "spottrain.operatorPlacement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "spottrain.affinity" (dict "root" . "affinity" .Values.affinity "operator" "NotIn") }}
+affinity: {{- . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,6 +1,7 @@
-"""Azure's Scheduled Events.
+"""Azure's Scheduled Events, and the name of the VM that they refer to.
 
 https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+https://learn.microsoft.com/azure/virtual-machines/instance-metadata-service
 """
 
 import hashlib
@@ -13,7 +14,12 @@ from aiohttp import web
 from spottrain_local.metadata.identity import Instance
 from spottrain_local.metadata.interruption import Interruption
 
-API_VERSIONS = frozenset({"2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"})
+PATH_EVENTS = "/metadata/scheduledevents"
+PATH_NAME = "/metadata/instance/compute/name"
+VERSIONS = {
+    PATH_EVENTS: frozenset({"2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"}),
+    PATH_NAME: frozenset({"2019-03-11", "2020-09-01", "2021-02-01"}),
+}
 _EVENT_TYPES = {"preempt": "Preempt", "maintenance": "Redeploy"}
 
 
@@ -74,12 +80,17 @@ def add_routes(app: web.Application, instance: Instance) -> None:
     def refusal(request: web.Request) -> web.Response | None:
         if request.headers.get("Metadata", "").lower() != "true":
             return _bad_request("Required metadata header not specified")
-        if request.query.get("api-version") not in API_VERSIONS:
+        if request.query.get("api-version") not in VERSIONS[request.path]:
             return _bad_request("Bad request. api-version is invalid or was not specified in the request.")
         return None
 
     async def read(request: web.Request) -> web.Response:
         return refusal(request) or web.json_response(events.document())
+
+    async def name(request: web.Request) -> web.Response:
+        if request.query.get("format") != "text":
+            return _bad_request("A single value is given as text alone: format=text")
+        return refusal(request) or web.Response(text=instance.name)
 
     async def acknowledge(request: web.Request) -> web.Response:
         if refused := refusal(request):
@@ -91,8 +102,9 @@ def add_routes(app: web.Application, instance: Instance) -> None:
             return _bad_request("The body has no StartRequests with an EventId each.")
         return web.Response() if events.start(ids) else _bad_request("An event of that id is not scheduled.")
 
-    app.router.add_get("/metadata/scheduledevents", read)
-    app.router.add_post("/metadata/scheduledevents", acknowledge)
+    app.router.add_get(PATH_EVENTS, read)
+    app.router.add_post(PATH_EVENTS, acknowledge)
+    app.router.add_get(PATH_NAME, name)
 
 
 def _bad_request(message: str) -> web.Response:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from aiohttp import web
 
 from spottrain_local.metadata.identity import Instance, utc_text
+from spottrain_local.metadata.interruption import Interruption
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -43,7 +44,7 @@ def add_routes(app: web.Application, instance: Instance) -> None:
         path = request.match_info["path"].strip("/")
         signals = _signals(instance)
         if path in signals:
-            return web.json_response(signals[path]) if isinstance(signals[path], dict) else _text(signals[path])
+            return _text(signals[path]) if isinstance(signals[path], str) else web.json_response(signals[path])
         values = _values(instance)
         if path in values:
             return _text(values[path])
@@ -76,15 +77,28 @@ def _values(instance: Instance) -> dict[str, str]:
 def _signals(instance: Instance) -> dict[str, object]:
     """Return the paths that exist only while an interruption is announced."""
     interruption = instance.interruption()
+    if interruption is not None and interruption.kind == "maintenance":
+        return {"events/maintenance/scheduled": [_maintenance(interruption)]}
     if interruption is None or not instance.spot:
         return {}
     if interruption.kind == "rebalance":
         notice = {"noticeTime": utc_text(interruption.notice_at.astimezone(UTC))}
         return {"events/recommendations/rebalance": notice}
-    if interruption.kind != "preempt":
-        return {}
     time = utc_text(interruption.deadline.astimezone(UTC))
     signals: dict[str, object] = {"spot/instance-action": {"action": interruption.action, "time": time}}
     if interruption.action == "terminate":
         signals["spot/termination-time"] = time
     return signals
+
+
+def _maintenance(interruption: Interruption) -> dict[str, str]:
+    """Return an event that stops the instance."""
+    begins, ends = interruption.deadline.astimezone(UTC), interruption.deadline.astimezone(UTC) + timedelta(hours=2)
+    return {
+        "Code": "instance-stop",
+        "Description": "The instance is running on degraded hardware",
+        "EventId": f"instance-event-{interruption.id}",
+        "NotAfter": f"{ends:%d %b %Y %H:%M:%S} GMT",
+        "NotBefore": f"{begins:%d %b %Y %H:%M:%S} GMT",
+        "State": "active",
+    }

@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 
-from spottrain_local.node.api import JSONObject
+from spottrain_local.node.api import ApiError, JSONObject
 from spottrain_local.node.cluster_objects import ObjectSource, Token, TokenRequest
 from spottrain_local.node.downward import PodPlace, field_value, resource_value
 from spottrain_local.node.environment import ContainerConfigError, config_map_data, expand, secret_data
@@ -17,6 +18,8 @@ from spottrain_local.node.paths import PathRewriter
 # Programs and libraries name these mounts in their own code, where rewriting arguments does not help.
 UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
 _DATA_LINK = "..data"
+# Seconds between tries to get a token: the authorizer learns a moment later than the node that it has the pod.
+_TOKEN_PAUSES = (0.1, 0.2, 0.4, 0.8)
 
 
 class VolumeError(Exception):
@@ -162,8 +165,18 @@ class PodVolumes:
         )
         token = self._tokens.get(request)
         if token is None or token.wants_refresh(datetime.now(UTC)):
-            token = self._tokens[request] = await self._source.token(request)
+            token = self._tokens[request] = await self._issued(request)
         return token.value
+
+    async def _issued(self, request: TokenRequest) -> Token:
+        for pause in _TOKEN_PAUSES:
+            try:
+                return await self._source.token(request)
+            except ApiError as error:
+                if error.status != HTTPStatus.FORBIDDEN:
+                    raise
+            await asyncio.sleep(pause)
+        return await self._source.token(request)
 
     def rewriter(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> PathRewriter:
         """Return the actual paths of the container's mounts. `env` is for subPathExpr."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterClient, JobKey, NoPoolError
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    JobKey,
+    NoPoolError,
+    NotAllowedError,
+)
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
 
 
-async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control_url: str) -> None:
+async def apply(
+    cluster: ClusterClient, job: JobView, action: Action, *, control_url: str, site: Site = DEFAULT_SITE
+) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
 
     Raises:
@@ -18,7 +27,8 @@ async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control
     """
     match action:
         case CreatePod():
-            await _create_pod(cluster, job, action, control_url)
+            _check_network(job, site)
+            await _create_pod(cluster, job, action, control_url, site)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
         case AnnotatePod():
@@ -29,7 +39,17 @@ async def apply(cluster: ClusterClient, job: JobView, action: Action, *, control
             assert_never(action)
 
 
-async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str) -> None:
+def _check_network(job: JobView, site: Site) -> None:
+    network = job.spec.pod_template.network
+    if network is not None and network not in site.allowed_networks:
+        raise NotAllowedError(
+            f"spec.podTemplate.network: the cluster's administrator does not allow {network.value}, which lets pods "
+            "run as root and lock memory: remove the field, or ask for it to be added to the value "
+            "jobs.allowedNetworks of spottrain's chart"
+        )
+
+
+async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str, site: Site) -> None:
     try:
         pod = build_pod(
             JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
@@ -39,6 +59,7 @@ async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, c
             capacity_type=action.capacity_type,
             pool=action.pool,
             control_url=control_url,
+            site=site,
         )
         await cluster.create_pod(pod)
     except AlreadyExistsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from uuid import uuid4
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_operator.cluster.client import ClusterClient, Manifest
 from spottrain_operator.core.model import Event
+
+logger = logging.getLogger(__name__)
 
 COMPONENT = "spottrain-operator"
 REPEAT_SECONDS = 300.0
@@ -32,6 +35,8 @@ class EventRecorder:
         key = (job["metadata"]["uid"], event)
         if self._clock() - self._written.get(key, float("-inf")) < REPEAT_SECONDS:
             return
+        level = logging.WARNING if event.type == "Warning" else logging.INFO
+        logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, event.message)
         await self._cluster.create_event(_manifest(job, event))
         self._written[key] = self._clock()
         if len(self._written) > MAX_REMEMBERED:

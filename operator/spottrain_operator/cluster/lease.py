@@ -18,6 +18,8 @@ from spottrain_operator.cluster.client import ClusterError, LeaseClient, Manifes
 
 logger = logging.getLogger(__name__)
 
+LEASE_NAME = "spottrain-operator"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
@@ -27,7 +29,7 @@ class LeaseSettings:
     """
 
     namespace: str
-    name: str = "spottrain-operator"
+    name: str = LEASE_NAME
     identity: str
     duration_seconds: int = 15
     renew_deadline_seconds: float = 10.0

@@ -19,10 +19,13 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     CapacityType,
     Notice,
+    accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
-from spottrain_operator.cluster.client import Manifest, NoPoolError, RefusedError
+from spottrain_api.wording import one_line
+from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
+from spottrain_operator.cluster.container_states import state_beside, trainer_status
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
@@ -89,12 +92,14 @@ def pod_view(pod: Manifest) -> PodView:
     meta, status = pod["metadata"], pod.get("status", {})
     labels, annotations = meta.get("labels", {}), meta.get("annotations", {})
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
-    state = _container_state(status)
+    state = trainer_status(status).get("state", {})
     terminated = state.get("terminated", {})
     failed_start = terminated if terminated.get("reason") in ("StartError", "ContainerCannotRun") else {}
-    ready = _is_true(conditions.get("Ready"))
     scheduled = conditions.get("PodScheduled", {})
-    waiting = scheduled if scheduled.get("reason") == "Unschedulable" else state.get("waiting", {})
+    beside = state_beside(status)
+    waiting = scheduled if scheduled.get("reason") == "Unschedulable" else (beside or state).get("waiting", {})
+    ended = beside.get("terminated") or terminated
+    ready_since = _ready_since(status, conditions)
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -103,8 +108,8 @@ def pod_view(pod: Manifest) -> PodView:
         template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
         created_at=_time(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
-        ready=ready,
-        ready_since=_transition(conditions["Ready"]) if ready else None,
+        ready=_is_true(conditions.get("Ready")) or ready_since is not None,
+        ready_since=ready_since,
         node=pod["spec"].get("nodeName"),
         scheduled_at=_transition(scheduled) if _is_true(scheduled) else None,
         ip=status.get("podIP"),
@@ -112,8 +117,8 @@ def pod_view(pod: Manifest) -> PodView:
         deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         waiting_reason=waiting.get("reason") or failed_start.get("reason"),
         waiting_message=waiting.get("message") or failed_start.get("message"),
-        exit_code=terminated.get("exitCode"),
-        exit_reason=terminated.get("reason"),
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason"),
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
         disruption=_disruption(status, conditions),
         container_started="running" in state or bool(terminated and not failed_start),
@@ -138,8 +143,8 @@ def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
 def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
     """What `error` means for the pod template.
 
-    Some refusals pass without an edit of the job: a quota comes free, and an administrator mends missing rights or a
-    webhook that is down. All others last until the job changes.
+    Some refusals pass without an edit of the job: a quota comes free, and an administrator allows what was asked for,
+    or mends missing rights or a webhook that is down. All others last until the job changes.
 
     Args:
         error: The refusal of a pod.
@@ -152,9 +157,11 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
     again = known is not None and known.template_hash == template_hash
     return Refusal(
         template_hash=template_hash,
-        message=said if isinstance(error, NoPoolError) else f"Kubernetes refuses the job's pods: {said}",
+        message=(
+            said if isinstance(error, NoPoolError | NotAllowedError) else f"Kubernetes refuses the job's pods: {said}"
+        ),
         since=known.since if known is not None and again else now,
-        lasting=not any(text in said for text in passing),
+        lasting=not isinstance(error, NotAllowedError) and not any(text in said for text in passing),
         by_quota=_QUOTA in said and not _is_above_quota(said),
         tried_at=now,
         num_tries=known.num_tries + 1 if known is not None and again else 1,
@@ -186,7 +193,7 @@ def node_view(node: Manifest) -> NodeView:
         name=meta["name"],
         ready=_is_true(conditions.get("Ready")),
         deleting="deletionTimestamp" in meta,
-        taints=tuple(taint["key"] for taint in node.get("spec", {}).get("taints") or ()),
+        taints=tuple(taint["key"] for taint in accepted_taints(node)),
         notice=_notice(meta),
         labels=meta.get("labels", {}),
     )
@@ -198,17 +205,25 @@ def owned_by(pod: Manifest, job_uid: str) -> bool:
     return any(owner["uid"] == job_uid and owner.get("controller") for owner in owners)
 
 
-def _container_state(status: Manifest) -> dict[str, Any]:
-    for container in status.get("containerStatuses", ()):
-        state: dict[str, Any] = container.get("state", {})
-        return state
-    return {}
+def _ready_since(status: Manifest, conditions: dict[str, Any]) -> datetime | None:
+    """Time since which the trainer is ready; None if it isn't.
+
+    A sidecar that has ended makes its pod unready, but the trainer doesn't need it. On a node that doesn't answer,
+    Kubernetes makes the pod unready as well, and leaves ContainersReady as it was.
+    """
+    if _is_true(conditions.get("Ready")):
+        return _transition(conditions["Ready"])
+    trainer = trainer_status(status)
+    running = trainer.get("state", {}).get("running", {})
+    if not trainer.get("ready") or conditions.get("ContainersReady", {}).get("status") != "False":
+        return None
+    return _time(running["startedAt"]) if "startedAt" in running else None
 
 
 def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
     target = conditions.get("DisruptionTarget")
     if _is_true(target):
-        return str(target.get("reason") or "DisruptionTarget") if target else None
+        return one_line(target.get("reason") or "DisruptionTarget", most=60) if target else None
     return "Evicted" if status.get("reason") == "Evicted" else None
 
 

@@ -1,15 +1,29 @@
-"""Where a pod may run: node affinity and tolerations for spot and on-demand nodes.
+"""Where a pod may run: affinity and tolerations for spot and on-demand nodes, one pod a node, one zone a job.
 
-The labels and taints are those of EKS managed node groups, Karpenter, GKE and AKS. GKE and AKS mark only spot nodes.
-So an on-demand node there has the provider's label, but no spot mark.
+The labels and taints are those of EKS managed node groups, Karpenter, GKE, AKS, OKE and Together. GKE, AKS and OKE
+mark only spot nodes. So an on-demand node there has the provider's label, but no spot mark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from spottrain_api.contract import GKE_PREEMPTIBLE, GKE_SPOT, CapacityType
-from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
+from spottrain_api.contract import (
+    AKS_PRIORITY,
+    EKS_CAPACITY_TYPE,
+    GKE_PREEMPTIBLE,
+    GKE_SPOT,
+    KARPENTER_CAPACITY_TYPE,
+    LABEL_JOB_UID,
+    OKE_PREEMPTIBLE,
+    SPOT_LABELS,
+    TOGETHER_COMPUTE_CLASS,
+    WATCHER_PORT,
+    CapacityType,
+)
+from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
 
 Expression = dict[str, Any]
 Term = tuple[Expression, ...]
@@ -27,53 +41,108 @@ def _exists(key: str) -> Expression:
     return {"key": key, "operator": "Exists"}
 
 
-EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
-KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
-AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
+def _spot(*keys: str) -> tuple[Term, ...]:
+    """A term for each of these labels of spot nodes."""
+    return tuple((_in(key, SPOT_LABELS[key]),) for key in keys)
 
-TERMS: dict[tuple[PoolProvider, CapacityType], Term] = {
-    (PoolProvider.EKS, CapacityType.SPOT): (_in(EKS_CAPACITY_TYPE, "SPOT"),),
-    (PoolProvider.EKS, CapacityType.ON_DEMAND): (_in(EKS_CAPACITY_TYPE, "ON_DEMAND"),),
-    (PoolProvider.KARPENTER, CapacityType.SPOT): (_in(KARPENTER_CAPACITY_TYPE, "spot"),),
-    (PoolProvider.KARPENTER, CapacityType.ON_DEMAND): (_in(KARPENTER_CAPACITY_TYPE, "on-demand", "reserved"),),
-    (PoolProvider.GKE, CapacityType.SPOT): (_in(GKE_SPOT, "true"),),
+
+def _no_spot(*keys: str) -> Term:
+    return tuple(_not_in(key, SPOT_LABELS[key]) for key in keys)
+
+
+# Any of the terms is enough. A term that only excludes labels fits nodes of other clouds, too: it is for pools alone.
+TERMS: dict[tuple[PoolProvider, CapacityType], tuple[Term, ...]] = {
+    (PoolProvider.EKS, CapacityType.SPOT): _spot(EKS_CAPACITY_TYPE),
+    (PoolProvider.EKS, CapacityType.ON_DEMAND): ((_in(EKS_CAPACITY_TYPE, "ON_DEMAND"),),),
+    (PoolProvider.KARPENTER, CapacityType.SPOT): _spot(KARPENTER_CAPACITY_TYPE),
+    (PoolProvider.KARPENTER, CapacityType.ON_DEMAND): ((_in(KARPENTER_CAPACITY_TYPE, "on-demand", "reserved"),),),
+    (PoolProvider.GKE, CapacityType.SPOT): _spot(GKE_SPOT, GKE_PREEMPTIBLE),
     (PoolProvider.GKE, CapacityType.ON_DEMAND): (
-        _exists("cloud.google.com/gke-nodepool"),
-        _not_in(GKE_SPOT, "true"),
-        _not_in(GKE_PREEMPTIBLE, "true"),
+        (_exists("cloud.google.com/gke-nodepool"), *_no_spot(GKE_SPOT, GKE_PREEMPTIBLE)),
     ),
-    (PoolProvider.AKS, CapacityType.SPOT): (_in(AKS_PRIORITY, "spot"),),
+    (PoolProvider.AKS, CapacityType.SPOT): _spot(AKS_PRIORITY),
     (PoolProvider.AKS, CapacityType.ON_DEMAND): (
-        _exists("kubernetes.azure.com/agentpool"),
-        _not_in(AKS_PRIORITY, "spot"),
+        (_exists("kubernetes.azure.com/agentpool"), *_no_spot(AKS_PRIORITY)),
     ),
+    (PoolProvider.OKE, CapacityType.SPOT): _spot(OKE_PREEMPTIBLE),
+    (PoolProvider.OKE, CapacityType.ON_DEMAND): (
+        (_exists("oci.oraclecloud.com/fault-domain"), *_no_spot(OKE_PREEMPTIBLE)),
+    ),
+    (PoolProvider.TOGETHER, CapacityType.SPOT): _spot(TOGETHER_COMPUTE_CLASS),
+    (PoolProvider.TOGETHER, CapacityType.ON_DEMAND): (_no_spot(TOGETHER_COMPUTE_CLASS),),
 }
 
-# GKE and AKS taint spot nodes themselves. On the other two, whoever sets up the nodes does, usually with these keys.
 # Most providers taint GPU nodes.
-SPOT_TAINTS = (
-    (GKE_SPOT, "true"),
-    (AKS_PRIORITY, "spot"),
-    (KARPENTER_CAPACITY_TYPE, "spot"),
-    (EKS_CAPACITY_TYPE, "SPOT"),
-)
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What the cluster's administrator says, for all jobs.
+
+    - spot_labels: labels of spot nodes, with their values, beside those that are known.
+    - watcher_port: port of the watcher on each of them.
+    - allowed_networks: values of podTemplate.network that jobs may ask for.
+    """
+
+    spot_labels: Mapping[str, str] = field(default_factory=dict)
+    watcher_port: int = WATCHER_PORT
+    allowed_networks: frozenset[Network] = frozenset()
+
+
+DEFAULT_SITE = Site()
+
+
+def affinity(
+    spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, *, job_uid: str, site: Site = DEFAULT_SITE
+) -> dict[str, Any]:
+    """Affinity of a pod: to nodes of its capacity type, away from the job's other pods, and to their zone.
+
+    Raises:
+        ValueError: The job has pools, but none of this type.
+    """
+    siblings = {"labelSelector": {"matchLabels": {LABEL_JOB_UID: job_uid}}}
+    away = {**siblings, "topologyKey": "kubernetes.io/hostname"}
+    return {
+        "nodeAffinity": node_affinity(spec, capacity_type, pool, site),
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [away]},
+        **_zone(spec.pod_template, {**siblings, "topologyKey": "topology.kubernetes.io/zone"}),
+    }
+
+
+# Networks of clouds that don't reach beyond a zone. Nodes outside of clouds often have no zone at all.
+_OF_ONE_ZONE = frozenset({Network.EFA, Network.TCPX})
+
+
+def _zone(template: PodTemplate, same_zone: dict[str, Any]) -> dict[str, Any]:
+    """The affinity to the zone of the job's other pods."""
+    default = SameZone.REQUIRED if template.network in _OF_ONE_ZONE else SameZone.PREFERRED
+    match template.same_zone or default:
+        case SameZone.REQUIRED:
+            return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_zone]}}
+        case SameZone.PREFERRED:
+            preferred = [{"weight": 100, "podAffinityTerm": same_zone}]
+            return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+        case SameZone.IGNORED:
+            return {}
+
+
+def node_affinity(
+    spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, site: Site = DEFAULT_SITE
+) -> dict[str, Any]:
     """Required node affinity of a pod.
 
     Any of these terms is enough: those of `pool`, or of all pools of the capacity type if `pool` is None, or of all
-    providers if the job has no pools.
+    providers, and of the site, if the job has no pools.
 
     Raises:
         ValueError: The job has pools, but none of this type.
     """
     pools = _pools(spec, capacity_type, pool)
     if spec.capacity.pools:
-        terms = [_pool_term(each) for each in pools]
+        terms = [term for each in pools for term in _pool_terms(each)]
     else:
-        terms = [term for (_, kind), term in TERMS.items() if kind == capacity_type]
+        terms = _terms_of_all(capacity_type, site)
     if not terms:
         raise ValueError(
             f"capacity.pools has no pool for {capacity_type.value} nodes; add one, or set the maximum to 0"
@@ -82,12 +151,17 @@ def node_affinity(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str 
     return {"requiredDuringSchedulingIgnoredDuringExecution": required}
 
 
-def tolerations(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[dict[str, Any]]:
-    """Tolerations for the GPU taint, for spot taints (spot pods only), and those of the pools and the podTemplate."""
+def tolerations(
+    spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, site: Site = DEFAULT_SITE
+) -> list[dict[str, Any]]:
+    """Tolerations for the GPU taint, for spot taints (spot pods only), and those of the pools and the podTemplate.
+
+    GKE, AKS and OKE taint spot nodes with the key of their label. Elsewhere, whoever sets up the nodes does.
+    """
     result: list[dict[str, Any]] = [GPU_TOLERATION]
     if capacity_type is CapacityType.SPOT:
         result += [
-            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in SPOT_TAINTS
+            {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in (*SPOT_LABELS, *site.spot_labels)
         ]
     for each in _pools(spec, capacity_type, pool):
         result += [toleration.to_dict() for toleration in each.tolerations]
@@ -103,6 +177,20 @@ def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None)
     ]
 
 
-def _pool_term(pool: Pool) -> Term:
-    preset = TERMS.get((pool.provider, pool.capacity_type), ())
-    return preset + tuple(_in(key, value) for key, value in sorted((pool.node_selector or {}).items()))
+def _pool_terms(pool: Pool) -> list[Term]:
+    own = tuple(_in(key, value) for key, value in sorted((pool.node_selector or {}).items()))
+    return [preset + own for preset in TERMS.get((pool.provider, pool.capacity_type), ((),))]
+
+
+def _terms_of_all(capacity_type: CapacityType, site: Site) -> list[Term]:
+    """Terms of all providers, and of the site's own labels. With these, no other label makes a node on-demand."""
+    known = [
+        term
+        for (_, kind), terms in TERMS.items()
+        for term in terms
+        if kind == capacity_type and any(each["operator"] != "NotIn" for each in term)
+    ]
+    if capacity_type is CapacityType.SPOT:
+        return known + [(_in(key, value),) for key, value in site.spot_labels.items()]
+    others = tuple(_not_in(key, value) for key, value in site.spot_labels.items())
+    return [term + others for term in known]

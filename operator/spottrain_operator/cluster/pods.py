@@ -1,7 +1,8 @@
 """The manifest of a trainer pod: a pure function of the job, the place and the operator's address.
 
-Pods pass the `restricted` Pod Security Standard. They get no Kubernetes credentials, only a token that the operator
-alone accepts. They are never restarted in place: a crashed agent is a failed pod, which the operator replaces.
+Pods pass the `restricted` Pod Security Standard, unless the job asks for a network that needs more and that the
+administrator allows. They get no Kubernetes credentials, only a token that the operator alone accepts. They are never
+restarted in place: a crashed agent is a failed pod, which the operator replaces.
 """
 
 from __future__ import annotations
@@ -9,22 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from spottrain_api.contract import (
     API_VERSION,
-    ENV_CAPACITY_TYPE,
-    ENV_CONTROL_URL,
-    ENV_GRACE_SECONDS,
-    ENV_HOST_IP,
-    ENV_JOB,
-    ENV_NAMESPACE,
-    ENV_NODE_NAME,
-    ENV_POD_IP,
-    ENV_POD_NAME,
-    ENV_POD_UID,
-    ENV_TOKEN_FILE,
-    ENV_WATCHER_PORT,
     GROUP,
     KIND,
     LABEL_CAPACITY_TYPE,
@@ -35,22 +23,22 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     MANAGED_BY,
     TOKEN_AUDIENCE,
-    TRAINER_CONTAINER,
-    WATCHER_PORT,
     CapacityType,
 )
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1 import PodTemplate, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.placement import node_affinity, tolerations
+from spottrain_operator.cluster.containers import beside, trainer
+from spottrain_operator.cluster.networks import preset_of
+from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, affinity, tolerations
 
 ANNOTATION_POOL = f"{GROUP}/pool"
-RUN_ROOT = "/run/spottrain"
-ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
-TOKEN_DIR = "/var/run/secrets/spottrain"
 # The kubelet renews a projected token after four fifths of its lifetime.
 TOKEN_EXPIRATION_SECONDS = 3600
 # Restricted pods may not run as root, and most images name no other user.
 USER_ID = 1000
+# A proxy in front of the ranks' connections costs throughput, and the agent's token would pass through it.
+NO_MESH_LABELS = {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}
+NO_MESH_ANNOTATIONS = {"linkerd.io/inject": "disabled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +74,7 @@ def build_pod(
     capacity_type: CapacityType,
     pool: str | None,
     control_url: str,
+    site: Site = DEFAULT_SITE,
 ) -> Manifest:
     """Build the manifest of the pod `name`.
 
@@ -113,15 +102,24 @@ def build_pod(
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": {
-            "nodeAffinity": node_affinity(spec, capacity_type, pool),
-            "podAntiAffinity": _one_pod_a_node(job),
-        },
-        "tolerations": tolerations(spec, capacity_type, pool),
-        "containers": [_container(job, spec, capacity_type, control_url)],
+        "affinity": affinity(spec, capacity_type, pool, job_uid=job.uid, site=site),
+        "tolerations": tolerations(spec, capacity_type, pool, site),
+        "containers": [
+            trainer(
+                spec,
+                job=job.name,
+                namespace=job.namespace,
+                capacity_type=capacity_type,
+                control_url=control_url,
+                site=site,
+            )
+        ],
         "volumes": _volumes(spec),
     }
     optional = {
+        "initContainers": beside(spec),
+        "schedulerName": template.scheduler_name,
+        "resourceClaims": [claim.to_dict() for claim in template.resource_claims],
         "nodeSelector": template.node_selector,
         "serviceAccountName": template.service_account_name,
         "imagePullSecrets": list(template.image_pull_secrets),
@@ -134,8 +132,8 @@ def build_pod(
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            "labels": template.labels | own_labels,
-            "annotations": template.annotations | ({ANNOTATION_POOL: pool} if pool else {}),
+            "labels": _no_mesh(NO_MESH_LABELS, template) | template.labels | own_labels,
+            "annotations": _annotations(template) | ({ANNOTATION_POOL: pool} if pool else {}),
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
@@ -151,76 +149,19 @@ def build_pod(
     }
 
 
-def _one_pod_a_node(job: JobRef) -> Manifest:
-    term = {
-        "labelSelector": {"matchLabels": {LABEL_JOB_UID: job.uid}},
-        "topologyKey": "kubernetes.io/hostname",
-    }
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+def _annotations(template: PodTemplate) -> dict[str, str]:
+    preset = preset_of(template.network)
+    network = dict(preset.annotations) if preset is not None else {}
+    return _no_mesh(NO_MESH_ANNOTATIONS, template) | template.annotations | network
 
 
-def _container(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> Manifest:
-    container: Manifest = {
-        "name": TRAINER_CONTAINER,
-        "image": spec.image,
-        "command": ["python", "-m", "spottrain_agent"],
-        "env": _environment(job, spec, capacity_type, control_url),
-        "resources": _resources(spec),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "spottrain-run", "mountPath": RUN_ROOT},
-            {"name": "spottrain-token", "mountPath": TOKEN_DIR, "readOnly": True},
-            {"name": "spottrain-shm", "mountPath": "/dev/shm"},
-            *(mount.to_dict() for mount in spec.pod_template.volume_mounts),
-        ],
-        # The end of the agent's log becomes the pod's message: the sentence that says why it failed.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    if spec.pod_template.image_pull_policy:
-        container["imagePullPolicy"] = spec.pod_template.image_pull_policy
-    return container
+def _no_mesh(defaults: dict[str, str], template: PodTemplate) -> dict[str, str]:
+    """What keeps a service mesh out of the pod, as far as the template says nothing about it."""
+    return {key: value for key, value in defaults.items() if key not in template.labels | template.annotations}
 
 
-def _resources(spec: TrainingJobSpec) -> Manifest:
-    if spec.resources is None:
-        return {"limits": {"nvidia.com/gpu": str(spec.processes_per_node)}}
-    return spec.resources.to_dict()
-
-
-def _environment(job: JobRef, spec: TrainingJobSpec, capacity_type: CapacityType, control_url: str) -> list[Manifest]:
-    """Environment of the container. Ours comes last: Kubernetes takes the later one of two with the same name."""
-    # A user id that the image doesn't know has no home and no name, and compiler caches look for both.
-    defaults = {"HOME": RUN_ROOT, "USER": "spottrain"}
-    chosen = {variable.name for variable in spec.env}
-    values = {
-        ENV_CONTROL_URL: control_url,
-        ENV_TOKEN_FILE: f"{TOKEN_DIR}/token",
-        ENV_RUN_ROOT: RUN_ROOT,
-        ENV_JOB: job.name,
-        ENV_NAMESPACE: job.namespace,
-        ENV_CAPACITY_TYPE: capacity_type.value,
-        ENV_WATCHER_PORT: str(WATCHER_PORT),
-        ENV_GRACE_SECONDS: str(spec.pod_template.termination_grace_period_seconds),
-    }
-    fields = {
-        ENV_POD_NAME: "metadata.name",
-        ENV_POD_UID: "metadata.uid",
-        ENV_POD_IP: "status.podIP",
-        ENV_NODE_NAME: "spec.nodeName",
-        ENV_HOST_IP: "status.hostIP",
-    }
-    return [
-        *({"name": name, "value": value} for name, value in defaults.items() if name not in chosen),
-        *(variable.to_dict() for variable in spec.env),
-        *({"name": name, "value": value} for name, value in values.items()),
-        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-    ]
-
-
-def _volumes(spec: TrainingJobSpec) -> list[Any]:
+def _volumes(spec: TrainingJobSpec) -> list[Manifest]:
+    preset = preset_of(spec.pod_template.network)
     token = {
         "serviceAccountToken": {
             "path": "token",
@@ -232,6 +173,13 @@ def _volumes(spec: TrainingJobSpec) -> list[Any]:
         {"name": "spottrain-run", "emptyDir": {}},
         {"name": "spottrain-token", "projected": {"sources": [token]}},
         # Data loaders and NCCL need more shared memory than the 64 MB of container runtimes.
-        {"name": "spottrain-shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "spottrain-shm", "emptyDir": _shared_memory(spec)},
+        *(preset.volumes if preset is not None else ()),
         *(volume.to_dict() for volume in spec.pod_template.volumes),
     ]
+
+
+def _shared_memory(spec: TrainingJobSpec) -> Manifest:
+    limit = spec.resources.limits.get("memory") if spec.resources is not None else None
+    size = spec.pod_template.shm_size or limit
+    return {"medium": "Memory"} | ({"sizeLimit": size} if size else {})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract import TAINT_PREEMPTION, TAINTS, AgentReport, Notice, NoticeKind
+from spottrain_api.wording import one_line
 from spottrain_operator.core.model import NodeView, PodView
 from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
@@ -81,6 +82,5 @@ def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
 
 
 def _sentence(notice: Notice) -> str:
-    return (
-        f"node {notice.node} goes at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {notice.source})"
-    )
+    source = one_line(notice.source, most=80)
+    return f"node {notice.node} goes at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {source})"

@@ -17,6 +17,10 @@ _NO_SUCH_NODE = "No node has the labels that the pod asks for: add such a node, 
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
 _ADVICE = (
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
+    (
+        "pod affinity rules",
+        "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
+    ),
     ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
     (
         "insufficient",

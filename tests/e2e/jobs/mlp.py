@@ -44,6 +44,7 @@ def main() -> None:
             model,
             optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
             dataset=TensorDataset(inputs, targets),
+            tokens_per_sample=1,
         )
         for step in training.steps(total=1_000_000):
             if step.number % ASK_EVERY == 0 and is_over(args.until):

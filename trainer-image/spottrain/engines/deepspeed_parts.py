@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -80,6 +81,13 @@ class FlatPart(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func} needs a whole tensor, and this rank has only a part of it")
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, as DTensor's; a collective. The ranks' parts don't overlap."""
+        whole = torch.zeros(self.shape.numel(), dtype=self.dtype, device=self.device)
+        whole[self.begin : self.begin + self.part.numel()] = self.part
+        dist.all_reduce(whole)
+        return whole.view(self.shape)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         end = self.begin + self.part.numel()

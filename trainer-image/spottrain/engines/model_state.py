@@ -60,6 +60,24 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return state
 
 
+def full_state(state: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Gather the shards of a model's state, one tensor after the other; a collective.
+
+    Args:
+        state: The model's part of an engine's state.
+        keep: Whether this rank wants the result.
+
+    Returns:
+        The values by name, tensors whole and in the CPU's memory; {} on ranks that don't keep them.
+    """
+    full = {}
+    for name, value in state.items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if keep:
+            full[name] = whole.detach().to("cpu", copy=True) if isinstance(whole, torch.Tensor) else whole
+    return full
+
+
 def num_bytes(parameter: nn.Parameter) -> int:
     """Size of a parameter, or of what it wraps."""
     return sum(tensor.nbytes for _, tensor in _plain("", parameter))

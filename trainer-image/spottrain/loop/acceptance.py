@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from spottrain.checkpoint import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
-from spottrain.recovery.training_state import Stateful
+from spottrain.recovery.training_state import STABILITY, Stateful
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import FailureReason
 
@@ -163,8 +163,15 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 def check_stateful(stateful: Mapping[str, Stateful]) -> None:
-    """Refuse parts of a framework whose state no commit can hold."""
+    """Refuse parts of a script or a framework whose state no commit can hold."""
+    if STABILITY in stateful:
+        raise _refused(f"stateful: the name {STABILITY} is taken by the job's stability; choose another one")
     for name, part in stateful.items():
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise _refused(
+                f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
+                "restore it; write a small class with both around the values"
+            )
         try:
             codec.encode({name: part.state_dict()})
         except UnsupportedState as error:

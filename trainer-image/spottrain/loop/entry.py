@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,10 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import OutcomeKind, StabilityConfig, TrainerConfig
+from spottrain_api import logs
+from spottrain_api.contract import ENV_NAMESPACE, ENV_POD_NAME, OutcomeKind, StabilityConfig, TrainerConfig
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -84,6 +88,14 @@ def session(
                     "stability": stability,
                 }
             )
+            logs.configure_library("spottrain")
+        logs.remember(
+            namespace=os.environ.get(ENV_NAMESPACE),
+            job=config.job,
+            generation=config.generation,
+            member=os.environ.get(ENV_POD_NAME),
+            rank=launch.rank,
+        )
         current = Session(launch, config, reporter)
         try:
             yield current
@@ -104,6 +116,6 @@ def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
         failure = failure_of(error, rank)
         reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
         if isinstance(error, UserError):
-            print(f"spottrain: {error}", file=sys.stderr, flush=True)
+            logs.say(logger, str(error))
             raise SystemExit(1) from None
         raise

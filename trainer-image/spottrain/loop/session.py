@@ -32,13 +32,13 @@ from spottrain.loop.acceptance import (
     checked_optimizer,
     checked_scheduler,
 )
-from spottrain.loop.stability import STABILITY, StabilityGuard
+from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.training_state import STRATEGY, Stateful, TrainingState, model_config
+from spottrain.recovery.training_state import STABILITY, STRATEGY, Stateful, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -118,6 +118,7 @@ class Session:
         tokens_per_sample: int | None = None,
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
         deepspeed_config: Mapping[str, Any] | str | Path | None = None,
     ) -> Training:
         """Spread `model` over the ranks, and prepare its training.
@@ -139,6 +140,8 @@ class Session:
                 if samples are slow to fetch.
             loader: More arguments of torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn,
                 multiprocessing_context, timeout.
+            stateful: The script's own variables, by a name for each: every commit holds them, and a resume restores
+                them. Their states are plain values and small tensors, the same on all ranks.
             deepspeed_config: DeepSpeed's JSON configuration, as content or path, for the strategy deepspeed. Leave
                 out the settings that the job decides, or let them agree with it.
 
@@ -169,6 +172,7 @@ class Session:
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = self._order_of(data)
         check_model(model)
+        check_stateful(stateful or {})
         optimizer = checked_optimizer(optimizer)
         with as_user_errors():
             engine_config = EngineConfig(
@@ -204,6 +208,7 @@ class Session:
             scheduler=checked_scheduler(scheduler, made_optimizer) if scheduler is not None else None,
             model_config=model_config(model),
             peft=peft_adapters(model) if self.rank == 0 else None,
+            stateful=stateful,
             engine_name=engine_name,
             strategy=choice,
         )
@@ -238,8 +243,7 @@ class Session:
             tokens_per_sample: For the reported throughput.
             num_workers: As for `prepare`.
             loader: As for `prepare`.
-            stateful: Parts of the framework that are saved and resumed with the model. Their states are plain values
-                and small tensors, the same on all ranks.
+            stateful: As for `prepare`: parts of the framework, and the script's own.
             instead: The framework's own name for a setting, by the job's field; for messages.
 
         Returns:

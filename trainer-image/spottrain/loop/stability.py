@@ -22,8 +22,6 @@ from spottrain_api.contract import FailureReason, StabilityAction, StabilityConf
 
 # After so many skipped steps in a row, the model itself is broken.
 MAX_SKIPPED_IN_A_ROW = 10
-# Key under which a commit holds a guard's state.
-STABILITY = "stability"
 
 
 class Verdict(StrEnum):

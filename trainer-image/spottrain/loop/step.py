@@ -56,6 +56,9 @@ class Step:
     """One optimizer step: run every micro-batch forward and `backward`, then `update` once.
 
     `Training.steps` yields it; see `Session.prepare` for an example.
+
+    Attributes:
+        number: Number of the step in the whole run, from 1: `if step.number % 500 == 0` is true every 500 steps.
     """
 
     def __init__(
@@ -70,7 +73,6 @@ class Step:
         update: Updater,
     ) -> None:
         self.number = number
-        """Counted from 1, over the whole run."""
         self._micro_batches = micro_batches
         self._batches = batches
         self._engine = engine

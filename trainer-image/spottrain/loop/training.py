@@ -16,11 +16,12 @@ from spottrain.checkpoint import CheckpointError, Fenced
 from spottrain.data import random_state
 from spottrain.data.loader import Batches
 from spottrain.data.rank_data import RankData
-from spottrain.loop.stability import STABILITY, StabilityGuard, Verdict
+from spottrain.engines.model_state import full_state
+from spottrain.loop.stability import StabilityGuard, Verdict
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.store_retries import may_succeed_later
-from spottrain.recovery.training_state import TrainingState
+from spottrain.recovery.training_state import STABILITY, TrainingState
 from spottrain.world.failures import Drained, start_error
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import Ballot, Decision
@@ -37,7 +38,9 @@ class Training:
 
     Attributes:
         model: The model, spread over the ranks: call it in forward.
-        step: Steps completed since the start of the run.
+        step: Steps completed since the start of the run: after `Step.update`, this step is one of them. 0 until the
+            loop starts, which loads the commit.
+        optimizer: The optimizer, to read its `param_groups`, such as learning rates; `Step.update` steps it.
         plan: How the ranks share each step's batch.
     """
 
@@ -52,6 +55,7 @@ class Training:
         guard: StabilityGuard | None,
     ) -> None:
         self.model = model
+        self.optimizer = state.optimizer
         self.step = 0
         self.plan = data.plan
         self._state = state
@@ -83,9 +87,9 @@ class Training:
     def steps(self, total: int) -> Iterator[Step]:
         """The remaining steps of the run.
 
-        Resumes from the newest commit, commits at the job's interval, and commits the last step. When the ranks have
-        agreed to drain, it commits and ends the script as sys.exit does: code after the loop runs only when all steps
-        are done.
+        Resumes from the newest commit when the loop starts: before it, model and `stateful` are as the script made
+        them. Commits at the job's interval, and commits the last step. When the ranks have agreed to drain, it
+        commits and ends the script as sys.exit does: code after the loop runs only when all steps are done.
 
         Args:
             total: Steps of the whole run, not of this generation.
@@ -125,6 +129,17 @@ class Training:
         self._observe_loss(self._agreement.read())
         self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole model under any strategy, to write it to a file: a collective, for between two steps.
+
+        Names and values are those of an export of a commit (`spottrain checkpoints export`). They fit the model that
+        the script has built, before `Session.prepare`.
+
+        Returns:
+            On rank 0, the state dict in the CPU's memory. On the other ranks, {}.
+        """
+        return full_state(self._engine.state()["model"], keep=self._context.rank == 0)
 
     def may_update(self) -> bool:
         """Judge the step under way: whether its gradients are used; the same on all ranks. A collective.
@@ -203,6 +218,7 @@ class Training:
             self._engine.update()
         if self._state.scheduler is not None:
             self._state.scheduler.step()
+        self.step += 1
 
     def _complete(self) -> None:
         assert self._under_way is not None
@@ -210,7 +226,7 @@ class Training:
         seconds, self._under_way = time.monotonic() - started, None
         if not step.updated:
             raise RuntimeError("step.update() was not called; call it once at the end of each step")
-        self.step = step.number
+        self.step = step.number  # again, for a framework's update
         self._data.record(self.step)
         self._reporter.step(
             self.step,
@@ -225,6 +241,9 @@ class Training:
         """Do what the ranks agreed on at the previous step boundary."""
         self._observe_loss(decision)
         self._schedule.agreed_seconds = decision.save_seconds
+        if decision.at_risk != self._schedule.at_risk:
+            self._schedule.at_risk = decision.at_risk
+            self._checkpoint_reports.intervals()
         if decision.drain:
             self._drain()
         if decision.save_failed:
@@ -247,6 +266,7 @@ class Training:
             has_loss=loss is not None,
             save_seconds=(self._saver.forecast_seconds() or 0.0) if is_rank_0 else 0.0,
             save_failed=self._saver.has_failed,
+            at_risk=self._context.drain.is_at_risk(),
         )
 
     def _observe_loss(self, decision: Decision) -> None:

@@ -5,6 +5,9 @@ between losses, a checkpoint every sqrt(2 * C * M) seconds loses the least time.
 nothing, so M counts only those without: T / (N * (1 - r)) for N interruptions in T seconds, of which a share r came
 with notice. M does not count losses that peers' memory covered, either: they cost a step or two at any interval.
 Checkpoints are for what memory does not cover: a member and its peer at once, or all members.
+
+While a cloud recommends to leave the node of a member, M is ten minutes at most: the node may go, and not every cloud
+gives notice each time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from spottrain_api.wording import counted
 
 # Assumed before any loss is observed: one loss without notice an hour. It weighs as much as an observed one.
 PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0
+# Assumed while a member's node is at risk. Most of such nodes stay, or go with notice, hours later.
+SECONDS_BETWEEN_LOSSES_AT_RISK = 600.0
 MIN_INTERVAL_SECONDS = 10.0
 MAX_INTERVAL_SECONDS = 1800.0
 
@@ -48,30 +53,36 @@ class CommitInterval:
         """Whether to save after this step because of its number; the same on every rank."""
         return self.steps is not None and step % self.steps == 0
 
-    def due_after(self, elapsed_seconds: float, cost: CheckpointCost | None) -> bool:
+    def due_after(self, elapsed_seconds: float, cost: CheckpointCost | None, *, at_risk: bool = False) -> bool:
         """Whether a save is due so many seconds after the last one; rank 0's clock decides for all.
 
-        With `auto`, the first save comes early, because it measures the cost.
+        With `auto`, the first save comes early, because it measures the cost, and saves are more frequent while a
+        member's node is `at_risk`.
         """
-        return self.steps is None and elapsed_seconds >= self._seconds(cost)
+        return self.steps is None and elapsed_seconds >= self._seconds(cost, at_risk)
 
-    def planned_seconds(self, cost: CheckpointCost | None, step_seconds: float | None) -> float | None:
+    def planned_seconds(
+        self, cost: CheckpointCost | None, step_seconds: float | None, *, at_risk: bool = False
+    ) -> float | None:
         """Seconds from one save to the next; None if that is a number of steps whose duration is not known."""
         if self.steps is None:
-            return self._seconds(cost)
+            return self._seconds(cost, at_risk)
         return None if step_seconds is None else self.steps * step_seconds
 
-    def _seconds(self, cost: CheckpointCost | None) -> float:
+    def _seconds(self, cost: CheckpointCost | None, at_risk: bool) -> float:
         if self.seconds is not None:
             return self.seconds
-        return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost)
+        return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost, at_risk=at_risk)
 
-    def optimal_seconds(self, cost: CheckpointCost) -> float:
+    def optimal_seconds(self, cost: CheckpointCost, *, at_risk: bool = False) -> float:
         """The interval that loses the least time, within bounds, and long enough that saves do not overlap."""
-        best = math.sqrt(2 * cost.stall_seconds * seconds_between_losses(self.interruptions))
+        between_losses = seconds_between_losses(self.interruptions)
+        if at_risk:
+            between_losses = min(between_losses, SECONDS_BETWEEN_LOSSES_AT_RISK)
+        best = math.sqrt(2 * cost.stall_seconds * between_losses)
         return min(MAX_INTERVAL_SECONDS, max(best, MIN_INTERVAL_SECONDS, 2 * cost.total_seconds))
 
-    def explain(self, cost: CheckpointCost | None) -> str:
+    def explain(self, cost: CheckpointCost | None, *, at_risk: bool = False) -> str:
         """The interval and the reason for it, for the status."""
         if self.steps is not None:
             return f"every {counted(self.steps, 'step')}, as the job says"
@@ -83,14 +94,16 @@ class CommitInterval:
         unnoticed = seen.num - seen.num_noticed
         covered = f", {seen.num_covered} of them covered by peers' memory" if seen.num_covered else ""
         losses = "there was no interruption so far"
-        if seen.num:
+        if at_risk:
+            losses = "a member's node may be taken back soon"
+        elif seen.num:
             losses = (
                 f"{unnoticed} of {counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came "
                 f"without notice{covered}"
             )
         return (
-            f"auto: every {self.optimal_seconds(cost):.0f} s, because a checkpoint stops training for "
-            f"{cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {losses}"
+            f"auto: every {self.optimal_seconds(cost, at_risk=at_risk):.0f} s, because a checkpoint stops training "
+            f"for {cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {losses}"
         )
 
 

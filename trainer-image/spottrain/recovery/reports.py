@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +11,7 @@ from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.failures import save_failure
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+from spottrain_api.logs import say
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,11 @@ class CheckpointReports:
 
     def resumed(self, step: int) -> None:
         """Say on the terminal where training continues; for rank 0."""
-        print(f"spottrain: resumed from step {step} of {self.uri}", file=sys.stderr, flush=True)
+        say(logger, f"resumed from step {step} of {self.uri}")
 
     def ended_early(self, step: int, total: int) -> None:
         """Say on the terminal that the script has ended a run before its last step; for rank 0."""
-        sentence = f"spottrain: the script ended training at step {step} of {total}, before the last step"
-        print(sentence, file=sys.stderr, flush=True)
+        say(logger, f"the script ended training at step {step} of {total}, before the last step")
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save comes as planned."""

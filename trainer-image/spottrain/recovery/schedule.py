@@ -25,6 +25,8 @@ class CheckpointSchedule:
     """Cost of the saves so far, also in earlier generations; None before the first."""
     agreed_seconds: float | None = None
     """Rank 0's forecast of a save, which all ranks know."""
+    at_risk: bool = False
+    """Whether a member's node may be taken back soon, which all ranks know."""
     _started_at: float = field(default_factory=time.monotonic)
 
     def started(self) -> None:
@@ -45,7 +47,7 @@ class CheckpointSchedule:
 
     def is_due(self) -> bool:
         """Whether a save is due by this rank's clock."""
-        return self.interval.due_after(self.seconds_since_start(), self.cost)
+        return self.interval.due_after(self.seconds_since_start(), self.cost, at_risk=self.at_risk)
 
     def forecast_seconds(self, *, is_saving: bool) -> float | None:
         """Seconds that a save would take if it started now; None before the cost is known.
@@ -70,8 +72,8 @@ class CheckpointSchedule:
 
     def interval_seconds(self, step_seconds: float | None) -> float | None:
         """Seconds from one save to the next; None if that is a number of steps whose duration is not known yet."""
-        return self.interval.planned_seconds(self.cost, step_seconds)
+        return self.interval.planned_seconds(self.cost, step_seconds, at_risk=self.at_risk)
 
     def explain(self) -> str:
         """The interval and the reason for it, for the status."""
-        return self.interval.explain(self.cost)
+        return self.interval.explain(self.cost, at_risk=self.at_risk)

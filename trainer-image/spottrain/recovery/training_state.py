@@ -19,6 +19,8 @@ from spottrain_api.contract import StrategyChoice
 
 # Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"
+# Key under which its `stateful` holds the state of the guard of `stability`.
+STABILITY = "stability"
 # Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
 _OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
 
@@ -27,11 +29,26 @@ Options = Sequence[Mapping[str, Any]]
 
 
 class Stateful(Protocol):
-    """A part of a run with a state of plain values: numbers, strings, lists, dicts and small tensors."""
+    """A part of a run with a state of its own: variables of the script, or of a framework.
 
-    def state_dict(self) -> dict[str, Any]: ...
+    Example:
+        >>> import math
+        >>> class Best:
+        ...     def __init__(self):
+        ...         self.loss, self.step = math.inf, 0
+        ...     def state_dict(self):
+        ...         return vars(self)
+        ...     def load_state_dict(self, state):
+        ...         vars(self).update(state)
+    """
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+    def state_dict(self) -> dict[str, Any]:
+        """The state, in plain values: numbers, strings, lists, dicts and small tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take over what `state_dict` returned before a commit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +66,8 @@ class TrainingState:
         engine_name: "ddp", "fsdp" or "deepspeed"; None if a framework has spread the model.
         strategy: What `strategy: auto` chose.
         total_steps: Steps of the whole run, once the script has said how many.
-        stateful: Further parts, the same on all ranks. A part that the checkpoint does not hold starts afresh.
+        stateful: Further parts, the same on all ranks: rank 0's state is saved. A part that the checkpoint does not
+            hold starts afresh.
     """
 
     engine: Engine
@@ -89,14 +107,18 @@ class TrainingState:
         return extra
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
-        """Take over a checkpoint that was loaded into `tensors`, the random numbers included. A collective."""
+        """Take over a checkpoint that was loaded into `tensors`, the random numbers included. A collective.
+
+        Raises:
+            CheckpointMismatch: A part of `stateful` does not understand its saved state.
+        """
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             saved = _with_tensors(loaded.extra["scheduler"], self.scheduler.state_dict())
             self.scheduler.load_state_dict(saved)
         for name, saved in loaded.extra.get("stateful", {}).items():
             if name in self.stateful:
-                self.stateful[name].load_state_dict(saved)
+                _load_part(name, self.stateful[name], saved, loaded.step)
         if loaded.rank_state is not None:
             random_state.restore(loaded.rank_state)
         else:
@@ -146,6 +168,12 @@ class TrainingState:
                 "Learning rates of spottrain.schedules follow the new length from the next step on; other schedules "
                 "may keep the old one."
             )
+        new = self.stateful.keys() - loaded.extra.get("stateful", {}).keys() - {STABILITY}
+        if new:
+            yield (
+                f"The checkpoint at step {loaded.step} holds no state of {', '.join(sorted(new))} (stateful), which "
+                "starts afresh. If the script has only renamed it, set the name back."
+            )
         if loaded.replaced:
             first, *more = (name.removeprefix("model.") for name in loaded.replaced)
             which = f"{first} and {len(more)} more" if more else first
@@ -168,6 +196,16 @@ class TrainingState:
                 f"script's: {which}. To change options of a run, see 'Change the learning rate' in "
                 "docs/how-to/resume-fork-export.md."
             )
+
+
+def _load_part(name: str, part: Stateful, saved: dict[str, Any], step: int) -> None:
+    try:
+        part.load_state_dict(saved)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointMismatch(
+            f"The checkpoint at step {step} holds a state of {name} (stateful) that can't be loaded: {error!r}. Let "
+            "its load_state_dict take that state, too, or use a different checkpoint.uri to start afresh."
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a rank learns that it has to stop: by the agent's drain.json or, without an agent, by SIGTERM."""
+"""How a rank learns that it has to stop, by the agent's drain.json or by SIGTERM, and that its node is at risk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from spottrain_api.contract import FILE_DRAIN, DrainRequest
+from spottrain_api.contract import FILE_AT_RISK, FILE_DRAIN, DrainRequest
 
 
 class DrainFlag:
@@ -28,6 +28,7 @@ class DrainFlag:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = run_dir / FILE_DRAIN if run_dir is not None else None
+        self._risk_file = run_dir / FILE_AT_RISK if run_dir is not None else None
         self._on_seen = on_seen
         self._now = now
         self._monotonic = monotonic
@@ -56,6 +57,10 @@ class DrainFlag:
             self._is_reported = True
             self._on_seen(self._seen_at)
         return self._seen_at is not None
+
+    def is_at_risk(self) -> bool:
+        """Whether a cloud recommends to leave the node of this rank: a hint, no request. To ask costs one stat."""
+        return self._risk_file is not None and self._risk_file.exists()
 
     def seconds_left(self) -> float:
         """Seconds until the deadline; infinite if none is known."""

@@ -26,6 +26,7 @@ class Ballot:
         has_loss: Whether it knows that share.
         save_seconds: Rank 0's forecast of a save, or 0. Only rank 0 sees the whole of a save.
         save_failed: Whether its part of the newest save failed, which rank 0 may not know.
+        at_risk: Whether its node may be taken back soon.
     """
 
     drain: bool = False
@@ -35,6 +36,7 @@ class Ballot:
     has_loss: bool = False
     save_seconds: float = 0.0
     save_failed: bool = False
+    at_risk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Decision:
         loss: Mean loss over the global batch, if known.
         save_seconds: Forecast of a save, if known.
         save_failed: Whether any rank's part of the newest save failed.
+        at_risk: Whether any rank's node may be taken back soon.
     """
 
     drain: bool = False
@@ -56,6 +59,7 @@ class Decision:
     loss: float | None = None
     save_seconds: float | None = None
     save_failed: bool = False
+    at_risk: bool = False
 
 
 class StopAgreement:
@@ -81,7 +85,7 @@ class StopAgreement:
         self._pending = None
         if work is not None:
             work.wait()
-        drain, commit, replicate, loss, has_loss, save_seconds, save_failed = votes.tolist()
+        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk = votes.tolist()
         return Decision(
             drain=drain > 0,
             commit=commit > 0,
@@ -89,6 +93,7 @@ class StopAgreement:
             loss=loss if has_loss else None,
             save_seconds=save_seconds or None,
             save_failed=save_failed > 0,
+            at_risk=at_risk > 0,
         )
 
     def settle(self, ballot: Ballot) -> Decision:

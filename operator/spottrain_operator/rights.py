@@ -1,0 +1,73 @@
+"""The rights that operator and watcher need. The chart's roles grant these and no others; a test compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from spottrain_api.contract import GROUP, PLURAL
+from spottrain_operator.cluster.lease import LEASE_NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """Verbs on a resource in all namespaces, or in the operator's own; on one object of it if `name` is set."""
+
+    group: str = ""
+    resource: str
+    verbs: tuple[str, ...]
+    name: str = ""
+    own_namespace: bool = False
+
+
+READ = ("get", "list", "watch")
+
+RIGHTS: Mapping[str, tuple[Right, ...]] = {
+    "operator": (
+        Right(group=GROUP, resource=PLURAL, verbs=(*READ, "delete")),
+        Right(group=GROUP, resource=f"{PLURAL}/status", verbs=("update",)),
+        Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",)),
+        Right(resource="pods", verbs=(*READ, "create", "patch", "delete")),
+        Right(resource="nodes", verbs=READ),
+        Right(resource="events", verbs=("create", "list")),
+        Right(resource="configmaps", verbs=("get", "create", "update")),
+        Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
+        Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("list", "watch")),
+        Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),
+        Right(
+            group="coordination.k8s.io",
+            resource="leases",
+            verbs=("get", "update"),
+            name=LEASE_NAME,
+            own_namespace=True,
+        ),
+    ),
+    "watcher": (
+        Right(resource="nodes", verbs=(*READ, "patch")),
+        Right(resource="pods", verbs=READ),
+    ),
+}
+
+
+def questions(part: str, namespace: str) -> Iterator[dict[str, str]]:
+    """The resourceAttributes of a SelfSubjectAccessReview for each right of a part."""
+    for right in RIGHTS[part]:
+        resource, _, subresource = right.resource.partition("/")
+        for verb in right.verbs:
+            asked = {
+                "group": right.group,
+                "resource": resource,
+                "subresource": subresource,
+                "verb": verb,
+                "name": right.name,
+                "namespace": namespace if right.own_namespace else "",
+            }
+            yield {key: value for key, value in asked.items() if value}
+
+
+def asked(question: Mapping[str, str]) -> str:
+    """A question in words: update trainingjobs.spottrain.dev/status."""
+    group, subresource = question.get("group"), question.get("subresource")
+    resource = question["resource"] + (f".{group}" if group else "") + (f"/{subresource}" if subresource else "")
+    name, namespace = question.get("name"), question.get("namespace")
+    return f"{question['verb']} {resource}" + (f" {name}" if name else "") + (f" in {namespace}" if namespace else "")

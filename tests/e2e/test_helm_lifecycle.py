@@ -1,0 +1,112 @@
+"""Helm installs, upgrades, rolls back and uninstalls the operator while jobs train. They lose no step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_fixtures import processes_of, throw_away_cluster, wait_for
+from e2e.rehearsal import Rehearsal, command_lines, manifest, rehearsal
+from helm_release import HelmRelease
+from spottrain_api import crd
+from spottrain_api.contract import LABEL_JOB
+from spottrain_local.spec import ClusterSpec, NodePool
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+NODES = ClusterSpec(
+    nodes=[
+        NodePool(name="system", gpus=0),
+        NodePool(name="on-demand", count=2),
+        NodePool(name="spot", capacity_type="spot"),
+    ]
+)
+ONE_NODE: dict[str, Any] = {
+    "nodes": {"min": 1, "max": 1},
+    "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 0}},
+}
+TWO_NODES: dict[str, Any] = {
+    "nodes": {"min": 2, "max": 2},
+    "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+}
+MORE_STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
+    folder = tmp_path_factory.mktemp("lifecycle")
+    with throw_away_cluster(folder / "cluster", NODES) as cluster:
+        release = HelmRelease(cluster=cluster, folder=folder)
+        notes = release(*release.upgrade("--set", "operator.logLevel=WARNING", "--wait", "--timeout", "90s"))
+        assert "Missing in this cluster" not in notes
+        yield release
+
+
+def test_jobs_train_through_the_life_of_a_release(release: HelmRelease, tmp_path: Path) -> None:
+    with rehearsal(release.cluster, "kept", tmp_path / "kept", members=2, **TWO_NODES) as job:
+        with_deleted_job(release, job, tmp_path / "deleted")
+        pods, generation = pod_uids(job), job.generation().number
+
+        release(*release.upgrade("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2"))
+        wait_for(lambda: operators(release) == ["DEBUG", "DEBUG"], "two new operators run", 60)
+        wait_until_followed(job)
+
+        release("rollback", release.name, "1")
+        wait_for(lambda: operators(release) == ["WARNING"], "the first release's operator runs", 60)
+        wait_until_followed(job)
+
+        release("uninstall", release.name, "--wait")
+        wait_for(lambda: not operator_processes(job), "no operator and no watcher is left")
+        wait_until_trained(job)
+        assert release.kubectl("get", "crd", crd.NAME, "-o", "name").strip().endswith(crd.NAME)
+        # Nothing holds a job back: no finalizer waits for an operator that is gone.
+        release.kubectl("delete", "tj", "deleted", "--timeout=30s")
+        wait_for(lambda: not release.kubectl.list("pod", labels=f"{LABEL_JOB}=deleted"), "its pods go", 60)
+
+        release(*release.upgrade("--wait", "--timeout", "90s"))
+        wait_until_followed(job)
+        assert (pod_uids(job), job.generation().number) == (pods, generation)
+        status = job.finish()
+        assert (status.failures, status.steps_redone, job.audit().num_redone) == (0, 0, 0)
+
+
+def with_deleted_job(release: HelmRelease, job: Rehearsal, folder: Path) -> None:
+    """Start the job that is deleted while there is no operator."""
+    spec = manifest("deleted", folder, **ONE_NODE)
+    release.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(spec))
+    other = Rehearsal(cluster=job.cluster, name="deleted", folder=folder)
+    other.wait_for_nodes(1)
+
+
+def pod_uids(job: Rehearsal) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.kubectl.list("pod", labels=f"{LABEL_JOB}={job.name}")}
+
+
+def operators(release: HelmRelease) -> list[str]:
+    """The log level of each operator that runs, once one of them is ready."""
+    pods = release.kubectl.list("pod", release.namespace, "app.kubernetes.io/component=operator")
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+    ready = {each["status"] for pod in running for each in pod["status"]["conditions"] if each["type"] == "Ready"}
+    env = [{v["name"]: v.get("value") for v in pod["spec"]["containers"][0]["env"]} for pod in running]
+    return [str(each["SPOTTRAIN_LOG_LEVEL"]) for each in env] if "True" in ready else []
+
+
+def operator_processes(job: Rehearsal) -> list[list[str]]:
+    lines = command_lines(processes_of(job.cluster.layout.root))
+    return [line for line in lines if {"spottrain_operator", "spottrain_watcher"} & set(line)]
+
+
+def wait_until_trained(job: Rehearsal) -> None:
+    """Until the ranks themselves have recorded more steps."""
+    before = max(record.step for record in job.records())
+    wait_for(lambda: max(record.step for record in job.records()) > before + MORE_STEPS, "the ranks train on", 60)
+
+
+def wait_until_followed(job: Rehearsal) -> None:
+    """Until the operator has seen steps that were made from now on."""
+    newest = max(record.step for record in job.records())
+    job.wait(f"the status is past step {newest}", lambda: job.status().progress.step > newest)

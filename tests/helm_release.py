@@ -1,0 +1,52 @@
+"""The chart, installed into a local cluster by the real Helm, as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from cluster_fixtures import Kubectl
+from spottrain_local.binaries import find_binaries
+from spottrain_local.cluster import Cluster
+from spottrain_local.install import NAMESPACE, RELEASE, chart_folder, find_helm, local_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelmRelease:
+    """A release in a cluster. `folder` has the cluster's values, and the files that Helm keeps."""
+
+    cluster: Cluster
+    folder: Path
+    name: str = RELEASE
+    namespace: str = NAMESPACE
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(kubeconfig=self.cluster.kubeconfig)
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run Helm in the release's namespace, whatever comes of it."""
+        binaries = find_binaries()
+        assert binaries is not None, "run `make binaries`"
+        env = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
+        env |= {f"HELM_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        command = [find_helm(binaries), *args, "--namespace", self.namespace]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+    def __call__(self, *args: str) -> str:
+        """What Helm prints; fails the test with what it complains about."""
+        done = self.run(*args)
+        assert done.returncode == 0, f"helm {' '.join(args)}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def upgrade(self, *args: str) -> list[str]:
+        """The arguments of a command that installs or upgrades it with the values of a local cluster."""
+        values = self.folder / "values.yaml"
+        if not values.exists():
+            values.write_text(yaml.safe_dump(local_values(self.cluster.spec(), self.cluster.unused_ip())))
+        files = ("--values", str(chart_folder() / "values.local.yaml"), "--values", str(values))
+        return ["upgrade", "--install", self.name, str(chart_folder()), "--create-namespace", *files, *args]
