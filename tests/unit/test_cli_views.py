@@ -27,6 +27,7 @@ from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import (
     Condition,
     CostStatus,
+    Counts,
     GenerationState,
     GenerationStatus,
     Phase,
@@ -114,6 +115,7 @@ def snapshot() -> JobSnapshot:
                 last_transition_time=START,
             ),
         ),
+        members=Counts(world_size=1, spot=1),
         preemptions=1,
         goodput_display="92%",
         cost=CostStatus(total=0.5, on_demand_only=2.0, currency="EUR", display="0.50 EUR of 2.00"),
