@@ -29,7 +29,11 @@ class NotThere(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSummary:
-    """One pod of a job: `capacity_type` is on-demand or spot, `state` is its phase or the reason why it waits."""
+    """One pod of a job.
+
+    - capacity_type: on-demand or spot.
+    - state: its phase, the reason why it waits, or Starting while its agent loads torch.
+    """
 
     name: str
     node: str
@@ -170,7 +174,7 @@ class JobReader:
                 name=pod.metadata.name,
                 node=pod.spec.node_name or "",
                 capacity_type=pod.metadata.labels.get(LABEL_CAPACITY_TYPE, ""),
-                state=_pod_state(pod),
+                state=pod_state(pod),
             )
             for pod in pods
         )
@@ -179,7 +183,7 @@ class JobReader:
         events = self._core.list_namespaced_event(namespace, field_selector=f"involvedObject.uid={uid}").items
         summaries = [
             EventSummary(
-                at=event.last_timestamp or event.event_time or event.metadata.creation_timestamp,
+                at=event.event_time or event.last_timestamp or event.metadata.creation_timestamp,
                 type=event.type or "Normal",
                 reason=event.reason or "",
                 message=event.message or "",
@@ -235,12 +239,14 @@ def _sentences(missing: str | None = None) -> Iterator[None]:
         ) from error
 
 
-def _pod_state(pod: Any) -> str:
+def pod_state(pod: Any) -> str:
     if pod.metadata.deletion_timestamp:
         return "Terminating"
     for container in pod.status.container_statuses or ():
         if container.state.waiting and container.state.waiting.reason:
             return str(container.state.waiting.reason)
+        if container.state.running and not container.ready:
+            return "Starting"
     return str(pod.status.phase)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import EventSummary, JobSnapshot
 
@@ -59,19 +59,20 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
 
 
 def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableType:
-    progress = status.progress
+    progress, over = status.progress, status.phase in FINISHED_PHASES
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
         "Step",
         ProgressBar(total=progress.total_steps, completed=progress.step, width=40)
         if progress.total_steps
         else Text("–"),
-        Text(progress.display or "waiting for the first step"),
+        Text(progress.display or ("no step made" if over else "waiting for the first step")),
     )
     curve = sparkline(losses)
     if progress.loss is not None:
         speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-        eta = f"   {seconds(progress.eta_seconds)} to go" if progress.eta_seconds is not None else ""
+        known = progress.eta_seconds is not None and not over and status.phase is not Phase.SUSPENDED
+        eta = f"   {seconds(progress.eta_seconds or 0.0)} to go" if known else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
     if progress.data_wait_ratio is not None:
         advice = "try a higher num_workers" if progress.data_wait_ratio >= WAITS_LONG else ""

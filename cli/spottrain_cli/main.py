@@ -124,7 +124,7 @@ def _job_row(job: JobSnapshot) -> tuple[str, ...]:
         status.progress.display,
         f"{loss:.4f}" if loss is not None else "",
         f"{speed:,.0f}" if speed else "",
-        str(status.generation.world_size) if status.generation else "",
+        str(status.members.world_size),
         str(status.preemptions),
         str(status.steps_redone),
         status.goodput_display or "",

@@ -134,7 +134,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"checkpoint": {"endpointURL": "store:9000"}},
         "checkpoint.endpointURL: not an HTTP address; write http://host:port or",
     ),
-    ("interval", {"checkpoint": {"interval": "often"}}, "spec.checkpoint.interval in body should match"),
+    ("interval", {"checkpoint": {"interval": "often"}}, "checkpoint.interval: write auto, or a number from 1 on"),
+    ("interval-of-0", {"checkpoint": {"interval": "0s"}}, "checkpoint.interval: write auto, or a number from 1 on"),
     ("currency", {"capacity": {"currency": "euro"}}, "spec.capacity.currency in body should match"),
     (
         "batch-below-world-size",

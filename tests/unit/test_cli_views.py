@@ -12,6 +12,14 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from kubernetes.client import (
+    V1ContainerState,
+    V1ContainerStateRunning,
+    V1ContainerStatus,
+    V1ObjectMeta,
+    V1Pod,
+    V1PodStatus,
+)
 from rich.console import Console
 
 from spottrain_api.contract import CapacityType, CommitRef, Member, MemoryEstimate, StrategyChoice
@@ -19,6 +27,7 @@ from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import (
     Condition,
     CostStatus,
+    Counts,
     GenerationState,
     GenerationStatus,
     Phase,
@@ -27,7 +36,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
-from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
+from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, pod_state
 from spottrain_cli.live_view import job_view, seconds, sparkline
 from spottrain_cli.main import jobs_table
 from spottrain_cli.pictures import TimeAxis, generations_by_step, loss_lines, phase_spans, time_by_phase
@@ -106,6 +115,7 @@ def snapshot() -> JobSnapshot:
                 last_transition_time=START,
             ),
         ),
+        members=Counts(world_size=1, spot=1),
         preemptions=1,
         goodput_display="92%",
         cost=CostStatus(total=0.5, on_demand_only=2.0, currency="EUR", display="0.50 EUR of 2.00"),
@@ -352,3 +362,32 @@ def test_small_things() -> None:
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([0.0, 1.0]) == "▁█"
     assert [seconds(value) for value in (5, 185, 7800)] == ["5s", "3m05s", "2h10m"]
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED, Phase.SUSPENDED])
+def test_of_a_job_that_does_not_train_no_remaining_time_is_shown(phase: Phase) -> None:
+    job = snapshot()
+    progress = job.status.progress.model_copy(update={"eta_seconds": 54.0})
+    running = replace(job, status=job.status.model_copy(update={"progress": progress}))
+    assert "54s to go" in shown(running)
+    assert "to go" not in shown(replace(job, status=running.status.model_copy(update={"phase": phase})))
+
+
+def test_a_job_that_is_over_waits_for_no_first_step() -> None:
+    text = shown(replace(snapshot(), status=TrainingJobStatus(phase=Phase.FAILED)))
+    assert "no step made" in text
+    assert "waiting for the first step" not in text
+
+
+@pytest.mark.parametrize(("ready", "state"), [(False, "Starting"), (True, "Running")])
+def test_a_pod_whose_agent_still_loads_torch_starts(ready: bool, state: str) -> None:
+    container = V1ContainerStatus(
+        name="trainer",
+        image="i",
+        image_id="i",
+        ready=ready,
+        restart_count=0,
+        state=V1ContainerState(running=V1ContainerStateRunning()),
+    )
+    pod = V1Pod(metadata=V1ObjectMeta(), status=V1PodStatus(phase="Running", container_statuses=[container]))
+    assert pod_state(pod) == state

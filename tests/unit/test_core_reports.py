@@ -234,3 +234,9 @@ def test_a_drain_during_the_start_takes_no_step_back() -> None:
     assert (status.transitions[-1].generation, status.transitions[-1].last_step) == (2, 50)
     assert status.progress.display == "50/1000"
     assert status.failures == status.generations_without_progress == 0
+
+
+def test_a_job_that_does_not_train_has_no_ranks() -> None:
+    scene = training_job()
+    assert scene.plan().status.members.world_size == 4
+    assert scene.all_say(phase=AgentPhase.SUCCEEDED).plan().status.members.world_size == 0

@@ -26,7 +26,6 @@ class CheckpointConfig(Resource):
     interval: Annotated[
         str,
         Field(
-            json_schema_extra={"pattern": INTERVAL_PATTERN},
             max_length=16,
             description="How often to commit between preemptions: a number of steps (50steps), seconds (30s) or "
             "minutes (5m), or auto. auto finds the interval from the measured cost of a checkpoint and the losses "

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings import CheckpointConfig
+from spottrain_api.settings import INTERVAL_PATTERN, CheckpointConfig
 
 
 class Checkpoint(CheckpointConfig):
@@ -21,6 +21,10 @@ class Checkpoint(CheckpointConfig):
         (
             "!has(self.endpointURL) || self.endpointURL.matches('^https?://[^/]+.*$')",
             "checkpoint.endpointURL: not an HTTP address; write http://host:port or https://host:port",
+        ),
+        (
+            f"self.interval.matches('{INTERVAL_PATTERN}')",
+            "checkpoint.interval: write auto, or a number from 1 on with steps, s or m, as in 50steps, 30s or 5m",
         ),
         (
             "self.uri == oldSelf.uri",

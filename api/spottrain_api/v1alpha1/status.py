@@ -209,8 +209,9 @@ class Transition(StatusResource):
 
 
 class Counts(StatusResource):
-    """Number of members of the running generation, and of pods that are ready for the next."""
+    """Number of ranks and members of the running generation, and of pods that are ready for the next."""
 
+    world_size: Annotated[int, Field(description="Number of ranks that train together. 0 if none train.")] = 0
     on_demand: Annotated[int, Field(description="Number of members on on-demand nodes.")] = 0
     spot: Annotated[int, Field(description="Number of members on spot nodes.")] = 0
     waiting: Annotated[int, Field(description="Number of pods that are ready and wait for the next generation.")] = 0
@@ -340,7 +341,7 @@ PRINTER_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "string", ".status.progress.display", 0),
     ("Loss", "number", ".status.progress.loss", 0),
-    ("World", "integer", ".status.generation.worldSize", 0),
+    ("World", "integer", ".status.members.worldSize", 0),
     ("On-Demand", "integer", ".status.members.onDemand", 0),
     ("Spot", "integer", ".status.members.spot", 0),
     ("Gen", "integer", ".status.generation.number", 0),
@@ -349,6 +350,7 @@ PRINTER_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Goodput", "string", ".status.goodputDisplay", 0),
     ("Cost", "string", ".status.cost.display", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Failures", "integer", ".status.failures", 1),
     ("Committed", "integer", ".status.commit.step", 1),
     ("Tokens/s", "number", ".status.progress.tokensPerSecond", 1),
     ("Message", "string", ".status.message", 1),

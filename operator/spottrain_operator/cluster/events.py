@@ -44,13 +44,14 @@ class EventRecorder:
 
 
 def _manifest(job: Manifest, event: Event) -> Manifest:
+    """The event. Its name begins with the time: kubectl sorts by whole seconds, and lists by name within one."""
     meta = job["metadata"]
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     instance = os.environ.get("POD_NAME", COMPONENT)
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid4().hex[:16]}"},
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{time.time_ns():x}{uuid4().hex[:4]}"},
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,

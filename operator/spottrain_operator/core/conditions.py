@@ -54,7 +54,8 @@ def count_members(situation: Situation, draft: Draft) -> Draft:
     uids = {m.pod_uid for m in members}
     num_spot = sum(m.capacity_type is CapacityType.SPOT for m in members)
     waiting = 0 if draft.finished else sum(f.candidate for uid, f in situation.pods.items() if uid not in uids)
-    counts = Counts(on_demand=len(members) - num_spot, spot=num_spot, waiting=waiting)
+    world_size = running.world_size if running is not None else 0
+    counts = Counts(world_size=world_size, on_demand=len(members) - num_spot, spot=num_spot, waiting=waiting)
     return draft if counts == draft.status.members else draft.update(members=counts)
 
 
@@ -166,7 +167,8 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     if failure is None:
         if not any(p.checkpoint is not None if was_failing else p.phase is not TrainerPhase.STARTING for p in said):
             return draft
-        message = "No save has failed since the newest commit"
+        message = "No save has failed"
+        message += " since the newest commit" if draft.status.commit is not None else ""
         return draft.condition(
             ConditionType.CHECKPOINTS_HEALTHY, True, ConditionReason.HEALTHY, message, situation.now
         )
