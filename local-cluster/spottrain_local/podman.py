@@ -76,7 +76,7 @@ def check_podman(probe: Path, scratch: Path) -> None:
         )
     except OSError as error:
         raise LocalClusterError(
-            f"podman cannot run a container on this machine. {error} {HOW_TO} Or use `--runtime process`."
+            f"podman cannot run a container on this machine. {error}. {HOW_TO} Or use `--runtime process`."
         ) from error
     finally:
         shutil.rmtree(root, ignore_errors=True)

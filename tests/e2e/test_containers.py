@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -100,6 +101,65 @@ def test_a_job_in_containers_loses_no_step_to_a_preemption(
 
     cluster.down()
     assert_nothing_is_left(cluster)
+
+
+# Numbers of a user and a group that no image knows.
+USER, GROUP_ID = 12345, 23456
+LOOKS = """
+id -u; cat /map/key; cat /secret/key; echo mine > /empty/file; stat -c %g /empty/file
+cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo
+getent hosts spottrain-operator.spottrain-system.svc | cut -d. -f1; echo over > /dev/termination-log
+"""
+
+
+def pod(name: str, container: dict[str, object], **spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "c"} | container], **spec},
+    }
+
+
+def test_pods_have_what_a_kubelet_gives_them(cluster: Cluster, base_image: str) -> None:
+    kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
+    looking = pod(
+        "looks",
+        {
+            "image": base_image,
+            "imagePullPolicy": "Never",
+            "command": ["sh", "-c", LOOKS],
+            "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("map", "secret", "empty")],
+        },
+        securityContext={"runAsUser": USER, "fsGroup": GROUP_ID},
+        volumes=[
+            {"name": "map", "configMap": {"name": "a"}},
+            {"name": "secret", "secret": {"secretName": "a", "defaultMode": 0o400}},
+            {"name": "empty", "emptyDir": {}},
+        ],
+    )
+    objects = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"key": "map\n"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}, "stringData": {"key": "secret\n"}},
+        looking,
+        pod("never", {"image": "localhost/nothing:1", "imagePullPolicy": "Never"}),
+        pod("missing", {"image": "localhost/nothing:1", "imagePullPolicy": "IfNotPresent"}),
+    ]
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def status(name: str) -> dict[str, Any]:
+        return dict((kubectl.get("pod", name)["status"].get("containerStatuses") or [{}])[0].get("state") or {})
+
+    def waiting(name: str) -> str:
+        return str(status(name).get("waiting", {}).get("reason"))
+
+    wait_for(lambda: "terminated" in status("looks"), "the pod has ended")
+    lines = [str(USER), "map", "secret", str(GROUP_ID), "default", "10"]
+    assert kubectl("logs", "looks").splitlines() == lines
+    ended = status("looks")["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (0, "over\n")
+    wait_for(lambda: waiting("never") == "ErrImageNeverPull", "the image is missing")
+    wait_for(lambda: waiting("missing") == "ImagePullBackOff", "the image cannot be pulled")
 
 
 def test_nothing_is_left_of_a_supervisor_that_was_killed(cluster: Cluster) -> None:

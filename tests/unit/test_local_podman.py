@@ -40,7 +40,7 @@ def test_podmans_complaint_is_passed_on(tools: Path, tmp_path: Path) -> None:
     tool(tools, "ip", "exit 0")
     tool(tools, "podman", "echo first >&2; echo Error: limits cannot be set >&2; exit 125")
     # Without root it gets no further than that.
-    sentence = "limits cannot be set" if os.geteuid() == 0 else "needs root"
+    sentence = "limits cannot be set. docs" if os.geteuid() == 0 else "needs root"
     with pytest.raises(LocalClusterError, match=sentence):
         check_podman(Path("/probe"), tmp_path)
     assert list(tmp_path.iterdir()) == [tools]
