@@ -25,6 +25,7 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
+from spottrain_operator.tracing import ChangeTracer
 
 KEY = JobKey(namespace="team", name="gpt")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -117,6 +118,7 @@ class World:
             board=self.board,
             reports=self.reports,
             metrics=self.metrics,
+            tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
             control_url="http://control:8080",
             now=lambda: self.now,

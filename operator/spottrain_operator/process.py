@@ -25,6 +25,7 @@ from spottrain_operator.core.plan import plan
 from spottrain_operator.handlers import NodeIndex, build_registry, build_settings
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
+from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Operator:
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
         self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
+        self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._watching = asyncio.Event()
 
@@ -116,6 +118,7 @@ class Operator:
             board=self._board,
             reports=self._reports,
             metrics=self._metrics,
+            tracer=self._tracer,
             history=HistoryKeeper(self._cluster),
             control_url=self._settings.control_url,
             now=self._clock,

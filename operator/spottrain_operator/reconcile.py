@@ -61,6 +61,7 @@ from spottrain_operator.core.model import (
 )
 from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
+from spottrain_operator.tracing import ChangeTracer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Reconciler:
         board: AssignmentBoard,
         reports: ReportBox,
         metrics: Metrics,
+        tracer: ChangeTracer,
         history: HistoryKeeper,
         control_url: str,
         now: Callable[[], datetime],
@@ -90,6 +92,7 @@ class Reconciler:
         self._events = EventRecorder(cluster)
         self._rivals = RivalFinder(cluster)
         self._metrics = metrics
+        self._tracer = tracer
         self._history = history
         self._control_url = control_url
         self._site = site
@@ -126,6 +129,7 @@ class Reconciler:
             for event in decided.events:
                 await self._events.record(job, event)
         self._metrics.passed(key, view, decided.status, observed.reports)
+        self._tracer.passed(key, view.status, decided.status, observed.reports)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)
 
@@ -258,6 +262,7 @@ class Reconciler:
         self._unprotected.discard(key)
         self._rivals.forget(key)
         self._metrics.forget(key)
+        self._tracer.forget(key)
         self._history.forget(key)
 
 

@@ -20,6 +20,7 @@ from spottrain_operator.core.model import Rival
 from spottrain_operator.core.plan import plan
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
+from spottrain_operator.tracing import ChangeTracer
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 URI = "s3://bucket/run"
@@ -152,6 +153,7 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
         board=AssignmentBoard(),
         reports=ReportBox(lambda _: None, now=lambda: BEGIN),
         metrics=Metrics(num_agents=lambda: 0),
+        tracer=ChangeTracer(None),
         history=HistoryKeeper(cluster),
         control_url="http://control:8080",
         now=lambda: BEGIN,

@@ -1,0 +1,157 @@
+"""A trace for each change of members: from the cloud's word to the first step of the next generation.
+
+The operator knows all times once that step is made, and writes the whole trace then. So nothing has to carry the
+trace's context from the watcher over agents to ranks. A trace that was open when an operator ended starts at the last
+step.
+https://opentelemetry.io/docs/specs/otel/trace/api/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import set_span_in_context
+
+from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
+from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.core.model import ReportView
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch of a change of members."""
+
+    name: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Why and when the end of a generation was asked for. `source` names who announced it; empty without a notice."""
+
+    generation: int
+    requested_at: datetime
+    noticed_at: datetime | None = None
+    source: str = ""
+
+
+def processor_from_environment(environ: Mapping[str, str] = os.environ) -> SpanProcessor | None:
+    """Where traces go: to the collector of OpenTelemetry's own variables. None: nowhere."""
+    return BatchSpanProcessor(OTLPSpanExporter()) if any(environ.get(name) for name in ENDPOINTS) else None
+
+
+class ChangeTracer:
+    """Writes the traces of all jobs. What is left is sent when the process exits."""
+
+    def __init__(self, processor: SpanProcessor | None) -> None:
+        self._requests: dict[JobKey, Request] = {}
+        self._provider: TracerProvider | None = None
+        if processor is not None:
+            self._provider = TracerProvider(resource=Resource.create({"service.name": "spottrain-operator"}))
+            self._provider.add_span_processor(processor)
+
+    def passed(
+        self, key: JobKey, before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
+    ) -> None:
+        """Look at a pass that turned the status `before` into `after`, and write what it completed."""
+        if self._provider is None:
+            return
+        request = request_of(after, reports)
+        if request is not None:
+            known = self._requests.get(key)
+            if known is None or known.generation != request.generation:
+                self._requests[key] = request
+        for transition in completed(before, after):
+            self._write(key, transition, after, self._requests.get(key))
+
+    def forget(self, key: JobKey) -> None:
+        """Drop what is remembered of a deleted job."""
+        self._requests.pop(key, None)
+
+    def _write(self, key: JobKey, transition: Transition, status: TrainingJobStatus, request: Request | None) -> None:
+        if self._provider is None:
+            return
+        tracer = self._provider.get_tracer("spottrain")
+        parts = list(parts_of(transition, status, request))
+        attributes: dict[str, str | int] = {
+            "spottrain.namespace": key.namespace,
+            "spottrain.job": key.name,
+            "spottrain.generation": transition.generation,
+            "spottrain.reason": transition.reason,
+            "spottrain.message": transition.message,
+            "spottrain.last_step": transition.last_step,
+            "spottrain.steps_redone": transition.steps_redone or 0,
+            "spottrain.world_size_before": transition.world_size_before,
+            "spottrain.world_size_after": transition.world_size_after or 0,
+            "spottrain.source": request.source if request is not None else "",
+        }
+        root = tracer.start_span(
+            f"change of members: {transition.reason}", start_time=_nanoseconds(parts[0].start), attributes=attributes
+        )
+        for part in parts:
+            span = tracer.start_span(
+                part.name, context=set_span_in_context(root), start_time=_nanoseconds(part.start)
+            )
+            span.end(_nanoseconds(part.end))
+        root.end(_nanoseconds(parts[-1].end))
+
+
+def request_of(status: TrainingJobStatus, reports: Mapping[str, ReportView]) -> Request | None:
+    """The request for the newest generation's end, with the oldest notice of its agents. None without a request."""
+    generation = status.generation
+    if generation is None or generation.requested_at is None:
+        return None
+    notices = [notice for view in reports.values() for notice in view.report.notices]
+    oldest = min(notices, key=lambda notice: notice.observed_at, default=None)
+    return Request(
+        generation=generation.number,
+        requested_at=generation.requested_at,
+        noticed_at=oldest.observed_at if oldest is not None else None,
+        source=oldest.source if oldest is not None else "",
+    )
+
+
+def completed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Transition]:
+    """The changes of members that ended with a step between the two statuses."""
+    known = {(each.generation, each.at) for each in before.transitions if each.seconds_without_step is not None}
+    return [
+        each
+        for each in after.transitions
+        if each.seconds_without_step is not None and (each.generation, each.at) not in known
+    ]
+
+
+def parts_of(transition: Transition, status: TrainingJobStatus, request: Request | None) -> Iterator[Part]:
+    """The parts of a change, one after the other, without gaps. Times of different clocks never run backwards."""
+    last_step = transition.last_step_at or transition.at
+    first_step = last_step + timedelta(seconds=transition.seconds_without_step or 0.0)
+    marks: list[tuple[str, datetime]] = []
+    at = last_step
+    if request is not None and request.generation == transition.generation:
+        at = min(last_step, request.noticed_at or request.requested_at)
+        marks.append(("notice to last step", last_step))
+    commit, generation = status.commit, status.generation
+    if commit is not None and commit.step == transition.last_step:
+        marks.append(("commit", commit.committed_at))
+    marks.append(("end of the generation", transition.at))
+    if generation is not None and generation.number == transition.generation + 1:
+        marks.append(("forming the next generation", generation.started_at))
+    marks.append(("start and resume", first_step))
+    for name, until in marks:
+        end = min(max(at, until), max(at, first_step))
+        yield Part(name=name, start=at, end=end)
+        at = end
+
+
+def _nanoseconds(at: datetime) -> int:
+    return int(at.timestamp() * 1e9)

@@ -1,0 +1,133 @@
+"""The trace of a change of members, from the cloud's word to the next generation's first step."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from scene import NOW, notice, training_job
+from spottrain_api.contract import CommitRef
+from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
+from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.tracing import ChangeTracer, Request, parts_of, processor_from_environment
+
+KEY = JobKey(namespace="team", name="gpt")
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def draining() -> TrainingJobStatus:
+    status = training_job().generation(state=GenerationState.DRAINING, requested_at=at(0.5)).observed.job.status
+    return status.model_copy(update={"transitions": ()})
+
+
+def trained_on(seconds_without_step: float | None = 3.0) -> TrainingJobStatus:
+    """The status after the drain, and after the next generation's first step."""
+    status = draining()
+    assert status.generation is not None
+    transition = Transition(
+        generation=status.generation.number,
+        reason="Preempted",
+        message="node n4 goes",
+        with_notice=True,
+        at=at(2.0),
+        last_step=120,
+        last_step_at=at(1.0),
+        steps_redone=0,
+        seconds_without_step=seconds_without_step,
+        world_size_before=4,
+        world_size_after=3,
+    )
+    following = status.generation.model_copy(
+        update={"number": status.generation.number + 1, "requested_at": None, "started_at": at(2.2)}
+    )
+    return status.model_copy(
+        update={
+            "generation": following,
+            "transitions": (transition,),
+            "commit": CommitRef(generation=1, step=120, manifest="m", committed_at=at(1.6)),
+        }
+    )
+
+
+def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = ChangeTracer(SimpleSpanProcessor(exporter))
+    scene = training_job().says(4, notices=(notice(4).model_copy(update={"observed_at": at(0)}),))
+    tracer.passed(KEY, draining(), draining(), scene.observed.reports)
+    tracer.passed(KEY, draining(), trained_on(None), {})
+    assert exporter.get_finished_spans() == ()
+    tracer.passed(KEY, trained_on(None), trained_on(), {})
+    tracer.passed(KEY, trained_on(), trained_on(), {})
+    *parts, root = exporter.get_finished_spans()
+    assert root.name == "change of members: Preempted"
+    assert {span.parent.span_id for span in parts if span.parent is not None} == {root.context.span_id}
+    assert len({span.context.trace_id for span in (*parts, root)}) == 1
+
+    def seconds(nanoseconds: int | None) -> float:
+        assert nanoseconds is not None
+        return round(nanoseconds / 1e9 - NOW.timestamp(), 3)
+
+    assert [(span.name, seconds(span.start_time), seconds(span.end_time)) for span in parts] == [
+        ("notice to last step", 0.0, 1.0),
+        ("commit", 1.0, 1.6),
+        ("end of the generation", 1.6, 2.0),
+        ("forming the next generation", 2.0, 2.2),
+        ("start and resume", 2.2, 4.0),
+    ]
+    assert (seconds(root.start_time), seconds(root.end_time)) == (0.0, 4.0)
+    attributes = dict(root.attributes or {})
+    assert (attributes["spottrain.job"], attributes["spottrain.last_step"]) == ("gpt", 120)
+    assert attributes["spottrain.source"] == notice(4).source
+
+
+def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None:
+    exporter = InMemorySpanExporter()
+    ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, trained_on(None), trained_on(), {})
+    assert [span.name for span in exporter.get_finished_spans()][:2] == ["commit", "end of the generation"]
+
+
+@given(times=st.lists(st.floats(-100, 100), min_size=4, max_size=4), noticed=st.floats(-100, 100) | st.none())
+def test_clocks_that_differ_never_run_a_trace_backwards(times: list[float], noticed: float | None) -> None:
+    status = trained_on()
+    [transition] = status.transitions
+    assert status.generation is not None
+    assert status.commit is not None
+    transition = transition.model_copy(update={"at": at(times[0])})
+    status = status.model_copy(
+        update={
+            "generation": status.generation.model_copy(update={"started_at": at(times[1])}),
+            "commit": status.commit.model_copy(update={"committed_at": at(times[2])}),
+        }
+    )
+    request = Request(
+        generation=transition.generation,
+        requested_at=at(times[3]),
+        noticed_at=at(noticed) if noticed is not None else None,
+    )
+    parts = list(parts_of(transition, status, request))
+    assert all(part.start <= part.end for part in parts)
+    assert all(one.end == other.start for one, other in pairwise(parts))
+    assert parts[-1].end == at(4.0)
+
+
+def test_traces_go_where_opentelemetrys_variables_say() -> None:
+    assert processor_from_environment({}) is None
+    processor = processor_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    assert processor is not None
+    processor.shutdown()
+
+
+@pytest.mark.parametrize("seconds", [None, 3.0])
+def test_without_a_collector_nothing_is_kept(seconds: float | None) -> None:
+    tracer = ChangeTracer(None)
+    tracer.passed(KEY, draining(), trained_on(seconds), {})
+    tracer.forget(KEY)
