@@ -60,8 +60,8 @@ IN_RANKS: Mapping[str, str] = {
 OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
     "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP), to which the operator sends "
-    "a trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
+    "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
     "SPOTTRAIN_SPOT_LABELS": "Labels of spot nodes beside those that are known, as `key=value,key=value`. "
     "The chart's value spotLabels. Default: none.",
