@@ -109,7 +109,7 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
 def _members(job: JobSnapshot) -> RenderableType:
     generation = job.status.generation
     title = "no generation yet" if job.understands("generation") else "generation unknown"
-    members = {}
+    members, over = {}, job.status.phase in FINISHED_PHASES
     if generation is not None:
         active = generation.state is not GenerationState.ENDED
         members = {member.pod: member for member in generation.members} if active else {}
@@ -127,7 +127,7 @@ def _members(job: JobSnapshot) -> RenderableType:
             pod.name,
             pod.node or "–",
             Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, "")),
-            pod.state if member or pod.state != "Running" else "waits, warm",
+            pod.state if member or over or pod.state != "Running" else "waits, warm",
         )
     return table
 

@@ -17,7 +17,7 @@ from spottrain_cli.job_view import JobReader, UserError
 POLL_SECONDS = 0.5
 # A connection that ends while the pod is still wanted is opened again after this time.
 RECONNECT_SECONDS = 1.0
-# Time for the last lines of a job that has ended.
+# Once the job has ended, a pod that says nothing for so long is followed no further.
 LAST_LINES_SECONDS = 5.0
 # How far the clocks of a node and of the operator may differ, where a pod was not followed from its start.
 CLOCKS_DIFFER = timedelta(seconds=5)
@@ -64,11 +64,15 @@ class PodLog:
         self._thread = threading.Thread(target=self._read, name=f"log of {self.pod}", daemon=True)
         self._thread.start()
 
-    def leave(self, *, within: float = 0.0) -> None:
-        """Open no new connection, and wait up to `within` seconds for the end of this one."""
+    def leave(self) -> None:
+        """Open no new connection."""
         self._wanted.clear()
+
+    def has_ended(self, *, within: float) -> bool:
+        """Wait up to `within` seconds for the end of the connection that is open."""
         if self._thread is not None:
             self._thread.join(within)
+        return self._thread is None or not self._thread.is_alive()
 
     def _read(self) -> None:
         while True:
@@ -151,21 +155,32 @@ class Follower:
         self._say(f"Generation {generation.number}: {places or 'no such member'}.")
 
     def _finish(self, status: TrainingJobStatus) -> Phase:
-        deadline = time.monotonic() + LAST_LINES_SECONDS
         for log in self._logs.values():
-            log.leave(within=max(0.0, deadline - time.monotonic()))
-        self._print(self._logs.values())
+            log.leave()
         for log in self._logs.values():
+            self._print_to_its_end(log)
             if log.trouble:
                 self._remark(log.trouble)
         self._remark(f"{status.phase.value}: {status.message}")
         return status.phase
 
-    def _print(self, logs: Iterable[PodLog]) -> None:
+    def _print_to_its_end(self, log: PodLog) -> None:
+        """Print the rest of a log, however long it is, unless its pod falls silent."""
+        heard_at = time.monotonic()
+        while not log.has_ended(within=POLL_SECONDS / 5) and time.monotonic() - heard_at < LAST_LINES_SECONDS:
+            if self._print([log]):
+                heard_at = time.monotonic()
+        self._print([log])
+
+    def _print(self, logs: Iterable[PodLog]) -> bool:
+        """Print what was received. Return whether there was anything."""
+        printed = False
         for log in logs:
             while not log.received.empty():
                 line = log.received.get()
                 self._write(f"[{log.pod}] {line}" if self._prefix else line)
+                printed = True
+        return printed
 
     def _say(self, sentence: str) -> None:
         if sentence != self._said:

@@ -295,7 +295,7 @@ FAMILIES = (
     Family(
         kind=_GAUGE,
         name="spottrain_job_condition",
-        documentation="1 for a condition that is True, else 0.",
+        documentation="1 for a condition that is True, otherwise 0.",
         labels=("condition",),
         samples=_conditions,
     ),

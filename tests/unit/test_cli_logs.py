@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -131,6 +132,23 @@ def test_all_members_are_followed_with_their_names() -> None:
     )
     logs.follow(0, 1, prefix=True)
     assert sorted(logs.printed) == ["[a] one", "[b] two"]
+
+
+class LongLogs(ScriptedLogs):
+    """The next line comes once the one before is printed."""
+
+    def lines(self, pod: str, since: datetime) -> Iterator[tuple[datetime, str]]:
+        for at, text in super().lines(pod, since):
+            yield at, text
+            while text not in self.printed:
+                time.sleep(0.01)
+
+
+def test_the_log_of_a_job_that_has_ended_is_shown_to_its_end() -> None:
+    ended = status(Phase.FAILED, generation(1, "a"), "it raised")
+    logs = LongLogs(statuses=[(ended, "")], connections={"a": [[(1, "one"), (2, "two"), (3, "three")]]})
+    assert logs.follow(0) is Phase.FAILED
+    assert logs.printed == ["one", "two", "three"]
 
 
 def test_a_log_that_is_gone_is_said() -> None:

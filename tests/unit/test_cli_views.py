@@ -235,6 +235,13 @@ def test_members_come_first_and_others_wait() -> None:
     assert any(line[0] == "gpt-2" and "Pending" in line for line in lines)
 
 
+def test_pods_of_a_job_that_is_over_wait_for_nothing() -> None:
+    job = snapshot()
+    text = shown(replace(job, status=job.status.model_copy(update={"phase": Phase.SUCCEEDED, "generation": None})))
+    assert "warm" not in text
+    assert any(line.split()[-1] == "Running" for line in text.splitlines() if "gpt-3" in line)
+
+
 def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
     page = html_report(snapshot(), at(20))
     assert page.count("<svg") == 5

@@ -82,6 +82,14 @@ def test_the_fallback_says_when_spot_is_tried_again() -> None:
     )
 
 
+@pytest.mark.parametrize("seconds", [0, 270], ids=["waits", "fell-back"])
+def test_a_finished_job_waits_for_no_spot_nodes(seconds: float) -> None:
+    scene = short_of_spot(capacity={}).later(seconds).decided()
+    assert spot_available(scene).status == "False"
+    said = spot_available(scene.status(phase=Phase.FAILED, completion_time=NOW))
+    assert (said.status, said.reason, said.message) == ("True", "NoneWaits", "No spot pod waits for a node")
+
+
 def test_a_pod_without_its_claim_is_no_sign_that_spot_nodes_are_short() -> None:
     scene = short_of_spot(NO_CLAIM, capacity={}).decided().later(3600)
     decided = scene.plan()

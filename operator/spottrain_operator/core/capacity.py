@@ -162,12 +162,12 @@ def may_fall_back(spec: TrainingJobSpec) -> bool:
 
 
 def spot_sentence(situation: Situation, draft: Draft) -> str:
-    """How many spot nodes the job has, and from when on-demand nodes stand in for the others; empty if none waits.
+    """How many spot nodes the job has, and from when on-demand nodes stand in for the others; empty if no pod waits.
 
     Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
     """
     since, spec = draft.status.spot_pending_since, situation.spec
-    if draft.status.fallback_since is not None or since is None:
+    if draft.finished or draft.status.fallback_since is not None or since is None:
         return ""
     kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
     placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)

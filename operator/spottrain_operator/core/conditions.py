@@ -138,7 +138,7 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = _checkpoints(draft, status.generation, situation)
     draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
-    if status.fallback_since is not None:
+    if status.fallback_since is not None and not draft.finished:
         again = after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds)
         message = f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC"
         return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
