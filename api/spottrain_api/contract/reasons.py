@@ -260,7 +260,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.NONE_WAITS: Reason(meaning="No spot pod waits for a node."),
             ConditionReason.SPOT_PENDING: Reason(
                 meaning="Spot pods wait for a node.",
-                action="Wait: the message says from when on-demand nodes stand in. Or set capacity.onDemand.min.",
+                action="See PodsHealthy. Or wait: the message says from when on-demand nodes stand in.",
             ),
             EventReason.FELL_BACK: _FELL_BACK,
         },
