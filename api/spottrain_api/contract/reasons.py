@@ -339,6 +339,10 @@ EVENTS: Mapping[str, Reason] = {
         "continues from the newest one.",
         action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
     ),
+    EventReason.EDIT_IGNORED: Reason(
+        meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",
+        action="Delete the job and apply it again, or apply it under another name. It resumes from its commits.",
+    ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."
     ),
