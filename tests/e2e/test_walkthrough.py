@@ -195,7 +195,9 @@ def test_deadline_and_time_to_live(shell: Shell) -> None:
     shell.wait("digits", "it trains", trains_past(0))
     shell.patch("digits", runPolicy={"activeDeadlineSeconds": 1})
     status = shell.wait("digits", "its deadline ends it", lambda s: s.phase is Phase.FAILED, 60)
-    assert status.message == "the job has not finished within runPolicy.activeDeadlineSeconds (1)"
+    assert status.message.startswith(
+        "the job has not finished within runPolicy.activeDeadlineSeconds (1). To run it again, "
+    )
     assert status.commit is not None
     assert status.commit.step == status.progress.step
     gone = ("kubectl", "get", "tj", "digits", "--ignore-not-found", "-o", "name")

@@ -91,7 +91,7 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
 def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None:
     scene = failed(training_job(), reason, "change this").decided()
     assert scene.observed.job.status.phase is Phase.FAILED
-    assert scene.observed.job.status.message == "change this"
+    assert scene.observed.job.status.message.startswith("change this. To run it again, ")
     assert assignment_for(scene.observed.job, "u1").action is AssignmentAction.EXIT
     assert len([a for a in scene.later(16).plan().actions if isinstance(a, DeletePod)]) == 4
 
@@ -262,3 +262,16 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
         scene = scene.pod(sequence, **ended).forgets(sequence)
     scene = scene.without_pod(4)
     assert scene.plan().status.phase is Phase.FAILED
+
+
+def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:
+    wrong = Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message="no file nowhere.py. Correct the path.")
+    scene = starting_job().all_say(phase=AgentPhase.FAILED, failure=wrong).decided()
+    again = "To run it again, delete the job and apply it again, or apply it under another name"
+    assert scene.observed.job.status.message == f"no file nowhere.py. Correct the path. {again}"
+    assert not scene.plan().events
+    edited = replace(scene, observed=replace(scene.observed, job=replace(scene.observed.job, metadata_generation=2)))
+    [told] = edited.plan().events
+    assert (told.type, told.reason) == ("Warning", "EditIgnored")
+    assert told.message == f"The job has failed, and an edit does not start it again. {again}"
+    assert not edited.decided().plan().events, "it is told once"

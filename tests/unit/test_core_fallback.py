@@ -12,6 +12,7 @@ from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
+NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
 NO_CLAIM = 'persistentvolumeclaim "data" not found. not found'
 FIVE = {"nodes": {"min": 5, "max": 5}}
 
@@ -64,12 +65,41 @@ def spot_available(scene: Scene) -> Condition:
     ids=["fallback", "no fallback", "no on-demand"],
 )
 def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str, Any], sentence: str) -> None:
-    scene = short_of_spot(capacity=capacity)
+    scene = short_of_spot(NO_SPOT, capacity=capacity)
     status, said = scene.plan().status, spot_available(scene)
     assert (said.status, said.reason, said.message) == ("False", "SpotPending", sentence)
     assert status.phase is Phase.PENDING
     assert "no node has room for 1 spot pod" in status.message
     assert status.message.endswith(sentence[1:])
+
+
+@pytest.mark.parametrize(
+    ("said", "template", "advice"),
+    [
+        (FULL, {}, "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
+        (
+            "0/7 nodes are available: 7 Insufficient nvidia.com/gpu.",
+            {},
+            "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is "
+            "free",
+        ),
+        (
+            NO_SPOT,
+            {"nodeSelector": {"disk": "fast"}},
+            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or "
+            "capacity",
+        ),
+    ],
+    ids=["one pod a node", "too large", "own labels"],
+)
+def test_on_demand_nodes_are_not_recommended_if_it_is_not_spot_nodes_that_lack(
+    said: str, template: dict[str, Any], advice: str
+) -> None:
+    message = short_of_spot(said, capacity={}, podTemplate=template).plan().status.message
+    assert f". {advice}. The job has 4 of 5 spot nodes" in message
+    assert message.endswith(
+        "On-demand nodes stand in from 00:06:00 UTC (capacity.fallback), if any has room for a pod"
+    )
 
 
 def test_the_fallback_says_when_spot_is_tried_again() -> None:
@@ -97,4 +127,7 @@ def test_a_pod_without_its_claim_is_no_sign_that_spot_nodes_are_short() -> None:
     assert spot_available(scene).status == "True"
     assert "1 pod without the claim of a volume" in decided.status.message
     assert "no node has room" not in decided.status.message
-    assert decided.status.message.endswith('job-5: Unschedulable: persistentvolumeclaim "data" not found')
+    assert decided.status.message.endswith(
+        'job-5: Unschedulable: persistentvolumeclaim "data" not found. Create and bind the claim, or correct '
+        "podTemplate.volumes"
+    )

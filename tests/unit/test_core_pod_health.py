@@ -90,8 +90,9 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
         f"{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
-        "(capacity.fallback). To have them at once, set capacity.onDemand.min"
+        "(capacity.fallback), if any has room for a pod"
     )
+    assert f"6 Insufficient nvidia.com/gpu. {TOO_LARGE_ADVICE}. The job has" in scene.plan().status.message
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
-            "No node has the labels that the pod asks for: add such a node, or correct capacity",
+            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or "
+            "capacity",
         ),
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),

@@ -15,7 +15,7 @@ from spottrain_agent.launcher import LaunchRequest, torchrun_arguments
 from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.settings import AgentSettings
-from spottrain_agent.stacks import STACK_SIGNAL, stack_file, without_callers, written
+from spottrain_agent.stacks import STACK_SIGNAL, script_first, stack_file, written
 from spottrain_agent.verdict import GenerationObservation, RankObservation
 from spottrain_agent.zygote_process import ZygoteProcess
 from spottrain_api import contract
@@ -251,9 +251,7 @@ class GenerationRun:
                 asked.append((local_rank, path))
         for local_rank, path in asked:
             rank = self.assignment.node_rank * self.assignment.processes_per_node + local_rank
-            stacks = (
-                without_callers(await written(path), worker.__file__) or "It doesn't answer: it is in the kernel."
-            )
+            stacks = script_first(await written(path), worker.__file__) or "It doesn't answer: it is in the kernel."
             logger.warning("generation %d hangs; rank %d stands here:\n%s", self.assignment.number, rank, stacks)
 
     def is_launcher_gone(self) -> bool:

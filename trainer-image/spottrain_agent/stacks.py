@@ -35,14 +35,18 @@ async def written(path: Path) -> str:
     return path.read_text(errors="replace").strip()
 
 
-def without_callers(stacks: str, caller: str) -> str:
-    """The stacks without the frames from which the program at file `caller` runs the script.
+def script_first(stacks: str, caller: str) -> str:
+    """The stacks with the script's thread first, without the frames from which `caller` runs the script.
+
+    faulthandler writes the newest thread first: helpers of torch, data loaders and checkpoints before the script.
 
     Args:
         stacks: As faulthandler writes them, the innermost frame first and a blank line between threads.
         caller: Path of the source file.
     """
-    return "\n\n".join(_from_script(thread.splitlines(), f'File "{caller}"') for thread in stacks.split("\n\n"))
+    runs_script = f'File "{caller}"'
+    threads = sorted(stacks.split("\n\n"), key=lambda thread: runs_script not in thread)
+    return "\n\n".join(_from_script(thread.splitlines(), runs_script) for thread in threads)
 
 
 def _from_script(lines: list[str], caller: str) -> str:

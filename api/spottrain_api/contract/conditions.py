@@ -77,6 +77,7 @@ class EventReason(StrEnum):
     WATCHER_BLIND = "WatcherBlind"
     SPEC_NOT_UNDERSTOOD = "SpecNotUnderstood"
     EARLIER_JOB = "EarlierJob"
+    EDIT_IGNORED = "EditIgnored"
     ROLLED_BACK = "RolledBack"
     STEP_SKIPPED = "StepSkipped"
     NOT_AS_PLANNED = "NotAsPlanned"

@@ -260,7 +260,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.NONE_WAITS: Reason(meaning="No spot pod waits for a node."),
             ConditionReason.SPOT_PENDING: Reason(
                 meaning="Spot pods wait for a node.",
-                action="Wait: the message says from when on-demand nodes stand in. Or set capacity.onDemand.min.",
+                action="See PodsHealthy. Or wait: the message says from when on-demand nodes stand in.",
             ),
             EventReason.FELL_BACK: _FELL_BACK,
         },
@@ -338,6 +338,10 @@ EVENTS: Mapping[str, Reason] = {
         meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
         "continues from the newest one.",
         action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
+    ),
+    EventReason.EDIT_IGNORED: Reason(
+        meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",
+        action="Delete the job and apply it again, or apply it under another name. It resumes from its commits.",
     ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."

@@ -15,9 +15,9 @@ from spottrain_api.v1alpha1 import (
 from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
-from spottrain_operator.core.model import CreatePod, DeletePod
+from spottrain_operator.core.model import CreatePod, DeletePod, PodView
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import lacks_claim
+from spottrain_operator.core.scheduling import NO_SUCH_NODE, lacks_claim, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     REFUSAL_MAX_PAUSE,
@@ -177,13 +177,30 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         text += ", and asks for no others"
     if may_fall_back(spec):
         due = after(since, spec.capacity.fallback.after_seconds)
-        return (
-            f"{text}. On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback). To have them at once, "
-            "set capacity.onDemand.min"
-        )
+        text += f". On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback)"
+        waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
+        if all(lacks_only_spot(situation, pod) for pod in waiting):
+            return f"{text}. To have them at once, set capacity.onDemand.min"
+        return f"{text}, if any has room for a pod"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
         return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
     return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
+
+
+def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
+    """Whether `pod` may have no node just because there is no spot node, so that an on-demand node would do.
+
+    Otherwise no spot node suits it: the pod is too large, or the job's own pods or labels leave it none.
+    """
+    spec = situation.spec
+    if pod.capacity_type is not CapacityType.SPOT or spec.pod_template.node_selector or not may_fall_back(spec):
+        return False
+    return scheduler_advice(pod) == NO_SUCH_NODE
+
+
+def advice(situation: Situation, pod: PodView) -> str:
+    """What to change so that `pod` gets a node; empty if on-demand nodes stand in for spot nodes."""
+    return "" if lacks_only_spot(situation, pod) else scheduler_advice(pod)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:

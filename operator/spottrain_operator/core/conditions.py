@@ -14,7 +14,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import places, spot_sentence
+from spottrain_operator.core.capacity import advice, places, spot_sentence
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import says_nothing
@@ -119,11 +119,14 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
     waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
+    todo = ""
     if waiting is not None:
-        said = waiting.waiting_message if waiting.unschedulable_since is None else scheduler_says(waiting)
+        unplaced_here = waiting.unschedulable_since is not None
+        said = scheduler_says(waiting) if unplaced_here else waiting.waiting_message
         text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
+        todo = advice(situation, waiting) if unplaced_here else ""
     spot = spot_sentence(situation, draft)
-    return f"{text}; {spot}" if spot else text
+    return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:

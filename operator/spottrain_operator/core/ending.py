@@ -16,6 +16,8 @@ from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.time_spent import spend_on_end
 from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, after
 
+AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
+
 
 def request_end(
     situation: Situation,
@@ -107,6 +109,8 @@ def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, me
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
+    draft = draft.record(reason, message, warning=failed)
+    if failed:
+        message = f"{message.removesuffix('.')}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)
-    draft = draft.condition(condition, True, reason, message, now)
-    return draft.record(reason, message, warning=failed)
+    return draft.condition(condition, True, reason, message, now)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.contract import Cause, EventReason
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.ending import finish, request_end
+from spottrain_operator.core.ending import AGAIN, finish, request_end
 from spottrain_operator.core.members import members_of
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import seconds_between
@@ -59,3 +59,14 @@ def end_at_deadline(situation: Situation, draft: Draft) -> Draft:
     limit = situation.spec.run_policy.active_deadline_seconds
     message = f"the job has not finished within runPolicy.activeDeadlineSeconds ({limit})"
     return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED, message)
+
+
+def report_ignored_edit(situation: Situation, draft: Draft) -> Draft:
+    """Say that an edit does not start a finished job again."""
+    job = situation.observed.job
+    seen = job.status.observed_generation
+    if job.status.phase not in FINISHED_PHASES or seen in (0, job.metadata_generation):
+        return draft
+    how = "failed" if job.status.phase is Phase.FAILED else "succeeded"
+    message = f"The job has {how}, and an edit does not start it again. {AGAIN}"
+    return draft.record(EventReason.EDIT_IGNORED, message, warning=True)

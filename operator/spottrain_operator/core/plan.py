@@ -57,6 +57,7 @@ FINISHED_POLICIES: tuple[Policy, ...] = (
     cleanup.delete_pods_of_finished,
     rivals.give_way,
     conditions.describe_finished,
+    lifecycle.report_ignored_edit,
     cleanup.expire,
 )
 

@@ -6,6 +6,24 @@ import re
 
 from spottrain_operator.core.model import PodView
 
+NO_SUCH_NODE = (
+    "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or capacity"
+)
+# What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
+# scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
+# nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
+_ADVICE = (
+    ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
+    (
+        "pod affinity rules",
+        "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
+    ),
+    ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
+    (
+        "insufficient",
+        "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free",
+    ),
+)
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
 _EVICTIONS = re.compile(r"[.,]?\s*(no new claims to deallocate,\s*)?preemption: .*$", re.DOTALL)
 
@@ -19,3 +37,9 @@ def scheduler_says(pod: PodView) -> str:
 def lacks_claim(pod: PodView) -> bool:
     """Whether the pod has no node because a claim of its volumes is missing or unbound. More nodes don't help."""
     return pod.unschedulable_since is not None and "persistentvolumeclaim" in scheduler_says(pod).lower()
+
+
+def scheduler_advice(pod: PodView) -> str:
+    """What to change so that the scheduler finds a node for `pod`."""
+    words = scheduler_says(pod).lower()
+    return next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
