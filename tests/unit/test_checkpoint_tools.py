@@ -140,6 +140,13 @@ def test_export_to_one_file(uri: str, tmp_path: Path) -> None:
     assert tensors["steps"].item() == 20
 
 
+def test_two_exports_of_a_commit_are_the_same_to_the_byte(uri: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(8)]
+    for path in paths:
+        assert run("export", uri, str(path)).exit_code == 0
+    assert len({path.read_bytes() for path in paths}) == 1
+
+
 def test_export_to_a_hugging_face_folder(uri: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     assert run("export", uri, str(folder), "--step", "10").exit_code == 0

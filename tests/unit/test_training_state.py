@@ -203,7 +203,8 @@ def test_a_script_that_leaves_the_loop_early_says_so(capsys: pytest.CaptureFixtu
             step.update()
             if step.number == 2:
                 break
-    assert "spottrain: the script ended training at step 2 of 5, before the last step\n" in capsys.readouterr().err
+    told = "spottrain: the script ended training at step 2 of 5, before the last step, as with early stopping\n"
+    assert told in capsys.readouterr().err
 
 
 def with_options(weights: Iterator[nn.Parameter], rate: float, decay: float) -> Optimizer:

@@ -87,8 +87,7 @@ def warmup_stable_decay(*, total: int, decay: int, warmup: int = 0, floor: float
 
 
 def _check(total: int, moving: int, floor: float) -> None:
-    if not 0 <= moving <= total or not 0 <= floor <= 1:
-        raise ValueError(
-            f"a schedule of {total} steps has no room for {moving} steps of warm-up and decay, or its floor "
-            f"{floor:g} is not between 0 and 1; correct the numbers"
-        )
+    if not 0 <= moving <= total:
+        raise ValueError(f"a schedule of {total} steps has no room for {moving} steps of warm-up and decay")
+    if not 0 <= floor <= 1:
+        raise ValueError(f"the floor of a schedule is a share of the learning rate from 0 to 1, not {floor:g}")

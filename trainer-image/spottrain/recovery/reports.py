@@ -48,7 +48,10 @@ class CheckpointReports:
 
     def ended_early(self, step: int, total: int) -> None:
         """Say on the terminal that the script has ended a run before its last step; for rank 0."""
-        say(logger, f"the script ended training at step {step} of {total}, before the last step")
+        sentence = (
+            f"the script ended training at step {step} of {total}, before the last step, as with early stopping"
+        )
+        say(logger, sentence)
 
     def failed(self, error: CheckpointError) -> None:
         """Report an error that training survives: the newest commit stands, and the next save comes as planned."""

@@ -53,7 +53,8 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
         (output.parent if is_file else output).mkdir(parents=True, exist_ok=True)
         if is_file and output.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-    note = {"format": "pt", "spottrain_step": str(commit.step)}
+    # One key alone: safetensors writes several in random order, and two exports of a commit would differ.
+    note = {"format": "pt"}
     if not is_file and (adapters := _peft(manifest)):
         return _export_adapters(storage, commit, manifest, adapters, output, note)
     tensors = _read_model(storage, commit, manifest)
