@@ -25,6 +25,9 @@ from spottrain_operator.rights import RIGHTS, asked, questions
 
 TIMEOUT_SECONDS = 15.0
 RETRY_SECONDS = 1.0
+# A watcher is ready once its sources answer. Azure's takes two minutes for the first answer in a new scale set. Helm
+# itself waits for five.
+PATIENCE_SECONDS = 180.0
 # As Helm itself: with another manager of the fields, the next `helm install` fails on a conflict.
 APPLY_CRD = "helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
 
@@ -174,7 +177,11 @@ def run(checks: Sequence[Check], patience_seconds: float, say: Callable[[str], N
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True, help="Namespace of the release.")
 @click.option("--watchers", default="", help="Labels of the watcher's pods. Without it, they are not looked for.")
 @spot_labels_option
-@click.option("--patience", default=60.0, help="Seconds to wait for what is still starting. Default: 60.")
+@click.option(
+    "--patience",
+    default=PATIENCE_SECONDS,
+    help=f"Seconds to wait for what is still starting. Default: {PATIENCE_SECONDS:.0f}.",
+)
 def main(part: str, url: str, namespace: str, watchers: str, spot_labels: dict[str, str], patience: float) -> None:
     """Check that an installation works. Ends with status 1 if it does not."""
     try:

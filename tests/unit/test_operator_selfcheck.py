@@ -13,6 +13,7 @@ from spottrain_api import crd
 from spottrain_api.contract import SPOT_LABELS
 from spottrain_operator import selfcheck
 from spottrain_operator.rights import asked, questions
+from spottrain_watcher import azure
 
 CRD: dict[str, Any] = crd.custom_resource_definition()
 
@@ -104,6 +105,11 @@ def raising(error: Exception) -> Callable[[], str]:
 )
 def test_an_api_server_that_does_not_answer_is_a_problem(error: Exception, problem: str) -> None:
     assert problem in selfcheck.tried(raising(error))
+
+
+def test_helm_test_outlasts_the_first_answer_of_every_cloud() -> None:
+    helms_own_timeout = 300.0
+    assert azure.FIRST_ANSWER_SECONDS < selfcheck.PATIENCE_SECONDS < helms_own_timeout
 
 
 def test_it_waits_for_what_starts_and_says_how_each_check_ended() -> None:
