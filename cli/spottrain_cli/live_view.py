@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import EventSummary, JobSnapshot
 
@@ -29,6 +29,9 @@ PHASE_STYLES: Mapping[str, str] = {
 CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
 # Share of a step. If ranks wait longer for data, the view suggests more workers.
 WAITS_LONG = 0.1
+# Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
+STANDSTILL_SECONDS = 120.0
+STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
 
@@ -41,7 +44,7 @@ def job_view(job: JobSnapshot, at: datetime, losses: Sequence[float] = ()) -> Re
         at: Current time, for ages.
         losses: The newest losses for the small curve, oldest first.
     """
-    return Group(_headline(job, at), _progress(job.status, losses), _members(job), _events(job.events, at))
+    return Group(_headline(job, at), _progress(job.status, at, losses), _members(job), _events(job.events, at))
 
 
 def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
@@ -58,8 +61,9 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
     return line
 
 
-def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableType:
+def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) -> RenderableType:
     progress, over = status.progress, status.phase in FINISHED_PHASES
+    stalled = not over and _stands_still(progress, at)
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
         "Step",
@@ -70,11 +74,11 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
     )
     curve = sparkline(losses)
     if progress.loss is not None:
-        speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-        known = progress.eta_seconds is not None and not over and status.phase is not Phase.SUSPENDED
+        speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second and not stalled else ""
+        known = progress.eta_seconds is not None and not stalled and not over and status.phase is not Phase.SUSPENDED
         eta = f"   {seconds(progress.eta_seconds or 0.0)} to go" if known else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
-    if progress.data_wait_ratio is not None:
+    if progress.data_wait_ratio is not None and not stalled:
         advice = "try a higher num_workers" if progress.data_wait_ratio >= WAITS_LONG else ""
         grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is spent waiting"), Text(advice))
     commit = status.commit
@@ -104,6 +108,16 @@ def _progress(status: TrainingJobStatus, losses: Sequence[float]) -> RenderableT
     money = status.cost.display if status.cost else "no prices given"
     grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid
+
+
+def _stands_still(progress: ProgressStatus, at: datetime) -> bool:
+    """Whether the newest step is so old that the speed before it says nothing about now."""
+    if progress.last_step_at is None:
+        return False
+    steps_to_go = (progress.total_steps or 0) - progress.step
+    usual = (progress.eta_seconds or 0.0) / steps_to_go if steps_to_go > 0 else 0.0
+    age = (at - progress.last_step_at).total_seconds()
+    return age > max(STANDSTILL_SECONDS, STANDSTILL_STEPS * usual)
 
 
 def _members(job: JobSnapshot) -> RenderableType:

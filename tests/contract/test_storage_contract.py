@@ -336,7 +336,7 @@ def test_any_name_that_some_server_takes_is_taken(bucket: str, monkeypatch: pyte
 def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store: ObjectStore) -> None:
     storage = open_storage("s3://no-such-bucket/p", endpoint_url=s3_store.endpoint_url)
     for use in (lambda: storage.put("k", b""), lambda: storage.get("k"), lambda: list(storage.list(""))):
-        with pytest.raises(StorageDenied, match=r"bucket of s3://no-such-bucket/p.* does not exist: create it"):
+        with pytest.raises(StorageDenied, match=r"bucket s3://no-such-bucket at http.* does not exist: create it"):
             use()
 
 

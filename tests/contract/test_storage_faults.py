@@ -69,7 +69,7 @@ OPERATIONS: dict[str, Callable[[CheckpointStorage], object]] = {
 }
 LASTING: dict[str, tuple[type[StorageError], str]] = {
     "denies": (StorageDenied, r"Access to .*://.* is denied.*: let the job's service account read, write"),
-    "vanishes": (StorageMissing, r"The bucket of .*://.* does not exist: create it, or correct checkpoint\.uri"),
+    "vanishes": (StorageMissing, r"The bucket .*://.* does not exist: create it, or correct checkpoint\.uri"),
     "full": (StorageFull, r"the store is full\. Free space, or lower checkpoint\.keep"),
     "throttles": (StorageUnavailable, "failed, after retries: "),
     "drops": (StorageUnavailable, "://"),

@@ -93,7 +93,7 @@ WRONG = [
         name="no-bucket",
         spec={"checkpoint": {"uri": "s3://nowhere/run"}},
         reason="CheckpointStorageMissing",
-        sentences=("The bucket of s3://nowhere/run", "does not exist: create it, or correct checkpoint.uri"),
+        sentences=("The bucket s3://nowhere at", "does not exist: create it, or correct checkpoint.uri"),
         failures=1,
     ),
     Wrong(

@@ -132,6 +132,13 @@ def test_the_ranks_own_failure_is_passed_on() -> None:
     assert verdict.failure == own.model_copy(update={"rank": 2, "exit_code": 1})
 
 
+def test_the_log_shows_a_failure_as_a_sentence() -> None:
+    own = Failure(reason=R.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", traceback="  in main")
+    verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED, failure=own, ended=exited(1))))
+    assert str(verdict) == "failed: ScriptError: ValueError: x (train.py, line 3)"
+    assert str(judge(seen(rank(0, outcome=OutcomeKind.SUCCEEDED)))) == "succeeded"
+
+
 def test_a_rank_that_failed_without_a_reason_is_told_with_its_step() -> None:
     verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED)))
     assert verdict is not None

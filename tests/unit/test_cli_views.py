@@ -380,6 +380,24 @@ def test_of_a_job_that_does_not_train_no_remaining_time_is_shown(phase: Phase) -
     assert "to go" not in shown(replace(job, status=running.status.model_copy(update={"phase": phase})))
 
 
+def test_of_a_job_that_hangs_no_remaining_time_is_shown() -> None:
+    job = snapshot()
+    progress = job.status.progress.model_copy(
+        update={"step": 90, "total_steps": 100, "eta_seconds": 600.0, "data_wait_ratio": 0.19, "last_step_at": START}
+    )
+    job = replace(job, status=job.status.model_copy(update={"progress": progress}))
+
+    def after_step(seconds: int) -> str:
+        console = Console(width=120, record=True, file=StringIO())
+        console.print(job_view(job, START + timedelta(seconds=seconds)))
+        return console.export_text()
+
+    assert "10m00s to go" in after_step(300), "a step takes a minute"
+    assert "try a higher num_workers" in after_step(300)
+    assert "to go" not in after_step(301)
+    assert "waiting" not in after_step(301)
+
+
 def test_a_job_that_is_over_waits_for_no_first_step() -> None:
     text = shown(replace(snapshot(), status=TrainingJobStatus(phase=Phase.FAILED)))
     assert "no step made" in text

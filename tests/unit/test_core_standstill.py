@@ -31,7 +31,7 @@ def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> N
         "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50): see the logs of all pods "
         "(kubectl logs -n default -l spottrain.dev/job=job --prefix). "
         "Without a step within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds), and the logs then "
-        "show where each rank stood"
+        "show where each rank stood. py-spy dump shows it at once"
     )
     assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
     assert "no step since" not in message(scene.all_say(step_age_seconds=0.1, progress=training(51)))

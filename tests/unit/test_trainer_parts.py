@@ -210,6 +210,25 @@ def test_an_exception_becomes_a_reason_and_a_sentence(
     assert failure.message.startswith(message)
 
 
+def test_the_traceback_of_a_failure_starts_in_the_script() -> None:
+    session: dict[str, Any] = {}
+    code = "def entry(script):\n    script()\n"
+    exec(compile(code, str(Path(spottrain.__file__).parent / "loop/entry.py"), "exec"), session)
+
+    def script() -> None:
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x") as raised:
+        session["entry"](script)
+    error = raised.value
+    assert error.__traceback__ is not None
+    failure = failure_of(error.with_traceback(error.__traceback__.tb_next), rank=0)
+    assert failure is not None
+    assert failure.traceback is not None
+    assert "entry.py" not in failure.traceback
+    assert failure.traceback.splitlines()[0].endswith("in script")
+
+
 def test_a_failure_of_the_script_carries_the_end_of_its_traceback() -> None:
     empty: dict[str, int] = {}
     with pytest.raises(KeyError) as raised:

@@ -276,7 +276,7 @@ class Agent:
         self._report_milestones(run)
         verdict = judge(run.observe())
         if verdict is not None:
-            logger.info("generation %d: %s %s", number, verdict.phase, verdict.failure or "")
+            logger.info("generation %d: %s", number, verdict)
             self._dispatch(
                 GenerationEnded(
                     generation=number, phase=verdict.phase, commit=verdict.commit, failure=verdict.failure

@@ -58,6 +58,10 @@ class Verdict:
     commit: CommitRef | None = None
     failure: Failure | None = None
 
+    def __str__(self) -> str:
+        """The phase and the failure, as the agent logs them. The script has printed the traceback itself."""
+        return f"{self.phase}: {self.failure.reason}: {self.failure.message}" if self.failure else str(self.phase)
+
 
 def judge(observation: GenerationObservation) -> Verdict | None:
     """How the generation ended, or None while it runs. One failed rank ends the generation."""

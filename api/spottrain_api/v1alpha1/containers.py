@@ -111,7 +111,7 @@ class Amounts(Resource):
                 f"!has(self.{field}) || self.{field}.all(name, "
                 f"isQuantity(self.{field}[name]) && quantity(self.{field}[name]).compareTo(quantity('0')) >= 0)",
                 f"resources.{field}: an amount is not a Kubernetes quantity of 0 or more; write one such as 500m, 8 "
-                "or 16Gi",
+                "or 16Gi (not 16GB)",
             )
             for field in ("requests", "limits")
         ),
@@ -142,8 +142,9 @@ class Amounts(Resource):
         Field(
             max_length=32,
             description="Amounts that the scheduler reserves on the node, by resource, as Kubernetes quantities: "
-            "cpu in cores, memory in bytes (16Gi), nvidia.com/gpu in devices. Default: the limits. Without a limit, "
-            "one core and 4Gi for each process of the trainer, and 100m and 128Mi for another container.",
+            'cpu in cores, memory in bytes (16Gi), nvidia.com/gpu in devices. Put numbers in quotes ("8"). '
+            "Default: the limits. Without a limit, one core and 4Gi for each process of the trainer, and "
+            "100m and 128Mi for another container.",
         ),
     ] = Field(default_factory=dict)
     limits: Annotated[
@@ -151,7 +152,7 @@ class Amounts(Resource):
         Field(
             max_length=32,
             description="Largest amounts that the container may use, by resource, as Kubernetes quantities. "
-            "Devices and huge pages (hugepages-2Mi) are given here. Default: none.",
+            'Put numbers in quotes ("8"). Devices and huge pages (hugepages-2Mi) are given here. Default: none.',
         ),
     ] = Field(default_factory=dict)
 

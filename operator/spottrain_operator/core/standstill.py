@@ -64,5 +64,5 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     return (
         f"no step since {since}: see the logs of all pods (kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} "
         f"--prefix). Without a step within {found.limit} s the generation is stopped (runPolicy.{found.setting}), "
-        "and the logs then show where each rank stood"
+        "and the logs then show where each rank stood. py-spy dump shows it at once"
     )

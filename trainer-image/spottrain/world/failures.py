@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
 
 import torch
 from pydantic import ValidationError
@@ -24,6 +27,7 @@ from spottrain.checkpoint.errors import (
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer
 from spottrain_api.wording import place_of, traceback_tail
 
+_LIBRARY = Path(__file__).parents[1]
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
     (StorageMissing, FailureReason.CHECKPOINT_STORAGE_MISSING),
@@ -158,5 +162,17 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
         message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):
         message = message.removesuffix(".") + OUT_OF_MEMORY
-    tail = traceback_tail(error.__traceback__)
+    tail = traceback_tail(_of_the_script(error.__traceback__))
     return Failure(reason=reason, message=message, exit_code=1, rank=rank, traceback=tail)
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of the session at its start; all of it if there are no others."""
+    start = trace
+    while start is not None and _is_of_session(Path(start.tb_frame.f_code.co_filename)):
+        start = start.tb_next
+    return start or trace
+
+
+def _is_of_session(file: Path) -> bool:
+    return file.is_relative_to(_LIBRARY) or str(file) == contextlib.__file__

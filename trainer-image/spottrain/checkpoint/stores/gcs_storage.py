@@ -202,6 +202,6 @@ class GcsStorage:
             missing = False
         if missing:
             return StorageMissing(
-                f"The bucket of {self._name}{key} does not exist: create it, or correct checkpoint.uri."
+                f"The bucket gs://{self._bucket.name} does not exist: create it, or correct checkpoint.uri."
             )
         return ObjectNotFound(key)

@@ -217,8 +217,10 @@ class S3Storage:
         return read()
 
     def _where(self, key: str) -> str:
-        server = f" at {self._endpoint}" if self._endpoint else ""
-        return f"s3://{self._bucket}/{self._prefix}{key}{server}"
+        return f"s3://{self._bucket}/{self._prefix}{key}{self._at_server()}"
+
+    def _at_server(self) -> str:
+        return f" at {self._endpoint}" if self._endpoint else ""
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[None]:
@@ -258,7 +260,10 @@ class S3Storage:
         seen = {code, status}
         where = self._where(key)
         if code == "NoSuchBucket":
-            return StorageMissing(f"The bucket of {where} does not exist: create it, or correct checkpoint.uri.")
+            return StorageMissing(
+                f"The bucket s3://{self._bucket}{self._at_server()} does not exist: create it, or correct "
+                "checkpoint.uri."
+            )
         if code == "NoSuchUpload":
             return _UploadGone(f"A different process aborted the upload of {where}.")
         if code == "RequestTimeTooSkewed":
