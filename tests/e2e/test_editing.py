@@ -107,4 +107,6 @@ def test_suspended_in_the_middle_of_a_drain(job: Rehearsal) -> None:
 def test_it_ends_as_if_it_had_never_been_edited(job: Rehearsal) -> None:
     status = job.finish()
     assert (status.failures, status.steps_redone) == (0, 0)
-    wait_for(lambda: not job.kubectl.list("pod", labels=f"{LABEL_JOB}={job.name}"), "its pods go")
+    assert not job.processes()
+    job.kubectl("delete", "tj", job.name)
+    wait_for(lambda: not job.kubectl.list("pod", labels=f"{LABEL_JOB}={job.name}"), "its pods go with it")
