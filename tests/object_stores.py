@@ -63,7 +63,8 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.autoCreateBucket=false",
-        "-master.volumeSizeLimitMB=64",
+        # Each bucket reserves several volumes, and there are as many as the free disk holds.
+        "-master.volumeSizeLimitMB=16",
         "-master.telemetry=false",
         "-volume.max=0",
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),

@@ -287,9 +287,16 @@ def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) 
         return condition.status if condition is not None else None
 
     wait_for(lambda: healthy() == "False", "the condition says so", 60)
-    condition = jobs.condition(name, "CheckpointsHealthy")
-    assert condition is not None
-    assert condition.reason == "CheckpointStorageMissing", condition
+
+    def condition_of_saves() -> Condition:
+        condition = jobs.condition(name, "CheckpointsHealthy")
+        assert condition is not None
+        return condition
+
+    # While the bucket is being deleted, SeaweedFS answers InternalError.
+    missing = "CheckpointStorageMissing"
+    wait_for(lambda: condition_of_saves().reason == missing, f"the reason says so: {condition_of_saves()}", 60)
+    condition = condition_of_saves()
     assert "does not exist: create it, or correct checkpoint.uri" in condition.message
     assert jobs.status(name).phase is Phase.RUNNING
     s3.create_bucket(Bucket=VANISHING)
