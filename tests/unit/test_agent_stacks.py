@@ -30,8 +30,8 @@ Thread 0x1 (most recent call first):
   File "/usr/lib/python3/threading.py", line 359 in wait
 
 Current thread 0x2 (most recent call first):
-  File "/work/hang.py", line 56 in main
-  File "/work/hang.py", line 60 in <module>
+  File "/app/hang.py", line 56 in main
+  File "/app/hang.py", line 60 in <module>
   File "<frozen runpy>", line 88 in _run_code
   File "<frozen runpy>", line 287 in run_path
   File "/lib/spottrain_agent/worker.py", line 131 in _run_as_main
@@ -58,8 +58,8 @@ async def test_a_rank_that_writes_nothing_is_not_waited_for_for_ever(tmp_path: P
 def test_the_log_shows_the_script_before_other_threads_and_not_what_runs_it() -> None:
     assert script_first(WRITTEN, "/lib/spottrain_agent/worker.py").splitlines() == [
         "Current thread 0x2 (most recent call first):",
-        '  File "/work/hang.py", line 56 in main',
-        '  File "/work/hang.py", line 60 in <module>',
+        '  File "/app/hang.py", line 56 in main',
+        '  File "/app/hang.py", line 60 in <module>',
         "",
         "Thread 0x1 (most recent call first):",
         '  File "/usr/lib/python3/threading.py", line 359 in wait',
