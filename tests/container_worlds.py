@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marked_processes import MARK
 from spottrain_local.address import claim_network
 from spottrain_local.node.containers import ContainerRun, ContainerRuntime, PodSandbox, RunningContainer
 from spottrain_local.node.podman_runtime import NodeIdentity, PodmanRuntime
@@ -16,19 +17,7 @@ from spottrain_local.node.process_runtime import ProcessRuntime
 from spottrain_local.node.shimmed_processes import ShimmedProcesses
 from spottrain_local.podman import create_bridge, gateway_ip, is_network_free, remove_cluster
 
-MARK = "SPOTTRAIN_CONTAINER_TEST"
-
 NODE = "n-0"
-
-
-def marked(mark: str) -> list[int]:
-    """Processes of this machine, also those in containers, with our mark in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-MINIMAL: dict[str, Any] = {
-    "image": "trainer",
-    "entrypoint": {"script": "train.py"},
-    "nodes": {"max": 4},
-    "batch": {"global": 8},
-    "checkpoint": {"uri": "s3://bucket/run"},
-}
 MEGABYTE = "x" * 1_000_000
 DATA = {"name": "data", "emptyDir": {}}
 GOOD = {"name": "helper", "image": "helper"}

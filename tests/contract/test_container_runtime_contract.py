@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from container_worlds import MARK, World, marked, podman_world, process_world
+from container_worlds import World, podman_world, process_world
+from marked_processes import MARK, marked
 from spottrain_local.node.containers import StartError
 
 DEAF = "trap '' TERM; setsid sh -c \"trap '' TERM; while true; do sleep 0.02; done\" & echo ready; wait; wait"

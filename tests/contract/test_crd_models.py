@@ -11,16 +11,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from minimal_job import MINIMAL
 from spottrain_api import crd, v1alpha1
 from spottrain_api.v1alpha1 import TrainingJobSpec
-
-MINIMAL: dict[str, Any] = {
-    "image": "trainer",
-    "entrypoint": {"script": "train.py"},
-    "nodes": {"max": 4},
-    "batch": {"global": 8},
-    "checkpoint": {"uri": "s3://bucket/run"},
-}
 
 
 def _schemas(node: Any) -> list[dict[str, Any]]:

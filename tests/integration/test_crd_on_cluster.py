@@ -11,18 +11,11 @@ from uuid import uuid4
 import pytest
 
 from cluster_fixtures import Kubectl, wait_for
+from minimal_job import MINIMAL
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
 pytestmark = pytest.mark.cluster
-
-MINIMAL: dict[str, Any] = {
-    "image": "trainer",
-    "entrypoint": {"script": "train.py"},
-    "nodes": {"max": 4},
-    "batch": {"global": 8},
-    "checkpoint": {"uri": "s3://bucket/run"},
-}
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

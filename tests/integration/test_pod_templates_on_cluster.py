@@ -15,7 +15,8 @@ from uuid import uuid4
 import pytest
 
 from cluster_fixtures import Kubectl, wait_for
-from hostile_pod_templates import GOOD, HARMLESS, MINIMAL, REFUSED, template
+from hostile_pod_templates import GOOD, HARMLESS, REFUSED, template
+from minimal_job import MINIMAL
 from spottrain_api.contract import CapacityType
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1 import TrainingJobSpec

@@ -15,7 +15,8 @@ import pytest
 
 from cluster_fixtures import wait_for
 from container_fixtures import command
-from container_worlds import NODE, World, marked, podman_world
+from container_worlds import NODE, World, podman_world
+from marked_processes import marked
 from spottrain_local.address import claim_network
 from spottrain_local.gateway import NameServer, serve_gateway
 from spottrain_local.node.containers import ContainerConfigError, ContainerRun, ImageError, Mount

@@ -13,21 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from marked_processes import MARK, marked
 from spottrain_local.node import shim
 from spottrain_local.node.containers import HostCommand
 from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses
-
-MARK = "SPOTTRAIN_SHIM_TEST"
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with our mark in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
 
 
 def wait_until_none(mark: str, seconds: float = 5) -> float:

@@ -10,18 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
+from minimal_job import MINIMAL
 from spottrain_api.contract import ENV_CONTROL_URL, CapacityType
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
-MINIMAL: dict[str, Any] = {
-    "image": "registry.example/train:1",
-    "entrypoint": {"script": "/app/train.py"},
-    "nodes": {"min": 2, "max": 4},
-    "batch": {"global": 64},
-    "checkpoint": {"uri": "s3://bucket/prefix"},
-}
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
