@@ -71,7 +71,10 @@ def share(best: float | None, seconds: float | None) -> str:
 
 
 def table(store: str, report: Report) -> Table:
-    """One row for each way. Shares are of the plain parallel writer and reader on the same store."""
+    """One row for each way.
+
+    Shares are of the plain parallel writer and reader on the same store.
+    """
     ways, size = report["ways"], report["bytes"]
     copy, plain = ways[COPY]["stall"], ways[PLAIN]
     title = f"{store}: {size / 2**20:.0f} MiB from {report['world_size']} ranks on {report['device']}"

@@ -73,7 +73,10 @@ class NoticeBench:
         self._job = job
 
     def samples(self, num: int, title: str, *, with_operator: bool) -> Samples:
-        """Take `num` samples of each cloud, in turn as their nodes train. Seconds until the first rank saw a flag."""
+        """Take `num` samples of each cloud, in turn as their nodes train.
+
+        Seconds until the first rank saw a flag.
+        """
         found: Samples = {cloud: [] for cloud in CLOUDS}
         for _ in track(range(num * len(CLOUDS)), title):
             cloud, seconds = self._sample([c for c in CLOUDS if len(found[c]) < num], found, with_operator)

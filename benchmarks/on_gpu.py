@@ -68,7 +68,10 @@ def hardware() -> str:
 
 
 def run(command: list[str], seconds: float) -> int:
-    """Run a module, and return its exit code. If it takes longer, end it with all its processes."""
+    """Run a module, and return its exit code.
+
+    If it takes longer, end it with all its processes.
+    """
     paths = [
         ROOT / "api",
         ROOT / "operator",

@@ -107,7 +107,10 @@ def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Consol
 
 
 def end_as_ctrl_c(number: int, _: object) -> None:
-    """Handle SIGTERM: the demo ends, after it has stopped its cluster. Another SIGTERM doesn't disturb that."""
+    """Handle SIGTERM: the demo ends, after it has stopped its cluster.
+
+    Another SIGTERM doesn't disturb that.
+    """
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 

@@ -17,7 +17,10 @@ from spottrain_local.install import NAMESPACE, RELEASE, chart_folder, find_helm,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelmRelease:
-    """A release in a cluster. `folder` has the cluster's values, and the files that Helm keeps."""
+    """A release in a cluster.
+
+    `folder` has the cluster's values, and the files that Helm keeps.
+    """
 
     cluster: Cluster
     folder: Path

@@ -308,7 +308,10 @@ class LocalCloud:
 
 @contextlib.asynccontextmanager
 async def local_cloud(provider: Provider, folder: Path, **options: Any) -> AsyncIterator[LocalCloud]:
-    """A metadata server of the local cluster, and a source that asks it. `options` are the source's."""
+    """A metadata server of the local cluster, and a source that asks it.
+
+    `options` are the source's.
+    """
     folder.mkdir(exist_ok=True)
     cloud = LocalCloud(provider, folder / "interruption.json")
     url, runner = await serve(cloud.application())
@@ -351,7 +354,10 @@ async def within(seconds: float, answers: AsyncIterator[tuple[Notice, ...]]) -> 
 
 
 async def until_trouble(source: SignalSource, has_trouble: bool, seconds: float = 10.0) -> None:
-    """Wait until a source says that it has trouble, or that it has none. Before its first answer it only waits."""
+    """Wait until a source says that it has trouble, or that it has none.
+
+    Before its first answer it only waits.
+    """
     give_up_at = time.monotonic() + seconds
     while (source.trouble is not None) != has_trouble or "yet" in (source.trouble or ""):
         assert time.monotonic() < give_up_at, f"trouble is still {source.trouble!r}"

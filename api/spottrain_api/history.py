@@ -43,7 +43,10 @@ class HistoryPoint:
 
     @classmethod
     def from_row(cls, row: Sequence[str]) -> HistoryPoint:
-        """Parse the cells of one line; a newer version may add more at its end. ValueError: they aren't a point."""
+        """Parse the cells of one line; a newer version may add more at its end.
+
+        ValueError: they aren't a point.
+        """
         kinds = {"float": float, "int": int, "str": str}
         names = fields(cls)
         if len(row) < len(names):
@@ -56,7 +59,10 @@ def _text(value: object) -> str:
 
 
 def thin_out(points: Sequence[HistoryPoint], limit: int = MAX_POINTS) -> tuple[HistoryPoint, ...]:
-    """At most `limit` points. Every second point of the older half goes, except those that change the phase."""
+    """At most `limit` points.
+
+    Every second point of the older half goes, except those that change the phase.
+    """
     kept = list(points)
     while len(kept) > limit:
         half = len(kept) // 2

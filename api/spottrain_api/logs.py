@@ -53,7 +53,9 @@ def configure(program: str, *, level: str = "INFO", environ: Mapping[str, str] =
 
 
 def configure_library(name: str) -> None:
-    """Write the lines of the logger `name` as JSON, if that is the format. A script's own logging stays as it is.
+    """Write the lines of the logger `name` as JSON, if that is the format.
+
+    A script's own logging stays as it is.
 
     Raises:
         ValueError: The format is unknown; the text is a sentence.
@@ -66,7 +68,10 @@ def configure_library(name: str) -> None:
 
 
 def remember(**fields: object) -> None:
-    """Add fields to every later line of this process, such as its member. None removes a field."""
+    """Add fields to every later line of this process, such as its member.
+
+    None removes a field.
+    """
     _of_process.update(fields)
     for name in [name for name, value in _of_process.items() if value is None]:
         del _of_process[name]

@@ -78,7 +78,10 @@ class ModelFacts:
         return max(self.num_parameters // layers, min(self.num_parameters, 2 * self.vocabulary * hidden))
 
     def proportions(self) -> tuple[int, int]:
-        """Hidden units and layers. Unknown ones make 12 * layers * hidden^2 the number of parameters."""
+        """Hidden units and layers.
+
+        Unknown ones make 12 * layers * hidden^2 the number of parameters.
+        """
         if self.hidden is not None and self.layers is not None:
             return self.hidden, self.layers
         if self.layers is not None:

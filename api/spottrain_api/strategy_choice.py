@@ -1,4 +1,7 @@
-"""Chooses the strategy that fits into a machine's memory, and explains why. Sizes are in bytes."""
+"""Chooses the strategy that fits into a machine's memory, and explains why.
+
+Sizes are in bytes.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ class PlainS3:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
-    """SeaweedFS with one bucket while the block runs. Yields the environment of its clients."""
+    """SeaweedFS with one bucket while the block runs.
+
+    Yields the environment of its clients.
+    """
     names = (*PORT_NAMES, *GRPC_PORT_NAMES)
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     store = ObjectStore(layout=ClusterLayout(root=folder), ports=ports)

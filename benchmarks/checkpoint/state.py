@@ -14,7 +14,10 @@ _WIDTH = 1024
 
 
 def sharded_state(mib: int, device: torch.device, *, fill: bool) -> dict[str, dict[str, DTensor]]:
-    """About `mib` MiB in total, in tensors of 16 MiB. Random if they are filled, otherwise zero."""
+    """About `mib` MiB in total, in tensors of 16 MiB.
+
+    Random if they are filled, otherwise zero.
+    """
     world_size = dist.get_world_size()
     mesh = init_device_mesh(device.type, (world_size,))
     rows = TENSOR_BYTES // 4 // _WIDTH

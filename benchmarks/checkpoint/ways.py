@@ -171,7 +171,10 @@ class Spottrain:
         self._under_way: SaveHandle | None = None
 
     def prepare(self, state: State) -> None:
-        """Prepare as the loop does after its first step or a resume. Some steps pass until the first save."""
+        """Prepare as the loop does after its first step or a resume.
+
+        Some steps pass until the first save.
+        """
         self._checkpointer.prepare(dict(state), frozen=self._frozen(state))
 
     def save(self, state: State, number: int) -> None:

@@ -35,7 +35,10 @@ class Case:
 
 
 class Block(nn.Module):
-    """As the example's block, with fused attention. Input and output: (batch, context, width)."""
+    """As the example's block, with fused attention.
+
+    Input and output: (batch, context, width).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()

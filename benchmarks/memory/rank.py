@@ -30,7 +30,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Bytes while the model is built and sharded, and in a step. The runtime's own memory isn't in them."""
+    """Bytes while the model is built and sharded, and in a step.
+
+    The runtime's own memory isn't in them.
+    """
 
     start: int
     step: int
@@ -67,7 +70,10 @@ def _is_of(estimate: Estimate, case: Case) -> bool:
 
 
 def measured(case: Case, device: torch.device) -> Peaks:
-    """Peaks of this rank, at the start and in its second step. A collective of the default process group."""
+    """Peaks of this rank, at the start and in its second step.
+
+    A collective of the default process group.
+    """
     torch.manual_seed(0)
     tracker = MemTracker()
     with _counting(tracker, device):

@@ -34,6 +34,9 @@ def build_model() -> nn.Module:
 
 
 def log_step(step: int) -> None:
-    """Append "seconds step" to the file in STEP_LOG. Rank 0 calls it after each optimizer step."""
+    """Append "seconds step" to the file in STEP_LOG.
+
+    Rank 0 calls it after each optimizer step.
+    """
     with Path(os.environ["STEP_LOG"]).open("a") as log:
         log.write(f"{time.time():.3f} {step}\n")

@@ -167,7 +167,10 @@ def main() -> None:
 
 
 def _saved(way: str, folder: Path, every: int, last: int) -> list[int]:
-    """The steps with a checkpoint. A commit is left out while the previous one is under way."""
+    """The steps with a checkpoint.
+
+    A commit is left out while the previous one is under way.
+    """
     if way == PLAIN_SAVES:
         return [*range(every, last + 1, every)]
     if way != OURS_COMMITS:

@@ -1,4 +1,6 @@
-"""`spottrain checkpoints`: list, verify and export the commits in a bucket. No cluster is needed.
+"""`spottrain checkpoints`: list, verify and export the commits in a bucket.
+
+No cluster is needed.
 
 A command imports torch and the store's client when it runs, so that the rest of the command line works without them.
 """

@@ -65,7 +65,10 @@ def read_config(path: Path) -> ModelFacts:
 
 
 def of_config(config: Mapping[str, Any], source: str) -> ModelFacts:
-    """Count the parameters of a transformer from its dimensions. Biases are left out; most decoders have none."""
+    """Count the parameters of a transformer from its dimensions.
+
+    Biases are left out; most decoders have none.
+    """
 
     if config.get("is_encoder_decoder"):
         raise UserError(

@@ -228,7 +228,10 @@ def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
 
 
 def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> list[tuple[str, float, float]]:
-    """List (phase, start, end) without gaps, in Unix seconds. The time before the first point is Pending."""
+    """List (phase, start, end) without gaps, in Unix seconds.
+
+    The time before the first point is Pending.
+    """
     spans = [(Phase.PENDING.value, start, history[0].at if history else end)]
     for index, point in enumerate(history):
         until = history[index + 1].at if index + 1 < len(history) else max(end, point.at)

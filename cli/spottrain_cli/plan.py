@@ -1,4 +1,7 @@
-"""`spottrain plan`: estimate the memory of a job by strategy before it runs. No cluster is needed."""
+"""`spottrain plan`: estimate the memory of a job by strategy before it runs.
+
+No cluster is needed.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,10 @@ def _width_of(table: Table) -> int:
 
 
 def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:
-    """Build the table, one row for each strategy. The parts of a step are those at the smallest world size."""
+    """Build the table, one row for each strategy.
+
+    The parts of a step are those at the smallest world size.
+    """
     workloads = [training.workload(number) for number in sorted({training.spec.nodes.min, training.spec.nodes.max})]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", collapse_padding=True)
     table.add_column("GiB a rank", no_wrap=True)

@@ -16,7 +16,10 @@ _DEFAULT_ZERO_STAGE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Memory of one accelerator and of one node, in bytes. If `node_bytes` is None, it is enough."""
+    """Memory of one accelerator and of one node, in bytes.
+
+    If `node_bytes` is None, it is enough.
+    """
 
     accelerator_bytes: int
     node_bytes: int | None = None
@@ -24,7 +27,10 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A job, its model and its hardware. `sequence_length` is in tokens per sample; None if it is unknown."""
+    """A job, its model and its hardware.
+
+    `sequence_length` is in tokens per sample; None if it is unknown.
+    """
 
     spec: TrainingJobSpec
     model: ModelFacts
@@ -32,7 +38,10 @@ class Training:
     sequence_length: int | None = None
 
     def workload(self, num_nodes: int | None = None) -> Workload:
-        """Return the workload on this number of nodes. Default: nodes.min, where the strategy has to fit."""
+        """Return the workload on this number of nodes.
+
+        Default: nodes.min, where the strategy has to fit.
+        """
         spec = self.spec
         return Workload(
             model=self.model,
@@ -110,7 +119,10 @@ class Training:
 
 
 def smallest_change(training: Training) -> Training | None:
-    """Return the first change that makes the job fit, or None. Changes that alter the run least come first."""
+    """Return the first change that makes the job fit, or None.
+
+    Changes that alter the run least come first.
+    """
     return next((changed for changed in _changes(training) if changed.named().fits), None)
 
 

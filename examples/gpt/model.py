@@ -10,7 +10,10 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual. Input and output: (batch, context, width)."""
+    """Attention and feed-forward, each with a residual.
+
+    Input and output: (batch, context, width).
+    """
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""A plain torchrun script that does not use spottrain. It saves to a file on SIGTERM, and resumes from it.
+"""A plain torchrun script that does not use spottrain.
+
+It saves to a file on SIGTERM, and resumes from it.
 
 spottrain sends SIGTERM before a node goes, and SPOTTRAIN_GRACE_SECONDS says how much time is left. Then it starts the
 script again on the nodes that remain. All ranks see --folder (a shared volume), as is usual for such scripts. The

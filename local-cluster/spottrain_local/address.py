@@ -89,7 +89,10 @@ def is_free(ip: str, port: int) -> bool:
 
 
 def free_port(ip: str, preferred: int) -> int:
-    """Return the preferred port, or the next free one. A server on 0.0.0.0 takes its port on every address."""
+    """Return the preferred port, or the next free one.
+
+    A server on 0.0.0.0 takes its port on every address.
+    """
     for port in range(preferred, preferred + 200):
         if is_free(ip, port):
             return port

@@ -30,7 +30,10 @@ STATE_STYLES = {"running": "green", "gone": "red", "rebalance": "cyan"}
 
 
 class Duration(click.ParamType[float]):
-    """A duration in seconds, in Kubernetes' form: 30s, 2m, 1.5h. A number without a unit is in seconds."""
+    """A duration in seconds, in Kubernetes' form: 30s, 2m, 1.5h.
+
+    A number without a unit is in seconds.
+    """
 
     name = "duration"
 

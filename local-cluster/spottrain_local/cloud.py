@@ -30,7 +30,10 @@ LONGEST_NOTICE_SECONDS = 24 * 3600.0
 
 
 class Instance(BaseModel):
-    """The machine behind a node. It is `gone` from its end until `restore`, which starts a fresh one."""
+    """The machine behind a node.
+
+    It is `gone` from its end until `restore`, which starts a fresh one.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
@@ -69,7 +72,10 @@ _INSTANCES = TypeAdapter(list[Instance])
 
 
 class Cloud:
-    """The instances of one cluster. A file keeps their state when the supervisor ends."""
+    """The instances of one cluster.
+
+    A file keeps their state when the supervisor ends.
+    """
 
     def __init__(
         self,

@@ -186,7 +186,10 @@ class Cluster:
         return None
 
     def _end_supervisor(self, pid: int) -> None:
-        """Let the supervisor stop the cluster. If it cannot, kill it: what it started dies with it."""
+        """Let the supervisor stop the cluster.
+
+        If it cannot, kill it: what it started dies with it.
+        """
         try:
             process = os.pidfd_open(pid)
         except ProcessLookupError:

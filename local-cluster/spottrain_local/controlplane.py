@@ -112,7 +112,10 @@ class ControlPlane:
         return ApiClient(self.server, ca_file=ca_file, cert_file=admin.certificate, key_file=admin.key)
 
     def write_kubeconfigs(self) -> None:
-        """Write the user's kubeconfig and those of the controllers. Only the user can read them."""
+        """Write the user's kubeconfig and those of the controllers.
+
+        Only the user can read them.
+        """
         pki, authority = self.layout.pki, self.credentials.authority
         self._write_kubeconfig(self.layout.kubeconfig, self.credentials.admin)
         scheduler = authority.issue(pki / "scheduler", "system:kube-scheduler")
@@ -148,7 +151,10 @@ class ControlPlane:
         write_atomically(path, yaml.safe_dump(config, sort_keys=False))
 
     def processes(self) -> list[ProcessSpec]:
-        """Return the programs in the order of their start. Each tolerates that the others are late."""
+        """Return the programs in the order of their start.
+
+        Each tolerates that the others are late.
+        """
         return [self._etcd(), self._apiserver(), self._controller_manager(), self._scheduler()]
 
     def _process(self, name: str, *flags: str) -> ProcessSpec:

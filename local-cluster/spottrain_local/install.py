@@ -114,7 +114,10 @@ def _wait_until_established(crds: str, kubeconfig: Path) -> None:
 
 
 def find_helm(binaries: Binaries) -> str:
-    """Return Helm beside the control plane's binaries, otherwise from the PATH. Assets for envtest lack it."""
+    """Return Helm beside the control plane's binaries, otherwise from the PATH.
+
+    Assets for envtest lack it.
+    """
     beside = binaries.folder / "helm"
     return str(beside) if beside.is_file() else shutil.which("helm") or str(binaries.path("helm"))
 

@@ -10,7 +10,9 @@ class LocalClusterError(Exception):
 
 
 def checkout_root() -> Path:
-    """Return the checkout from which this editable installation runs. It has the chart, the CRDs and go.mod.
+    """Return the checkout from which this editable installation runs.
+
+    It has the chart, the CRDs and go.mod.
 
     Raises:
         LocalClusterError: The package was installed without them.
@@ -47,7 +49,10 @@ class ClusterLayout:
 
     @property
     def lock(self) -> Path:
-        """Lock that the supervisor holds (flock) as long as it lives. It contains its process id."""
+        """Lock that the supervisor holds (flock) as long as it lives.
+
+        It contains its process id.
+        """
         return self.root / "supervisor.lock"
 
     @property
@@ -62,7 +67,10 @@ class ClusterLayout:
 
     @property
     def address(self) -> Path:
-        """The network and ports of the last start. The next one takes them again if they are free."""
+        """The network and ports of the last start.
+
+        The next one takes them again if they are free.
+        """
         return self.root / "address.json"
 
     @property

@@ -32,7 +32,10 @@ RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSurroundings:
-    """The environment of pods on every node of this cluster. `gateway` is that of containers; processes have none."""
+    """The environment of pods on every node of this cluster.
+
+    `gateway` is that of containers; processes have none.
+    """
 
     gateway: str = ""
     preload_library: Path | None
@@ -145,7 +148,10 @@ class NodeProcesses:
             await self._delete(f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}", metadata["uid"])
 
     async def _delete(self, path: str, uid: str | None = None) -> None:
-        """Delete an object at once. An object that is gone or was replaced is not an error."""
+        """Delete an object at once.
+
+        An object that is gone or was replaced is not an error.
+        """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         if uid:
             options["preconditions"] = {"uid": uid}

@@ -115,7 +115,9 @@ def gateway_ip(network: int) -> str:
 
 
 def create_bridge(network: int) -> None:
-    """Create a cluster's bridge, after the removal of what an earlier run has left. It leads nowhere else.
+    """Create a cluster's bridge, after the removal of what an earlier run has left.
+
+    It leads nowhere else.
 
     Raises:
         OSError: It could not be created; the text says why.

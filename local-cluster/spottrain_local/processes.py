@@ -1,4 +1,7 @@
-"""Child processes of the supervisor. They die with it, and it restarts those that end by themselves."""
+"""Child processes of the supervisor.
+
+They die with it, and it restarts those that end by themselves.
+"""
 
 import asyncio
 import contextlib
@@ -28,7 +31,9 @@ LOG_BYTES = 20 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A program to keep running. `stop_seconds` is the time between SIGTERM and SIGKILL; 0 means SIGKILL at once.
+    """A program to keep running.
+
+    `stop_seconds` is the time between SIGTERM and SIGKILL; 0 means SIGKILL at once.
 
     If `main` is set, a fork of this process runs that function instead of `argv`, so that it need not load again what
     this process has loaded. The function returns the exit code.

@@ -33,7 +33,10 @@ class TaintSpec(_Model):
 
 
 class NodePool(_Model):
-    """Nodes of one kind. Kubernetes counts their GPUs, processors and memory; pods use what the machine has."""
+    """Nodes of one kind.
+
+    Kubernetes counts their GPUs, processors and memory; pods use what the machine has.
+    """
 
     name: Annotated[
         Name,

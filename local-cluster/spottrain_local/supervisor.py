@@ -140,7 +140,10 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def _bridge(self) -> AsyncIterator[None]:
-        """Keep the bridge of a cluster that runs containers. Nothing of theirs is left afterwards."""
+        """Keep the bridge of a cluster that runs containers.
+
+        Nothing of theirs is left afterwards.
+        """
         if not self.in_containers:
             yield
             return

@@ -60,7 +60,10 @@ class Controller:
         self._stopped = False
 
     def wake(self, key: JobKey) -> None:
-        """Request a pass for the job. Cheap, and safe to call from anywhere in the event loop."""
+        """Request a pass for the job.
+
+        Cheap, and safe to call from anywhere in the event loop.
+        """
         if self._stopped:
             return
         if key not in self._tasks:
@@ -73,7 +76,10 @@ class Controller:
         return len(self._tasks)
 
     async def stop(self) -> None:
-        """Start no more passes, and cancel those that run. The next leader finishes what they started."""
+        """Start no more passes, and cancel those that run.
+
+        The next leader finishes what they started.
+        """
         self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:

@@ -56,7 +56,10 @@ def build_registry(controller: Controller, watched_by_node: NodeIndex) -> kopf.O
 
 
 class NodeIndex:
-    """Which jobs have a pod on a node, as far as events have shown. Nodes change often, and jobs care about few."""
+    """Which jobs have a pod on a node, as far as events have shown.
+
+    Nodes change often, and jobs care about few.
+    """
 
     def __init__(self) -> None:
         self._pods: dict[str, tuple[str, JobKey]] = {}  # by pod uid

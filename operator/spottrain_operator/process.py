@@ -1,4 +1,7 @@
-"""The operator as a process. It starts and stops control API, lease, watches and passes in that order."""
+"""The operator as a process.
+
+It starts and stops control API, lease, watches and passes in that order.
+"""
 
 from __future__ import annotations
 

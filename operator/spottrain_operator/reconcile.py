@@ -69,7 +69,10 @@ Planner = Callable[[Observed, datetime], Plan]
 
 
 class Reconciler:
-    """Makes the passes. `plan` decides; the rest reads what it needs and does what it decided."""
+    """Makes the passes.
+
+    `plan` decides; the rest reads what it needs and does what it decided.
+    """
 
     def __init__(
         self,
@@ -222,7 +225,10 @@ class Reconciler:
             self._refusals[key] = refusal(error, template, self._refusals.get(key), self._now())
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
-        """Report that this version can't manage the job, which a newer one wrote. Its pods and agents continue."""
+        """Report that this version can't manage the job, which a newer one wrote.
+
+        Its pods and agents continue.
+        """
         found = job.get("status") or {}
         if found.get("phase") in FINISHED_PHASES:
             return PassResult()
@@ -248,7 +254,9 @@ class Reconciler:
         return PassResult()
 
     async def _clean_up(self, key: JobKey) -> None:
-        """Delete the pods of a deleted job. Kubernetes does so too, but may start half a minute late for a new CRD.
+        """Delete the pods of a deleted job.
+
+        Kubernetes does so too, but may start half a minute late for a new CRD.
 
         The agents are assigned to exit. On SIGTERM alone they would drain, for a job that no longer exists.
         """

@@ -1,4 +1,7 @@
-"""The rights that operator and watcher need. The chart's roles grant these and no others; a test compares them."""
+"""The rights that operator and watcher need.
+
+The chart's roles grant these and no others; a test compares them.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,10 @@ def denied_problem(denied: Sequence[str], part: str) -> str:
 
 
 def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_labels: Mapping[str, str]) -> str:
-    """Which nodes with one of `spot_labels` have no watcher, if any. Nodes that are not ready are left out."""
+    """Which nodes with one of `spot_labels` have no watcher, if any.
+
+    Nodes that are not ready are left out.
+    """
     watched = {pod["spec"].get("nodeName") for pod in pods if _has(pod, "Ready")}
     spot = [node["metadata"]["name"] for node in nodes if _is_spot(node, spot_labels) and _has(node, "Ready")]
     if missing := sorted(set(spot) - watched):
@@ -97,7 +100,10 @@ class Installation:
         self._spot_labels = spot_labels
 
     def checks(self, part: str, watchers: str) -> list[Check]:
-        """The checks with the service account of a part. `watchers` are the labels of the watcher's pods, if any."""
+        """The checks with the service account of a part.
+
+        `watchers` are the labels of the watcher's pods, if any.
+        """
         found: list[Check] = [(f"the {part} has its rights", lambda: self._rights(part))]
         if part == "operator":
             found += [

@@ -62,7 +62,10 @@ Sample = tuple[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. `samples` reads those of a job; `labels` are in addition to the job's."""
+    """One metric.
+
+    `samples` reads those of a job; `labels` are in addition to the job's.
+    """
 
     kind: Kind
     name: str

@@ -37,7 +37,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Why and when the end of a generation was asked for. `source` names who announced it; empty without a notice."""
+    """Why and when the end of a generation was asked for.
+
+    `source` names who announced it; empty without a notice.
+    """
 
     generation: int
     requested_at: datetime
@@ -46,7 +49,10 @@ class Request:
 
 
 def processor_from_environment(environ: Mapping[str, str] = os.environ) -> SpanProcessor | None:
-    """Where traces go: to the collector of OpenTelemetry's own variables. None: nowhere."""
+    """Where traces go: to the collector of OpenTelemetry's own variables.
+
+    None: nowhere.
+    """
     return BatchSpanProcessor(OTLPSpanExporter()) if any(environ.get(name) for name in ENDPOINTS) else None
 
 
@@ -132,7 +138,10 @@ def completed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Trans
 
 
 def parts_of(transition: Transition, status: TrainingJobStatus, request: Request | None) -> Iterator[Part]:
-    """The parts of a change, one after the other, without gaps. Times of different clocks never run backwards."""
+    """The parts of a change, one after the other, without gaps.
+
+    Times of different clocks never run backwards.
+    """
     last_step = transition.last_step_at or transition.at
     first_step = last_step + timedelta(seconds=transition.seconds_without_step or 0.0)
     marks: list[tuple[str, datetime]] = []

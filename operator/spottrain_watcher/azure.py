@@ -69,7 +69,10 @@ class ScheduledEvent(BaseModel):
         return self.status == "Started"
 
     def concerns(self, vm: str) -> bool:
-        """Whether it takes this VM away. A duration of 0 says that it doesn't interrupt it."""
+        """Whether it takes this VM away.
+
+        A duration of 0 says that it doesn't interrupt it.
+        """
         return self.type in KINDS and vm in self.resources and self.duration_seconds != 0
 
     def starts_at(self, now: datetime, offset: timedelta) -> datetime:

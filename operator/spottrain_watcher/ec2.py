@@ -154,7 +154,10 @@ class Ec2Source(Polls):
             raise
 
     async def _fresh_token(self) -> str:
-        """The session token. A new one is requested if there is none, or if the service no longer accepts it."""
+        """The session token.
+
+        A new one is requested if there is none, or if the service no longer accepts it.
+        """
         if self._token is None:
             ttl = {HEADER_TTL: str(TOKEN_TTL_SECONDS)}
             try:

@@ -22,7 +22,10 @@ MAX_LINE_BYTES = 2**22
 
 
 class KubernetesError(Exception):
-    """The API server gave no usable answer. `status` is the HTTP status, if there was one."""
+    """The API server gave no usable answer.
+
+    `status` is the HTTP status, if there was one.
+    """
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -30,7 +33,10 @@ class KubernetesError(Exception):
 
 
 class KubernetesApi:
-    """Sends requests with the pod's service account. Reads the token each time, since the kubelet renews it."""
+    """Sends requests with the pod's service account.
+
+    Reads the token each time, since the kubelet renews it.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path, ca_file: Path | None) -> None:
         self._session = session

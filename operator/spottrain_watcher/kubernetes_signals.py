@@ -147,7 +147,10 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
 
 
 def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now: datetime) -> list[Notice]:
-    """Notices from the DisruptionTarget conditions of trainer pods. Each concerns its pod alone."""
+    """Notices from the DisruptionTarget conditions of trainer pods.
+
+    Each concerns its pod alone.
+    """
     notices = []
     for pod in pods.values():
         for condition in pod.get("status", {}).get("conditions") or ():

@@ -42,7 +42,10 @@ class MetadataUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a metadata server answered. Add `offset` to the times in it: our clock may differ from the cloud's."""
+    """What a metadata server answered.
+
+    Add `offset` to the times in it: our clock may differ from the cloud's.
+    """
 
     body: bytes
     headers: Mapping[str, str]
@@ -58,11 +61,17 @@ class MetadataServer:
         self._session = session
 
     async def get(self, path: str, *, seconds: float = REQUEST_SECONDS, **options: Any) -> Answer:
-        """Read a path. Raises MetadataUnavailable: there was no answer of status 200 within `seconds`."""
+        """Read a path.
+
+        Raises MetadataUnavailable: there was no answer of status 200 within `seconds`.
+        """
         return await self.request("GET", path, seconds=seconds, **options)
 
     async def request(self, method: str, path: str, *, seconds: float = REQUEST_SECONDS, **options: Any) -> Answer:
-        """Send a request. Raises MetadataUnavailable: there was no answer of status 200 within `seconds`."""
+        """Send a request.
+
+        Raises MetadataUnavailable: there was no answer of status 200 within `seconds`.
+        """
         try:
             async with self._session.request(
                 method,
@@ -112,7 +121,10 @@ def deadline_of(told: datetime | None, lead: timedelta, now: datetime) -> dateti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
-    """One thing to ask for. `ask` returns all notices in the answer, and raises MetadataUnavailable or ValueError."""
+    """One thing to ask for.
+
+    `ask` returns all notices in the answer, and raises MetadataUnavailable or ValueError.
+    """
 
     path: str
     ask: Callable[[], Awaitable[Sequence[Notice]]]

@@ -23,7 +23,10 @@ def hears_cloud(sources: Sequence[SignalSource]) -> bool:
 
 
 class Metrics(Collector):
-    """All metrics of one watcher, in their own registry. A scrape asks the sources how they are."""
+    """All metrics of one watcher, in their own registry.
+
+    A scrape asks the sources how they are.
+    """
 
     def __init__(self, sources: Sequence[SignalSource]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -52,7 +52,10 @@ class NodeMarker:
         self._changed.set()
 
     async def run(self) -> None:
-        """Write until a write succeeds, then wait for the next change. Runs until it is cancelled."""
+        """Write until a write succeeds, then wait for the next change.
+
+        Runs until it is cancelled.
+        """
         retry_seconds = MIN_RETRY_SECONDS
         while True:
             await self._changed.wait()

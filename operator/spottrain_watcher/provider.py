@@ -8,7 +8,10 @@ from typing import Any
 
 
 class Provider(StrEnum):
-    """A cloud whose metadata server is read. OTHER has only the signals of Kubernetes."""
+    """A cloud whose metadata server is read.
+
+    OTHER has only the signals of Kubernetes.
+    """
 
     EC2 = "ec2"
     GCE = "gce"

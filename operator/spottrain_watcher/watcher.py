@@ -30,7 +30,10 @@ class Marker(Protocol):
 
 
 class Watcher:
-    """The watcher of one spot node. Agents ask it for notices; it calls only the API server and the sources."""
+    """The watcher of one spot node.
+
+    Agents ask it for notices; it calls only the API server and the sources.
+    """
 
     def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
         self._sources = sources

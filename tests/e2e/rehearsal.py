@@ -79,7 +79,10 @@ def manifest(name: str, folder: Path, *, strategy: str = "ddp", **spec: Any) -> 
 
 @dataclass(slots=True, kw_only=True)
 class Rehearsal:
-    """A running job and the cloud around it. All waits are bounded, and say what they waited for."""
+    """A running job and the cloud around it.
+
+    All waits are bounded, and say what they waited for.
+    """
 
     cluster: Cluster
     name: str

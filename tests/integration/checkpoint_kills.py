@@ -65,8 +65,11 @@ def state(step: int) -> dict[str, Any]:
 
 
 def resume(saver: Checkpointer) -> int:
-    """The step of the newest commit, every value of which is right; 0 without one. What is frozen is loaded as if it
-    were trained: the next save writes it once more, and those after that refer to it."""
+    """The step of the newest commit, every value of which is right; 0 without one.
+
+    What is frozen is loaded as if it were trained: the next save writes it once more, and those after that refer to
+    it.
+    """
     newest = saver.latest()
     if newest is None:
         return 0

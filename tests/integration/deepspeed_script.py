@@ -1,4 +1,7 @@
-"""The training script that test_deepspeed_ranks.py runs as ranks. RANK_SETTINGS comes from the test."""
+"""The training script that test_deepspeed_ranks.py runs as ranks.
+
+RANK_SETTINGS comes from the test.
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""Runs a script of docs/how-to/port-plain-torch.md as ranks, with small data. RANK_SETTINGS comes from the test."""
+"""Runs a script of docs/how-to/port-plain-torch.md as ranks, with small data.
+
+RANK_SETTINGS comes from the test.
+"""
 
 import json
 import os

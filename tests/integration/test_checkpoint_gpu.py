@@ -153,7 +153,10 @@ def test_a_writer_process_uploads_what_a_rank_on_the_device_has_staged(tmp_path:
 
 
 def test_two_ranks_on_one_device_save_what_one_loads(tmp_path: Path) -> None:
-    """Each has half of the rows there. They meet on gloo, as NCCL wants a device for each."""
+    """Each has half of the rows there.
+
+    They meet on gloo, as NCCL wants a device for each.
+    """
     in_a_world_of_two(save_half, str(tmp_path))
     into = {"model": {"rows": torch.zeros(7, 5, device=DEVICE), "whole": torch.zeros(9, device=DEVICE)}}
     loader = checkpointer(tmp_path, 2)

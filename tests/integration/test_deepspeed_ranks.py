@@ -41,7 +41,10 @@ KEPT_BY_NODES = {"zero_optimization": {"zero_hpz_partition_size": 2, "stage3_par
 
 @dataclass
 class Job:
-    """One job: generations of ranks over one checkpoint folder. What it trained is what it committed."""
+    """One job: generations of ranks over one checkpoint folder.
+
+    What it trained is what it committed.
+    """
 
     folder: Path
     fork: Any
@@ -69,7 +72,10 @@ class Job:
         echo: bool = False,
         with_torchrun: bool = True,
     ) -> None:
-        """Run the next generation to its end. `echo`: what it has loaded is committed as step 1000 + generation."""
+        """Run the next generation to its end.
+
+        `echo`: what it has loaded is committed as step 1000 + generation.
+        """
         self.generation += 1
         environments = rank_environments(world_size) if with_torchrun else [{}]
         settings = [

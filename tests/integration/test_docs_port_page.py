@@ -1,4 +1,7 @@
-"""The scripts of docs/how-to/port-plain-torch.md do what the page says. Real ranks on gloo."""
+"""The scripts of docs/how-to/port-plain-torch.md do what the page says.
+
+Real ranks on gloo.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ class Namespace:
         return "" if done.returncode == 0 else done.stderr
 
     def create_pod(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """The pod of a job as the API server makes it. Kubernetes deletes it soon, as there is no such job."""
+        """The pod of a job as the API server makes it.
+
+        Kubernetes deletes it soon, as there is no such job.
+        """
         made = self.kubectl("create", "-n", self.name, "-f", "-", "-o", "json", stdin=json.dumps(self.pod(spec)))
         pod: dict[str, Any] = json.loads(made)
         return pod

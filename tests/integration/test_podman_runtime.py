@@ -1,4 +1,7 @@
-"""What only containers have: images, users, mounts, networks and limits. And that nothing of them is left."""
+"""What only containers have: images, users, mounts, networks and limits.
+
+And that nothing of them is left.
+"""
 
 import asyncio
 import http.client
@@ -235,7 +238,10 @@ asyncio.run(main(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5]))
 
 
 def start_and_kill_node(world: World, folder: Path, mark: str) -> None:
-    """A node process of its own starts two containers, and is killed. They end with it."""
+    """A node process of its own starts two containers, and is killed.
+
+    They end with it.
+    """
     folder.mkdir()
     arguments = [str(Path(__file__).parents[1]), str(world.network), str(folder), mark, world.image]
     with subprocess.Popen([sys.executable, "-c", NODE_PROCESS, *arguments], stdout=subprocess.PIPE) as node:

@@ -1,4 +1,7 @@
-"""Runs one way of bench_throughput in a rank that is forked. RANK_SETTINGS comes from the test."""
+"""Runs one way of bench_throughput in a rank that is forked.
+
+RANK_SETTINGS comes from the test.
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""The training script that trainer_runs.py runs as ranks. RANK_SETTINGS comes from the test."""
+"""The training script that trainer_runs.py runs as ranks.
+
+RANK_SETTINGS comes from the test.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""A rank with a writer process beside it, for test_checkpoint_writer.py. RANK_SETTINGS comes from the test."""
+"""A rank with a writer process beside it, for test_checkpoint_writer.py.
+
+RANK_SETTINGS comes from the test.
+"""
 
 import contextlib
 import json

@@ -227,7 +227,10 @@ def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
 
 
 def test_a_drain_during_the_start_takes_no_step_back() -> None:
-    """As where a generation waits for its store. Its ranks say step 0, as they have loaded none."""
+    """As where a generation waits for its store.
+
+    Its ranks say step 0, as they have loaded none.
+    """
     scene = training_job().generation(number=2, state=GenerationState.DRAINING, reason="Edited", first_step_at=None)
     said = Progress(generation=2, phase=TrainerPhase.DONE, updated_at=NOW)
     status = scene.all_say(generation=2, phase=AgentPhase.DRAINED, progress=said).plan().status

@@ -1,4 +1,7 @@
-"""What a job's time went into. That the parts add up is checked in every life of test_plan_simulation.py, too."""
+"""What a job's time went into.
+
+That the parts add up is checked in every life of test_plan_simulation.py, too.
+"""
 
 from __future__ import annotations
 

@@ -224,8 +224,10 @@ class Late(Iterator[int]):
 
 
 class Records:
-    """Numbers in a file, which is kept open. A worker waits between seeking and reading until the file was read
-    elsewhere."""
+    """Numbers in a file, which is kept open.
+
+    A worker waits between seeking and reading until the file was read elsewhere.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         path.write_bytes(bytes(range(size)))

@@ -26,7 +26,10 @@ def _world_of_its_own() -> Iterator[None]:
 
 
 def staging_at_steps(uri: str, total: int) -> dict[int, int]:
-    """Train up to step `total`; how much staging memory there was in each step. Nothing is saved but the last."""
+    """Train up to step `total`; how much staging memory there was in each step.
+
+    Nothing is saved but the last.
+    """
     found = {}
     before = staging_memory()
     with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:

@@ -1,4 +1,7 @@
-"""The shim: nothing is left behind, and exits and output are on record. See also the contract of runtimes."""
+"""The shim: nothing is left behind, and exits and output are on record.
+
+See also the contract of runtimes.
+"""
 
 import asyncio
 import contextlib

@@ -277,7 +277,10 @@ LARGE: dict[str, Any] = {
     ("changes", "known"), [({}, "a8c49b0846"), (LARGE, "2719fd5fbc")], ids=["minimal", "with much"]
 )
 def test_an_upgraded_operator_replaces_no_pods(changes: dict[str, Any], known: str) -> None:
-    """The hashes are those of version 0.1.0. A new default of a field or of the manifest must not change them."""
+    """The hashes are those of version 0.1.0.
+
+    A new default of a field or of the manifest must not change them.
+    """
     assert template_hash(spec(**changes)) == known
 
 

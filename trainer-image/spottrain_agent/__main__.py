@@ -1,4 +1,7 @@
-"""`python -m spottrain_agent`: the entrypoint of a trainer pod. All settings come from the environment."""
+"""`python -m spottrain_agent`: the entrypoint of a trainer pod.
+
+All settings come from the environment.
+"""
 
 from __future__ import annotations
 

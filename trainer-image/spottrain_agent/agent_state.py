@@ -1,4 +1,6 @@
-"""What the agent does next: a pure state machine. (state, event) -> (state, commands); no clock, no I/O.
+"""What the agent does next: a pure state machine.
+
+(state, event) -> (state, commands); no clock, no I/O.
 
 Rules:
 - At most one generation has processes. The next one starts when all processes of the last one are gone.
@@ -118,7 +120,10 @@ class DrainSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """It is known how the generation ended on this member. Some of its processes may still be there."""
+    """It is known how the generation ended on this member.
+
+    Some of its processes may still be there.
+    """
 
     generation: int
     phase: AgentPhase
@@ -269,7 +274,10 @@ def _stop(state: AgentState, number: int, *, show_stacks: bool) -> Reaction:
 
 
 def _never_run(state: AgentState, number: int) -> Reaction:
-    """A generation is over before this agent has started it. Only this agent can report that."""
+    """A generation is over before this agent has started it.
+
+    Only this agent can report that.
+    """
     if number <= state.generation:
         return Reaction(state=state)
     pending = state.pending if state.pending and state.pending.number > number else None

@@ -94,7 +94,10 @@ class Outage:
 
 
 class ControlClient:
-    """Talks to the operator. It reads the projected token for each request, because the kubelet renews it."""
+    """Talks to the operator.
+
+    It reads the projected token for each request, because the kubelet renews it.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,10 @@ class ControlClient:
         self._outage = Outage(url, clock)
 
     async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
-        """Pass on each new assignment, until cancelled. Errors are only logged, because training continues."""
+        """Pass on each new assignment, until cancelled.
+
+        Errors are only logged, because training continues.
+        """
         revision = ""
         back_off = BackOff()
         while True:

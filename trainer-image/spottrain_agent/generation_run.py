@@ -41,7 +41,10 @@ UNDECLARED_SHARE = 0.25
 
 
 def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
-    """Why the program can't be in the image, found before any process starts. None if it may be there."""
+    """Why the program can't be in the image, found before any process starts.
+
+    None if it may be there.
+    """
     base = Path(entrypoint.working_dir or ".")
     message = None
     if entrypoint.working_dir and not base.is_dir():
@@ -74,7 +77,9 @@ def _has_module(name: str, base: Path) -> bool:
 
 
 async def wait_for_rendezvous_store(endpoint: str) -> None:
-    """Wait until the store's host listens. After RENDEZVOUS_STORE_TIMEOUT_SECONDS, leave the wait to torchrun.
+    """Wait until the store's host listens.
+
+    After RENDEZVOUS_STORE_TIMEOUT_SECONDS, leave the wait to torchrun.
 
     torch's own client sleeps for half a second or more after each refused connection. In a recovery that takes a
     second, that is most of the time.

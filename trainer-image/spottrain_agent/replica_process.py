@@ -20,7 +20,10 @@ ANSWER_SECONDS = 5.0
 
 
 class ReplicaProcess:
-    """Starts `replica_store` with the first token, and again if it dies. Its replicas are lost then."""
+    """Starts `replica_store` with the first token, and again if it dies.
+
+    Its replicas are lost then.
+    """
 
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper

@@ -51,7 +51,10 @@ def _generations(root: Path) -> list[tuple[int, Path]]:
 
 
 class RunDirectory:
-    """The folder `<root>/g<generation>`. A file is read again only after it has changed."""
+    """The folder `<root>/g<generation>`.
+
+    A file is read again only after it has changed.
+    """
 
     def __init__(self, root: Path, generation: int) -> None:
         self.root = root

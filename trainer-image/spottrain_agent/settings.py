@@ -17,7 +17,10 @@ DEFAULT_GRACE_SECONDS = 30.0
 
 
 class InvalidEnvironment(Exception):
-    """The pod's environment lacks something that the agent needs. The message is for the user."""
+    """The pod's environment lacks something that the agent needs.
+
+    The message is for the user.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""How a generation ended on this member, by what its processes have left behind. Pure.
+"""How a generation ended on this member, by what its processes have left behind.
+
+Pure.
 
 The ranks' own outcomes come first, then the workers' exits, then torchrun's end.
 """
@@ -26,7 +28,10 @@ _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """What is known about one local rank. `is_alive`: its process was seen and still runs."""
+    """What is known about one local rank.
+
+    `is_alive`: its process was seen and still runs.
+    """
 
     rank: int
     local_rank: int
@@ -59,12 +64,18 @@ class Verdict:
     failure: Failure | None = None
 
     def __str__(self) -> str:
-        """The phase and the failure, as the agent logs them. The script has printed the traceback itself."""
+        """The phase and the failure, as the agent logs them.
+
+        The script has printed the traceback itself.
+        """
         return f"{self.phase}: {self.failure.reason}: {self.failure.message}" if self.failure else str(self.phase)
 
 
 def judge(observation: GenerationObservation) -> Verdict | None:
-    """How the generation ended, or None while it runs. One failed rank ends the generation."""
+    """How the generation ended, or None while it runs.
+
+    One failed rank ends the generation.
+    """
     ends = [_rank_end(rank, observation) for rank in observation.ranks]
     failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
     if failed:

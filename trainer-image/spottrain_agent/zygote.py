@@ -1,4 +1,6 @@
-"""The zygote: an interpreter with torch imported. Each generation's torchrun is forked from it.
+"""The zygote: an interpreter with torch imported.
+
+Each generation's torchrun is forked from it.
 
 Plain torchrun imports torch once in its own process and once more in every worker. On a machine on which several
 members start together, that is most of the time between two generations. The zygote imports torch when the pod
@@ -72,7 +74,10 @@ def preload(names: Sequence[str]) -> None:
 
 
 def _fork_launcher(channel: socket.socket, request: LaunchRequest) -> None:
-    """Fork twice, so that the launcher's parent is the agent. Only the agent watches and reaps it."""
+    """Fork twice, so that the launcher's parent is the agent.
+
+    Only the agent watches and reaps it.
+    """
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)

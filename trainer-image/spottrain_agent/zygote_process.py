@@ -71,7 +71,10 @@ class ZygoteProcess:
         )
 
     async def settle(self) -> None:
-        """Wait until no request is under way. After a cancelled launch, its process exists by then, or never will."""
+        """Wait until no request is under way.
+
+        After a cancelled launch, its process exists by then, or never will.
+        """
         if self._exchange is not None:
             await asyncio.wait({self._exchange})
 
@@ -117,7 +120,10 @@ class ZygoteProcess:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a zygote. Returns it and our end of its socket. The reaper collects it, not `Popen`."""
+    """Start a zygote.
+
+    Returns it and our end of its socket. The reaper collects it, not `Popen`.
+    """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "spottrain_agent.zygote", str(theirs.fileno())],

@@ -18,7 +18,9 @@ from spottrain_api.settings import Entrypoint
 
 
 class CapacityType(StrEnum):
-    """How a node is bought. The values are those of Karpenter's `karpenter.sh/capacity-type`.
+    """How a node is bought.
+
+    The values are those of Karpenter's `karpenter.sh/capacity-type`.
 
     - on-demand: at the full price, and kept until it is given back.
     - spot: at a lower price, and taken back by the cloud at short notice.

@@ -23,7 +23,10 @@ class ConditionType(StrEnum):
 
 
 class ConditionReason(StrEnum):
-    """Reasons that only conditions have. The others are phases, causes, failures, ends, and reasons to wait."""
+    """Reasons that only conditions have.
+
+    The others are phases, causes, failures, ends, and reasons to wait.
+    """
 
     STEADY = "Steady"
     HEALTHY = "Healthy"

@@ -22,7 +22,10 @@ class Message(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Parse a message of any version. Unknown fields are ignored in the settings inside it, too."""
+        """Parse a message of any version.
+
+        Unknown fields are ignored in the settings inside it, too.
+        """
         return cls.model_validate_json(text, extra="ignore")
 
     def write(self, path: Path) -> None:

@@ -44,7 +44,10 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def accepted_taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The taints of a Node, without entries that aren't taints. Nothing reads their values, which may be anything."""
+    """The taints of a Node, without entries that aren't taints.
+
+    Nothing reads their values, which may be anything.
+    """
     taints = node.get("spec", {}).get("taints") or ()
     return tuple(
         taint

@@ -39,7 +39,10 @@ class CheckpointTimings(Message):
 
 
 class FailureReason(StrEnum):
-    """Why a generation failed on a member. `FATAL_REASONS` aren't retried: a retry would fail in the same way."""
+    """Why a generation failed on a member.
+
+    `FATAL_REASONS` aren't retried: a retry would fail in the same way.
+    """
 
     SCRIPT_ERROR = "ScriptError"
     KILLED = "Killed"
@@ -191,7 +194,10 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Message):
-    """How a rank ended, as it reports itself. A rank that leaves none is judged by its exit code."""
+    """How a rank ended, as it reports itself.
+
+    A rank that leaves none is judged by its exit code.
+    """
 
     generation: int
     kind: OutcomeKind

@@ -27,7 +27,9 @@ class Strategy(StrEnum):
 
 
 class Precision(StrEnum):
-    """Number format of forward and backward; weights are updated in fp32. Can't change while the job exists.
+    """Number format of forward and backward; weights are updated in fp32.
+
+    Can't change while the job exists.
 
     - fp32: 32 bits.
     - bf16: bfloat16.

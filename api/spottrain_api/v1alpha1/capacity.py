@@ -123,7 +123,10 @@ class PoolProvider(StrEnum):
 
 
 class Pool(Resource):
-    """A node pool to use, with its own price. Pools of the same capacity type take turns."""
+    """A node pool to use, with its own price.
+
+    Pools of the same capacity type take turns.
+    """
 
     cel_rules = (
         (
@@ -158,8 +161,11 @@ class Pool(Resource):
 
 
 class Capacity(Resource):
-    """Where the nodes come from. Without `pools`, any node whose labels say that it is spot or on-demand
-    (labels of EKS, Karpenter, GKE, AKS, OKE and Together are known)."""
+    """Where the nodes come from.
+
+    Without `pools`, any node whose labels say that it is spot or on-demand (labels of EKS, Karpenter, GKE, AKS, OKE
+    and Together are known).
+    """
 
     on_demand: OnDemandCapacity = OnDemandCapacity()
     spot: SpotCapacity = SpotCapacity()

@@ -1,4 +1,7 @@
-"""What a container is made of: environment, resources, mounts. And the containers beside the trainer's."""
+"""What a container is made of: environment, resources, mounts.
+
+And the containers beside the trainer's.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,10 @@ class DeviceClaim(Resource):
 
 
 class Resources(Amounts):
-    """CPU, memory and accelerators of the trainer. Without it: one nvidia.com/gpu per process."""
+    """CPU, memory and accelerators of the trainer.
+
+    Without it: one nvidia.com/gpu per process.
+    """
 
     claims: Annotated[
         tuple[DeviceClaim, ...],
@@ -176,7 +182,10 @@ class Resources(Amounts):
 
 
 class Container(Resource):
-    """A container beside the trainer's. It is as restricted: not root, without capabilities and privileges."""
+    """A container beside the trainer's.
+
+    It is as restricted: not root, without capabilities and privileges.
+    """
 
     cel_rules = (
         (

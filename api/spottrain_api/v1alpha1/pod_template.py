@@ -104,7 +104,9 @@ class SameZone(StrEnum):
 
 
 class Network(StrEnum):
-    """Network between GPUs of different nodes. The administrator has to allow it (chart: jobs.allowedNetworks).
+    """Network between GPUs of different nodes.
+
+    The administrator has to allow it (chart: jobs.allowedNetworks).
 
     - efa: Elastic Fabric Adapter of AWS.
     - infiniband: InfiniBand, or RDMA over Ethernet.
@@ -147,7 +149,9 @@ def _all_mounts(test: str) -> str:
 
 
 class PodTemplate(Resource):
-    """Settings of the job's pods. The operator decides everything else, so that pods stay restricted.
+    """Settings of the job's pods.
+
+    The operator decides everything else, so that pods stay restricted.
 
     If a setting is edited, the running generation commits and ends, and new pods replace the old ones.
     """

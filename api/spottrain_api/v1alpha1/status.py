@@ -218,7 +218,10 @@ class Counts(StatusResource):
 
 
 class TimeStatus(StatusResource):
-    """What the time since startTime went into, in seconds. The parts add up to the time from startTime to `until`."""
+    """What the time since startTime went into, in seconds.
+
+    The parts add up to the time from startTime to `until`.
+    """
 
     until: Annotated[
         datetime,
@@ -267,8 +270,10 @@ class CostStatus(StatusResource):
 
 
 class TrainingJobStatus(StatusResource):
-    """What the operator reports: phase, progress, members and cost. The operator alone writes it, and continues
-    from it after a restart."""
+    """What the operator reports: phase, progress, members and cost.
+
+    The operator alone writes it, and continues from it after a restart.
+    """
 
     phase: Phase = Phase.PENDING
     message: Annotated[str, Field(description="What the job does or waits for, in a sentence.")] = ""

@@ -1,4 +1,7 @@
-"""What the cloud is about to do to a node. The supervisor writes it to a file, and the metadata server reads it."""
+"""What the cloud is about to do to a node.
+
+The supervisor writes it to a file, and the metadata server reads it.
+"""
 
 import logging
 from datetime import datetime
@@ -15,7 +18,10 @@ Action = Literal["terminate", "stop", "hibernate"]
 
 
 class Interruption(BaseModel):
-    """A planned interruption. `notice_at` is when the cloud announces it for the first time."""
+    """A planned interruption.
+
+    `notice_at` is when the cloud announces it for the first time.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
@@ -27,7 +33,10 @@ class Interruption(BaseModel):
 
     @property
     def takes_the_machine(self) -> bool:
-        """Whether the machine is lost at the deadline. A rebalance recommendation only warns of a risk."""
+        """Whether the machine is lost at the deadline.
+
+        A rebalance recommendation only warns of a risk.
+        """
         return self.kind != "rebalance"
 
 

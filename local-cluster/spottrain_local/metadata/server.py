@@ -23,7 +23,10 @@ def build_app(
     spot: bool,
     interruption_file: Path,
 ) -> web.Application:
-    """Return the server as an aiohttp application. It reads the interruption file at each request."""
+    """Return the server as an aiohttp application.
+
+    It reads the interruption file at each request.
+    """
 
     def now() -> datetime:
         return datetime.now(UTC)

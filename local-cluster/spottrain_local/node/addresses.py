@@ -4,7 +4,10 @@ from ipaddress import IPv4Address, IPv4Network
 
 
 class AddressPool:
-    """Hands out the addresses of a network from .2 upwards. A released address is used again last."""
+    """Hands out the addresses of a network from .2 upwards.
+
+    A released address is used again last.
+    """
 
     def __init__(self, network: str) -> None:
         self._free = [str(address) for address in IPv4Network(network)][2:-1]

@@ -20,7 +20,10 @@ WATCH_SECONDS = 240
 
 
 class ApiError(Exception):
-    """The API server refused a request. `status` is the HTTP status, `reason` is Kubernetes' reason."""
+    """The API server refused a request.
+
+    `status` is the HTTP status, `reason` is Kubernetes' reason.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)

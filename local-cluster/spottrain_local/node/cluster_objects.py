@@ -9,7 +9,10 @@ from spottrain_local.node.api import ApiClient, ApiError, JSONObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """Request for a token of a pod's service account, bound to the pod. An empty audience is the API server's own."""
+    """Request for a token of a pod's service account, bound to the pod.
+
+    An empty audience is the API server's own.
+    """
 
     namespace: str
     service_account: str
@@ -50,7 +53,10 @@ class ObjectSource(Protocol):
 
 
 class ApiObjectSource:
-    """Reads from the API server as the node. The Node authorizer allows the objects to which its pods refer."""
+    """Reads from the API server as the node.
+
+    The Node authorizer allows the objects to which its pods refer.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client

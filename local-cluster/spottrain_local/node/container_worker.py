@@ -45,7 +45,10 @@ ERR_IMAGE_PULL = "ErrImagePull"
 
 @dataclass(slots=True, kw_only=True)
 class PodContext:
-    """The context that a pod's containers share. `pod` is the newest version of the API object."""
+    """The context that a pod's containers share.
+
+    `pod` is the newest version of the API object.
+    """
 
     pod: JSONObject
     config: NodeConfig

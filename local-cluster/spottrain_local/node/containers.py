@@ -73,7 +73,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSandbox:
-    """What the containers of a pod share. `directory` is the pod's folder on this machine."""
+    """What the containers of a pod share.
+
+    `directory` is the pod's folder on this machine.
+    """
 
     uid: str
     namespace: str
@@ -85,7 +88,9 @@ class PodSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRun:
-    """One run of a container. `directory` holds the run's files: spec and exit record.
+    """One run of a container.
+
+    `directory` holds the run's files: spec and exit record.
 
     `command` and `args` are those of the pod's spec, with variables replaced. Where both are empty, or `command` is,
     the image has its own. An empty `working_dir` is the image's.
@@ -108,7 +113,10 @@ class ContainerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCommand:
-    """A command of this machine. Its standard input and output are those of what it stands for."""
+    """A command of this machine.
+
+    Its standard input and output are those of what it stands for.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -124,11 +132,17 @@ class SandboxError(Exception):
 
 
 class ContainerConfigError(Exception):
-    """The container cannot be configured yet; the text says what is missing. The node retries."""
+    """The container cannot be configured yet; the text says what is missing.
+
+    The node retries.
+    """
 
 
 class ImageError(Exception):
-    """The image is not available yet; the text says why. `reason` is the kubelet's word. The node retries."""
+    """The image is not available yet; the text says why.
+
+    `reason` is the kubelet's word. The node retries.
+    """
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

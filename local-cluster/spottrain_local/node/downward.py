@@ -53,7 +53,10 @@ def _escaped(value: str) -> str:
 
 
 def resource_value(container: JSONObject, place: PodPlace, ref: JSONObject) -> str:
-    """Return the value of a resourceFieldRef. Without a limit, it is the node's capacity."""
+    """Return the value of a resourceFieldRef.
+
+    Without a limit, it is the node's capacity.
+    """
     kind, _, resource = ref["resource"].partition(".")
     resources = container.get("resources") or {}
     amount = (resources.get(kind) or {}).get(resource)

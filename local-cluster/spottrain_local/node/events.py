@@ -18,7 +18,10 @@ def now_text() -> str:
 
 
 class EventRecorder:
-    """Writes events in the background. A repeated event only counts up. A lost event is not a failure."""
+    """Writes events in the background.
+
+    A repeated event only counts up. A lost event is not a failure.
+    """
 
     def __init__(self, client: ApiClient, node_name: str) -> None:
         self._client = client

@@ -8,7 +8,10 @@ from spottrain_local.node.quantity import parse_quantity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
-    """User, rights and amounts of a container. None means the image's user, and no limit."""
+    """User, rights and amounts of a container.
+
+    None means the image's user, and no limit.
+    """
 
     user: int | None = None
     group: int | None = None

@@ -83,7 +83,10 @@ def render(record: bytes, options: LogOptions) -> bytes:
 
 
 def select_tail(records: list[bytes], lines: int | None) -> list[bytes]:
-    """Return the records of the last `lines` whole lines. A long line has several records."""
+    """Return the records of the last `lines` whole lines.
+
+    A long line has several records.
+    """
     if lines is None:
         return records
     if lines <= 0:
@@ -216,7 +219,10 @@ def _has_ended(record: ContainerRecord, number: int) -> bool:
 
 
 def server_tls(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:
-    """Return the endpoint's TLS settings. With a client CA, only its clients (the API server) are admitted."""
+    """Return the endpoint's TLS settings.
+
+    With a client CA, only its clients (the API server) are admitted.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert_file, key_file)
     if client_ca_file:

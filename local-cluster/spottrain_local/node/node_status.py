@@ -151,7 +151,10 @@ class NodeRegistration:
         return node_status(self._config, self._runtime, ready=ready, now=now_text(), since=self._ready_since)
 
     async def run(self) -> None:
-        """Renew the lease and, less often, the status, for ever. Register a deleted Node again."""
+        """Renew the lease and, less often, the status, for ever.
+
+        Register a deleted Node again.
+        """
         renewals = 0
         while True:
             await asyncio.sleep(self._config.lease_renew_seconds)

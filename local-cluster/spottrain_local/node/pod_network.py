@@ -18,7 +18,10 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNetwork:
-    """The namespaces of one node. The node's own is that of its pods on the host network."""
+    """The namespaces of one node.
+
+    The node's own is that of its pods on the host network.
+    """
 
     bridge: str
     node: str
@@ -65,7 +68,10 @@ class PodNetwork:
 
 
 def _listen_in(namespace: Path, ip: str, port: int) -> socket.socket:
-    """Move this thread, which ends next, into the namespace. A socket stays in that in which it was made."""
+    """Move this thread, which ends next, into the namespace.
+
+    A socket stays in that in which it was made.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(namespace, os.O_RDONLY)
     try:

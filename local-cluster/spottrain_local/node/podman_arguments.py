@@ -14,7 +14,10 @@ _EXEC_ERROR = re.compile(r'exec: "(?P<command>[^"]*)": (?P<why>.*?)(?::? ?OCI |:
 def create_arguments(
     run: ContainerRun, *, name: str, namespace: Path, env_file: Path, labels: Mapping[str, str]
 ) -> list[str]:
-    """Return the arguments of `podman` that create the container. `env_file` is for `env_lines`."""
+    """Return the arguments of `podman` that create the container.
+
+    `env_file` is for `env_lines`.
+    """
     lines = [f"{key}={value}" for key, value in run.env.items() if "\n" in value]
     return [
         "create",
@@ -41,7 +44,10 @@ def create_arguments(
 
 
 def env_lines(env: Mapping[str, str]) -> str:
-    """Return the content of podman's file of variables, which nobody else can read. A value in it has one line."""
+    """Return the content of podman's file of variables, which nobody else can read.
+
+    A value in it has one line.
+    """
     return "".join(f"{name}={value}\n" for name, value in env.items() if "\n" not in value)
 
 

@@ -39,7 +39,10 @@ class PodmanError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdentity:
-    """The node of a runtime. `network` is the number of its cluster's network; `gateway` serves names."""
+    """The node of a runtime.
+
+    `network` is the number of its cluster's network; `gateway` serves names.
+    """
 
     name: str
     ip: str
@@ -127,7 +130,10 @@ def _pid_namespace(pid: int) -> str:
 
 
 class PodmanRuntime:
-    """Runs containers with podman. `podman start` runs under a shim, so that a killed node takes them with it."""
+    """Runs containers with podman.
+
+    `podman start` runs under a shim, so that a killed node takes them with it.
+    """
 
     def __init__(self, node: NodeIdentity) -> None:
         self._node = node
@@ -248,7 +254,10 @@ async def podman(*arguments: str) -> str:
 
 
 async def _remove(name: str) -> None:
-    """Remove a container that has ended. If that fails, the node's next start or end does it."""
+    """Remove a container that has ended.
+
+    If that fails, the node's next start or end does it.
+    """
     try:
         await podman("rm", "--force", "--ignore", "--time=0", name)
     except PodmanError as error:

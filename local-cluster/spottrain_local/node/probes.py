@@ -37,7 +37,10 @@ class Outcome:
 
 
 async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
-    """Run one handler. Every failure, also a timeout, is an Outcome and not an exception."""
+    """Run one handler.
+
+    Every failure, also a timeout, is an Outcome and not an exception.
+    """
     try:
         async with asyncio.timeout(timeout_seconds):
             if "httpGet" in handler:

@@ -17,7 +17,10 @@ from spottrain_local.node.shimmed_processes import ShimmedProcesses
 
 
 def main(config_file: Path, *, verbose: bool = False) -> int:
-    """Run the node of this configuration. Returns 2 if that is invalid, 1 if an address is not available."""
+    """Run the node of this configuration.
+
+    Returns 2 if that is invalid, 1 if an address is not available.
+    """
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

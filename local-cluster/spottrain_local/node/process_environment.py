@@ -17,7 +17,10 @@ _MAX_TMPDIR = 75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What stands for an image on this node. See the fields of the same names in `NodeConfig`."""
+    """What stands for an image on this node.
+
+    See the fields of the same names in `NodeConfig`.
+    """
 
     path_prefix: str = ""
     preload_library: Path | None = None
@@ -52,7 +55,10 @@ def process_command(run: ContainerRun, around: Surroundings) -> HostCommand:
 
 
 def process_environment(run: ContainerRun, around: Surroundings) -> dict[str, str]:
-    """Return the process's environment. The container's own variables override those of the node."""
+    """Return the process's environment.
+
+    The container's own variables override those of the node.
+    """
     rewrite = rewriter(run.mounts)
     env = _folders(run, rewrite) | {name: rewrite(value) for name, value in run.env.items()}
     if around.path_prefix:

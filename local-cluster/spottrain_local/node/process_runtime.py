@@ -16,7 +16,10 @@ from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProces
 
 
 class ProcessRuntime:
-    """Runs containers as processes. Images are ignored; limits and securityContext are not enforced."""
+    """Runs containers as processes.
+
+    Images are ignored; limits and securityContext are not enforced.
+    """
 
     def __init__(self, processes: ShimmedProcesses, around: Surroundings | None = None) -> None:
         self._processes = processes

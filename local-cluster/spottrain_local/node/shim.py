@@ -128,7 +128,10 @@ class LogFile:
 
 
 def _exec(spec: dict[str, Any], output: int, errors: int, shim: int) -> NoReturn:
-    """Become the command, in the child. `errors`, which exec closes, reports a failure."""
+    """Become the command, in the child.
+
+    `errors`, which exec closes, reports a failure.
+    """
     try:
         os.setsid()
         set_parent_death_signal(signal.SIGKILL)

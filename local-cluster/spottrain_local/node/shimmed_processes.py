@@ -83,7 +83,9 @@ class ShimmedProcesses:
         container_id: str = "",
         linger_seconds: float = 0.0,
     ) -> ShimmedProcess:
-        """Start a command. `directory` gets its spec and exit record, which `recover` reads.
+        """Start a command.
+
+        `directory` gets its spec and exit record, which `recover` reads.
 
         When the command has ended, what it started has `linger_seconds` to end by itself.
 
@@ -165,7 +167,10 @@ def _reap(pid: int) -> None:
 
 
 def terminated(record: dict[str, Any], container_id: str = "") -> Terminated:
-    """Return the state for an exit record. An empty record means that the shim was killed."""
+    """Return the state for an exit record.
+
+    An empty record means that the shim was killed.
+    """
     if "startError" in record:
         reason, message = "StartError", record["startError"]
     elif not record:

@@ -20,7 +20,10 @@ async def until(end: asyncio.Event, action: Coroutine[Any, Any, object]) -> None
 
 @contextlib.asynccontextmanager
 async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines beside a block, and cancel them at its end. If one fails, log it and continue the block."""
+    """Run coroutines beside a block, and cancel them at its end.
+
+    If one fails, log it and continue the block.
+    """
     tasks = [asyncio.create_task(w) for w in work]
     for task in tasks:
         task.add_done_callback(_log_failure)

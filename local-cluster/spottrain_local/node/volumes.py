@@ -196,7 +196,10 @@ class PodVolumes:
         return await self._source.token(request)
 
     def mounts(self, container: JSONObject, directory: Path, env: Mapping[str, str]) -> tuple[Mount, ...]:
-        """Return the container's mounts. `directory` has its termination message; `env` is for subPathExpr."""
+        """Return the container's mounts.
+
+        `directory` has its termination message; `env` is for subPathExpr.
+        """
         termination = container.get("terminationMessagePath") or TERMINATION_PATH
         volumes = {volume["name"]: volume for volume in self._pod["spec"].get("volumes") or []}
         return (

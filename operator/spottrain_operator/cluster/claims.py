@@ -16,7 +16,10 @@ from spottrain_operator.core.model import JobView, Rival
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Claim:
-    """An unfinished job's claim to its folder. The smaller one wins: a job that has started, then the older one."""
+    """An unfinished job's claim to its folder.
+
+    The smaller one wins: a job that has started, then the older one.
+    """
 
     is_new: bool  # whether it never had a generation
     created_at: datetime
@@ -70,7 +73,10 @@ def _claim(key: JobKey, job: JobView) -> Claim | None:
 
 
 class RivalFinder:
-    """Finds the job for which another one has to wait. Each pass over a job updates its claim."""
+    """Finds the job for which another one has to wait.
+
+    Each pass over a job updates its claim.
+    """
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -106,6 +112,9 @@ class RivalFinder:
             self._note(manifest)
 
     def _note(self, manifest: Manifest) -> None:
-        """Read the job's claim. If it can't be read, the job keeps its old claim, as it may well run."""
+        """Read the job's claim.
+
+        If it can't be read, the job keeps its old claim, as it may well run.
+        """
         with contextlib.suppress(NotUnderstoodError):
             self._claims.note(job_view(manifest))

@@ -42,11 +42,17 @@ class ForbiddenError(RefusedError):
 
 
 class NoPoolError(RefusedError):
-    """The job's pools have no place for a pod. The message is a sentence for the user."""
+    """The job's pools have no place for a pod.
+
+    The message is a sentence for the user.
+    """
 
 
 class NotAllowedError(RefusedError):
-    """The administrator doesn't allow what the job asks for. The message is a sentence for the user."""
+    """The administrator doesn't allow what the job asks for.
+
+    The message is a sentence for the user.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -10,7 +10,10 @@ _IN_TURN = frozenset({None, "ContainerCreating", "PodInitializing"})
 
 
 def trainer_status(status: Manifest) -> Manifest:
-    """The trainer's entry of the pod's status. An admission webhook may have added containers."""
+    """The trainer's entry of the pod's status.
+
+    An admission webhook may have added containers.
+    """
     entries = status.get("containerStatuses", ())
     return next((each for each in entries if each.get("name", TRAINER_CONTAINER) == TRAINER_CONTAINER), {})
 

@@ -1,4 +1,6 @@
-"""The containers of a trainer pod: the trainer's, and those beside it. None gets more rights than it needs.
+"""The containers of a trainer pod: the trainer's, and those beside it.
+
+None gets more rights than it needs.
 
 Each asks for CPU and memory, so that no pod is the first to be evicted, and a ResourceQuota on requests accepts it.
 """
@@ -75,7 +77,10 @@ def trainer(
 
 
 def beside(spec: TrainingJobSpec) -> list[Manifest]:
-    """The init containers. Those that Kubernetes restarts are the sidecars, which start first."""
+    """The init containers.
+
+    Those that Kubernetes restarts are the sidecars, which start first.
+    """
     template = spec.pod_template
     preset = preset_of(template.network)
     sidecars = [
@@ -111,7 +116,10 @@ def _resources(spec: TrainingJobSpec) -> Manifest:
 
 
 def _with_requests(resources: Manifest, defaults: Mapping[str, str]) -> Manifest:
-    """The resources with requests for CPU and memory. Kubernetes itself takes a limit as the request."""
+    """The resources with requests for CPU and memory.
+
+    Kubernetes itself takes a limit as the request.
+    """
     limits = resources.get("limits") or {}
     requests = {name: amount for name, amount in defaults.items() if name not in limits}
     requests |= resources.get("requests") or {}
@@ -119,7 +127,10 @@ def _with_requests(resources: Manifest, defaults: Mapping[str, str]) -> Manifest
 
 
 def _environment(spec: TrainingJobSpec, network: Mapping[str, str], own: Mapping[str, str]) -> list[Manifest]:
-    """Environment of the container. Ours comes last: Kubernetes takes the later one of two with the same name."""
+    """Environment of the container.
+
+    Ours comes last: Kubernetes takes the later one of two with the same name.
+    """
     # A user id that the image doesn't know has no home and no name, and compiler caches look for both.
     defaults = {"HOME": RUN_DIR, "USER": "spottrain", **network}
     chosen = {variable.name for variable in spec.env}

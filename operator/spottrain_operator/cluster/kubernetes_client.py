@@ -229,7 +229,10 @@ def translated(error: k8s.ApiException) -> ClusterError:
 
 
 def _happened_at(event: Manifest) -> str:
-    """Time at which an event was seen last, as text that sorts. Repeated events are one object."""
+    """Time at which an event was seen last, as text that sorts.
+
+    Repeated events are one object.
+    """
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("eventTime"), event.get("lastTimestamp"))
     text = next((time for time in times if time), event["metadata"]["creationTimestamp"])

@@ -59,7 +59,10 @@ class LeaderElection:
         logger.info("%s leads", self._settings.identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost, then return. The caller must stop acting at once."""
+        """Renew until the lease is lost, then return.
+
+        The caller must stop acting at once.
+        """
         while self.is_leader:
             await asyncio.sleep(self._settings.retry_seconds)
             try:

@@ -20,7 +20,9 @@ _TCPX_DEVICES = (*(f"/dev/nvidia{number}" for number in range(8)), "/dev/nvidiac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What the operator adds to a pod. The trainer runs as root, and the user's environment takes precedence.
+    """What the operator adds to a pod.
+
+    The trainer runs as root, and the user's environment takes precedence.
 
     - capabilities: of the trainer.
     - sidecars, volumes, mounts: as in a pod; the mounts are the trainer's.

@@ -48,7 +48,9 @@ class NotUnderstoodError(Exception):
 
 
 def job_view(job: Manifest) -> JobView:
-    """Parse a job. What else a newer version added is left out, and the job continues without it.
+    """Parse a job.
+
+    What else a newer version added is left out, and the job continues without it.
 
     Raises:
         NotUnderstoodError: A required field of the spec can't be read, or a part of the status on which decisions
@@ -73,7 +75,10 @@ def job_view(job: Manifest) -> JobView:
 
 
 def _job_status(job: Manifest) -> TrainingJobStatus:
-    """Parse the status. One that can't be read never counts as empty: fences and pods' names depend on it."""
+    """Parse the status.
+
+    One that can't be read never counts as empty: fences and pods' names depend on it.
+    """
     try:
         status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
     except ValidationError as error:
@@ -128,7 +133,10 @@ def pod_view(pod: Manifest) -> PodView:
 
 
 def may_wait_for_volumes(pod: PodView) -> bool:
-    """Whether its containers don't exist yet. The kubelet reports only in events why that is so."""
+    """Whether its containers don't exist yet.
+
+    The kubelet reports only in events why that is so.
+    """
     waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
     return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
 

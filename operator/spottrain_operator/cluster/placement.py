@@ -186,7 +186,10 @@ def _pool_terms(pool: Pool) -> list[Term]:
 
 
 def _terms_of_all(capacity_type: CapacityType, site: Site) -> list[Term]:
-    """Terms of all providers, and of the site's own labels. With these, no other label makes a node on-demand."""
+    """Terms of all providers, and of the site's own labels.
+
+    With these, no other label makes a node on-demand.
+    """
     known = [
         term
         for (_, kind), terms in TERMS.items()

@@ -55,7 +55,9 @@ _BUILT_IN = {"image", "env", "resources", "processes_per_node", "pod_template"}
 
 
 def template_hash(spec: TrainingJobSpec) -> str:
-    """Hash of what the spec says about pods. If it changes, running pods are outdated.
+    """Hash of what the spec says about pods.
+
+    If it changes, running pods are outdated.
 
     Settings that ranks get with each generation don't count: a drain is enough to change them, and new pods would
     have to start. Defaults are left out, so that an operator with a new optional field doesn't replace the pods of

@@ -31,7 +31,10 @@ def _kept(model: type[BaseModel], new: Manifest, before: Manifest, found: Manife
 
 
 def with_condition(found: Manifest, condition: Condition) -> Manifest:
-    """The status as it was `found`, with this condition. Its transition time stays if its truth does."""
+    """The status as it was `found`, with this condition.
+
+    Its transition time stays if its truth does.
+    """
     others = [each for each in found.get("conditions") or () if each.get("type") != condition.type]
     old: Manifest = next((each for each in found.get("conditions") or () if each.get("type") == condition.type), {})
     new = condition.to_dict()

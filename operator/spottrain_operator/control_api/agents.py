@@ -72,7 +72,10 @@ class AssignmentBoard:
 
 
 class ReportBox:
-    """The newest report of every pod. Wakes the pod's job if a report changes something that matters."""
+    """The newest report of every pod.
+
+    Wakes the pod's job if a report changes something that matters.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,10 @@ class ReportBox:
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
-    """The job that a pod is named after ({job}-{sequence}). It is only woken, so it need not exist."""
+    """The job that a pod is named after ({job}-{sequence}).
+
+    It is only woken, so it need not exist.
+    """
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
 
 

@@ -60,7 +60,10 @@ class TokenCache:
 
 
 class ControlApi:
-    """The HTTP application. `is_ready` returns whether this process leads and has observed the cluster."""
+    """The HTTP application.
+
+    `is_ready` returns whether this process leads and has observed the cluster.
+    """
 
     def __init__(
         self,

@@ -54,7 +54,10 @@ def _holds_node(facts: PodFacts) -> bool:
 
 
 def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:
-    """Price per hour of a node: that of the pool, or that of its capacity type. None: unknown."""
+    """Price per hour of a node: that of the pool, or that of its capacity type.
+
+    None: unknown.
+    """
     for candidate in capacity.pools:
         if candidate.name == pool and candidate.price_per_hour is not None:
             return candidate.price_per_hour

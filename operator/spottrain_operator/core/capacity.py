@@ -136,7 +136,10 @@ def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> 
 
 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
-    """If spot pods wait too long for a node, fall back to on-demand. After a while, try spot again."""
+    """If spot pods wait too long for a node, fall back to on-demand.
+
+    After a while, try spot again.
+    """
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
         if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
@@ -246,7 +249,10 @@ def _leaving(draft: Draft) -> frozenset[str]:
 
 
 def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:
-    """The pool of the next pod. Pools take turns, so that one without capacity doesn't block all pods."""
+    """The pool of the next pod.
+
+    Pools take turns, so that one without capacity doesn't block all pods.
+    """
     names = [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
     return names[sequence % len(names)] if names else None
 

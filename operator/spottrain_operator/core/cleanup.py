@@ -60,7 +60,10 @@ def expire(situation: Situation, draft: Draft) -> Draft:
 
 
 def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) -> Draft:
-    """Delete a pod. If its node is gone, nobody would confirm that, so its object is removed at once."""
+    """Delete a pod.
+
+    If its node is gone, nobody would confirm that, so its object is removed at once.
+    """
     pod = facts.pod
     grace = 0 if facts.unreachable or facts.finished else None
     if pod.deleting:

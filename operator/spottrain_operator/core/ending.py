@@ -97,7 +97,10 @@ def _may_step(m: MemberFacts) -> bool:
 
 
 def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str) -> Draft:
-    """End the job, as SUCCEEDED or FAILED. Its agents leave, so that its pods end. Nothing is retried."""
+    """End the job, as SUCCEEDED or FAILED.
+
+    Its agents leave, so that its pods end. Nothing is retried.
+    """
     now = situation.now
     draft = record_progress(situation, draft, at_once=True)
     running = draft.running

@@ -38,7 +38,10 @@ _CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAI
 
 
 def heed_failures(situation: Situation, draft: Draft) -> Draft:
-    """Stop the other ranks if some have failed, as they hang. The cause is judged once all have ended."""
+    """Stop the other ranks if some have failed, as they hang.
+
+    The cause is judged once all have ended.
+    """
     generation = draft.running
     if generation is None:
         return draft
@@ -103,7 +106,10 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
 
 
 def charge_failure(situation: Situation, draft: Draft, generation: GenerationStatus, message: str) -> Draft:
-    """Count a failure that no lost node explains. Give up if the budget is spent, or if no step is ever made."""
+    """Count a failure that no lost node explains.
+
+    Give up if the budget is spent, or if no step is ever made.
+    """
     policy, status = situation.spec.run_policy, draft.status
     failures = status.failures + 1
     stuck = status.generations_without_progress
@@ -145,7 +151,10 @@ def made_progress(newest: Progress | None) -> bool:
 
 
 def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
-    """Give up on a new job without a container that starts. A job that had a generation waits to be corrected."""
+    """Give up on a new job without a container that starts.
+
+    A job that had a generation waits to be corrected.
+    """
     if draft.status.generation is not None or situation.observed.job.not_understood or _has_started(situation):
         return draft
     refusal = situation.refusal

@@ -1,4 +1,7 @@
-"""Which folder a job's checkpoint.uri names. Two jobs that write to the same folder would fence each other."""
+"""Which folder a job's checkpoint.uri names.
+
+Two jobs that write to the same folder would fence each other.
+"""
 
 from __future__ import annotations
 

@@ -251,7 +251,10 @@ def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
 
 
 def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
-    """Whether its script runs and has reported nothing yet. It may not use the library."""
+    """Whether its script runs and has reported nothing yet.
+
+    It may not use the library.
+    """
     return generation.first_step_at is None and all(
         m.state is MemberState.RUNNING
         and m.progress is None

@@ -128,7 +128,10 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
 
 
 def _awaits_culprit(situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> bool:
-    """Whether a failure may be the first sign of a lost node. A member without peers failed by itself."""
+    """Whether a failure may be the first sign of a lost node.
+
+    A member without peers failed by itself.
+    """
     if generation.reason not in FAILURES or culprits(generation, members) or generation.requested_at is None:
         return False
     if len(members) == 1 and members[0].state in (MemberState.FAILED, MemberState.STOPPED):
@@ -186,7 +189,10 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
 
 
 def _start(generation: GenerationStatus) -> str:
-    """From where a generation starts. The operator doesn't know commits of an earlier job, or of a fork."""
+    """From where a generation starts.
+
+    The operator doesn't know commits of an earlier job, or of a fork.
+    """
     if generation.replicated_step is not None:
         return f"replicas of step {generation.replicated_step.step}"
     if generation.resume is not None:

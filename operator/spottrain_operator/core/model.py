@@ -47,7 +47,10 @@ class PodView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What the core knows of a node with a pod of the job. A node that is gone has no view."""
+    """What the core knows of a node with a pod of the job.
+
+    A node that is gone has no view.
+    """
 
     name: str
     ready: bool = True
@@ -85,7 +88,9 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The pods of a template can't be created. `message` is the sentence of whoever refuses them.
+    """The pods of a template can't be created.
+
+    `message` is the sentence of whoever refuses them.
 
     - lasting: it doesn't pass when other jobs end.
     - by_quota: it may pass when pods of this job are deleted.
@@ -129,7 +134,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Create the pod `name` from the current template. If it exists already, there is nothing to do."""
+    """Create the pod `name` from the current template.
+
+    If it exists already, there is nothing to do.
+    """
 
     name: str
     sequence: int
@@ -140,7 +148,10 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete exactly this pod, with its uid as precondition. `grace_seconds` None: the pod's own. 0: at once."""
+    """Delete exactly this pod, with its uid as precondition.
+
+    `grace_seconds` None: the pod's own. 0: at once.
+    """
 
     name: str
     uid: str
@@ -150,7 +161,10 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatePod:
-    """Set or remove (None) annotations of exactly this pod. If it is gone, there is nothing to do."""
+    """Set or remove (None) annotations of exactly this pod.
+
+    If it is gone, there is nothing to do.
+    """
 
     name: str
     uid: str

@@ -21,7 +21,10 @@ DOOMING_TAINTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doom:
-    """A pod will be gone soon. `announced_at` None: the time is unknown, but the pod existed before it."""
+    """A pod will be gone soon.
+
+    `announced_at` None: the time is unknown, but the pod existed before it.
+    """
 
     message: str
     deadline: datetime
@@ -29,7 +32,10 @@ class Doom:
 
 
 def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime) -> Doom | None:
-    """Why and when `pod` will be gone, if that was announced. Of several notices, the earliest deadline counts."""
+    """Why and when `pod` will be gone, if that was announced.
+
+    Of several notices, the earliest deadline counts.
+    """
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
         for notice in _standing(node, report, pod, now)

@@ -1,4 +1,7 @@
-"""The decision: an ordered list of policies. Each sees the situation, and what the policies before it decided."""
+"""The decision: an ordered list of policies.
+
+Each sees the situation, and what the policies before it decided.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from spottrain_operator.core.timing import UNKNOWN_LEAD, after
 
 
 def heed_losses(situation: Situation, draft: Draft) -> Draft:
-    """Stop the generation if a member is gone. The others hang in their collectives until they are stopped."""
+    """Stop the generation if a member is gone.
+
+    The others hang in their collectives until they are stopped.
+    """
     generation = draft.running
     if generation is None:
         return draft
@@ -28,7 +31,10 @@ def heed_losses(situation: Situation, draft: Draft) -> Draft:
 
 
 def heed_notices(situation: Situation, draft: Draft) -> Draft:
-    """Drain the generation if a member will be gone soon. Its agent has the notice, and may drain already."""
+    """Drain the generation if a member will be gone soon.
+
+    Its agent has the notice, and may drain already.
+    """
     generation = draft.running
     if generation is None or generation.state is GenerationState.STOPPING:
         return draft
@@ -60,5 +66,8 @@ def _drains_by_itself(m: MemberFacts) -> bool:
 
 
 def _not_past(deadline: datetime, situation: Situation) -> datetime:
-    """The deadline of a drain. A notice's deadline that has passed counts as unknown, as the node is still there."""
+    """The deadline of a drain.
+
+    A notice's deadline that has passed counts as unknown, as the node is still there.
+    """
     return deadline if deadline > situation.now else after(situation.now, UNKNOWN_LEAD)

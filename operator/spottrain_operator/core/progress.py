@@ -111,7 +111,10 @@ def _commits(situation: Situation) -> Iterable[CommitRef]:
 def _longest_waits(
     status: TrainingJobStatus, generation: GenerationStatus, reports: Sequence[Progress]
 ) -> dict[str, float]:
-    """The sums of the ranks that have waited longest. They stay if such a rank reports no more."""
+    """The sums of the ranks that have waited longest.
+
+    They stay if such a rank reports no more.
+    """
     known = status.progress
     first = generation.first_step_at
     if first is None or known.last_step_at is None or known.last_step_at < first:

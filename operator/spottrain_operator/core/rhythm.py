@@ -1,4 +1,7 @@
-"""When to decide again if nothing happens before. Changes wake the reconciler, but time alone doesn't."""
+"""When to decide again if nothing happens before.
+
+Changes wake the reconciler, but time alone doesn't.
+"""
 
 from __future__ import annotations
 

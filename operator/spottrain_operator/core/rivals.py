@@ -11,14 +11,20 @@ from spottrain_operator.core.situation import Situation
 
 
 def rival_of(situation: Situation, draft: Draft) -> Rival | None:
-    """The job for which this one waits, without pods. A running generation is left alone."""
+    """The job for which this one waits, without pods.
+
+    A running generation is left alone.
+    """
     if draft.finished or draft.running is not None or situation.spec.run_policy.suspend:
         return None
     return situation.observed.rival
 
 
 def give_way(situation: Situation, draft: Draft) -> Draft:
-    """Blocked: another unfinished job comes first at the checkpoint folder. An event reports the start."""
+    """Blocked: another unfinished job comes first at the checkpoint folder.
+
+    An event reports the start.
+    """
     rival, now = rival_of(situation, draft), situation.now
     known = draft.status.condition(ConditionType.BLOCKED)
     if rival is not None:

@@ -26,7 +26,10 @@ BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """A pod, and what follows from the observation. `silence` is in seconds, by the operator's clock."""
+    """A pod, and what follows from the observation.
+
+    `silence` is in seconds, by the operator's clock.
+    """
 
     pod: PodView
     node: NodeView | None
@@ -184,7 +187,10 @@ class Situation:
         return self.run_hash_on((self.observed.template_hash,))
 
     def run_hash_on(self, templates: Iterable[str]) -> str:
-        """The same, for pods of these templates. If there are several templates, it matches none."""
+        """The same, for pods of these templates.
+
+        If there are several templates, it matches none.
+        """
         template = "-".join(sorted(set(templates)))
         told = self.spec.model_dump_json(include=_TOLD_TO_RANKS, exclude_defaults=True)
         return f"{template}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"

@@ -18,7 +18,9 @@ from spottrain_operator.core.timing import seconds_between
 def spend_on_steps(
     status: TrainingJobStatus, generation: GenerationStatus, newest: Progress, now: datetime
 ) -> TimeStatus | None:
-    """The time with the steps up to the newest one. Before a generation's first step lies the gap that it ends.
+    """The time with the steps up to the newest one.
+
+    Before a generation's first step lies the gap that it ends.
 
     Args:
         status: With the progress that was recorded last.

@@ -13,7 +13,10 @@ from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 
 def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:
-    """Record that the newest generation has ended. Its cost is known after the next generation's first step."""
+    """Record that the newest generation has ended.
+
+    Its cost is known after the next generation's first step.
+    """
     status = draft.status
     generation = status.generation
     if generation is None:

@@ -1,4 +1,7 @@
-"""A job that a newer version wrote. What this operator doesn't understand disturbs nothing that runs."""
+"""A job that a newer version wrote.
+
+What this operator doesn't understand disturbs nothing that runs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
 
 
 def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
-    """SpecNotUnderstood: names the fields that this operator leaves out. An event reports the start."""
+    """SpecNotUnderstood: names the fields that this operator leaves out.
+
+    An event reports the start.
+    """
     unknown, now = situation.observed.job.not_understood, situation.now
     known = draft.status.condition(ConditionType.SPEC_NOT_UNDERSTOOD)
     if unknown:

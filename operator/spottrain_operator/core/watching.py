@@ -63,7 +63,10 @@ def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, Repo
 
 
 def heed_watchers(situation: Situation, draft: Draft) -> Draft:
-    """Set NoticesHeard. It stays as it was between generations, and while a watcher may be restarting."""
+    """Set NoticesHeard.
+
+    It stays as it was between generations, and while a watcher may be restarting.
+    """
     known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
     watches = spot_watches(draft.running, situation.observed.reports)
     if draft.running is None or (known is None and not watches):

@@ -144,7 +144,10 @@ class Records:
 
 
 class SpottrainStrategy(DDPStrategy):
-    """DDP with gradients that are the mean over the job's global batch. It resumes in its setup."""
+    """DDP with gradients that are the mean over the job's global batch.
+
+    It resumes in its setup.
+    """
 
     loop: ForeignLoop
 

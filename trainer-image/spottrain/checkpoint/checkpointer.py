@@ -147,7 +147,10 @@ class Checkpointer:
         *,
         frozen: Collection[str] = (),
     ) -> Loaded:
-        """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
+        """Load as `load` does, from members' memory.
+
+        HEAD doesn't name this step yet: save it first of all.
+        """
         found = replicas.read(checkpoint)
         return self._loader.load(state, frozen, lambda: found)
 
@@ -245,7 +248,9 @@ class Checkpointer:
         return task.handle
 
     def clean_up(self, retention: Retention) -> int:
-        """On rank 0, drop and delete older commits and abandoned attempts. Not a collective.
+        """On rank 0, drop and delete older commits and abandoned attempts.
+
+        Not a collective.
 
         It never deletes what HEAD names, nor what a generation has written that may still commit.
 
@@ -264,7 +269,9 @@ class Checkpointer:
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
     def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
-        """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
+        """Let rank 0 give up the newest save if another rank's part of it has failed.
+
+        A collective.
 
         That rank may not reach the store, not even to report its failure there.
 
@@ -379,8 +386,10 @@ class Checkpointer:
         )
 
     def _is_unsaved(self, step: int) -> bool:
-        """Whether to save this step, as rank 0 sees it: the other ranks don't know. What rank 0 has committed stays
-        committed, even if the store's answer to another rank was lost."""
+        """Whether to save this step, as rank 0 sees it: the other ranks don't know.
+
+        What rank 0 has committed stays committed, even if the store's answer to another rank was lost.
+        """
         if self._rank != 0:
             return False
         current = self._current
@@ -389,7 +398,10 @@ class Checkpointer:
         return current.error is not None and not self._was_committed(current)
 
     def _was_committed(self, failed: SaveHandle) -> bool:
-        """Whether HEAD names the commit for which the store gave no answer. Then it is a commit like any other."""
+        """Whether HEAD names the commit for which the store gave no answer.
+
+        Then it is a commit like any other.
+        """
         with contextlib.suppress(CheckpointError):
             head = read_head(self._storage) if failed.proposed is not None else None
             if head is not None and failed.proposed in head.commits:

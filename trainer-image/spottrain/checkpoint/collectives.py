@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives:
-    """Runs work so that either every rank succeeds or every rank raises. `group` None: a world of one."""
+    """Runs work so that either every rank succeeds or every rank raises.
+
+    `group` None: a world of one.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
         self._group = group

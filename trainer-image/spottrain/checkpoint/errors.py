@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class CheckpointError(Exception):
-    """Base of all errors of this package. `str(error)` is a sentence that says what to do."""
+    """Base of all errors of this package.
+
+    `str(error)` is a sentence that says what to do.
+    """
 
 
 class StorageError(CheckpointError):
@@ -34,7 +37,10 @@ class PreconditionFailed(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The store did not answer, throttled for too long, or is full. A write may have taken effect."""
+    """The store did not answer, throttled for too long, or is full.
+
+    A write may have taken effect.
+    """
 
 
 class StorageFull(StorageUnavailable):
@@ -81,7 +87,10 @@ class SaveFailed(CheckpointError):
 
 
 class FrozenWeightsGone(SaveFailed):
-    """Frozen weights that this save refers to are gone. The next save writes them again."""
+    """Frozen weights that this save refers to are gone.
+
+    The next save writes them again.
+    """
 
 
 class ExportFailed(CheckpointError):

@@ -51,7 +51,10 @@ class AuditRecord(BaseModel):
 
 
 class AuditWriter:
-    """Appends the records of one rank in one generation. Each line is with the kernel before `write` returns."""
+    """Appends the records of one rank in one generation.
+
+    Each line is with the kernel before `write` returns.
+    """
 
     def __init__(self, folder: Path, header: AuditHeader, *, generation: int, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +121,10 @@ class Audit:
 
 
 def read_audit(folder: Path) -> Audit:
-    """Merge the files of all ranks and generations. Raises ValueError if there are none."""
+    """Merge the files of all ranks and generations.
+
+    Raises ValueError if there are none.
+    """
     records: list[AuditRecord] = []
     headers: list[AuditHeader] = []
     for path in sorted(folder.glob("audit-*.jsonl")):

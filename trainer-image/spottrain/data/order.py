@@ -89,7 +89,10 @@ def _mix(value: int) -> int:
 
 
 def _feistel(values: _Words, half_bits: int, keys: Sequence[int]) -> _Words:
-    """Permute words of 2 * half_bits bits. Unsigned arithmetic of numpy wraps around, as this needs."""
+    """Permute words of 2 * half_bits bits.
+
+    Unsigned arithmetic of numpy wraps around, as this needs.
+    """
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
     left, right = values >> shift, values & mask

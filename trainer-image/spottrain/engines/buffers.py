@@ -1,4 +1,7 @@
-"""Buffers, which a model keeps besides its parameters. Every rank has its own; a checkpoint holds rank 0's."""
+"""Buffers, which a model keeps besides its parameters.
+
+Every rank has its own; a checkpoint holds rank 0's.
+"""
 
 from __future__ import annotations
 

@@ -56,13 +56,19 @@ def merged_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def named_stage(config: EngineConfig) -> int | None:
-    """The ZeRO stage that the job or a JSON names, if any. Raises ValueError as `merged_config`."""
+    """The ZeRO stage that the job or a JSON names, if any.
+
+    Raises ValueError as `merged_config`.
+    """
     stage: int | None = _of_user(config).get("zero_optimization", {}).get("stage")
     return config.deepspeed.zero_stage if stage is None else stage
 
 
 def named_size(config: EngineConfig, key: str) -> int | None:
-    """A number of elements in zero_optimization of a JSON, if there is one. Raises ValueError as `merged_config`."""
+    """A number of elements in zero_optimization of a JSON, if there is one.
+
+    Raises ValueError as `merged_config`.
+    """
     size = _of_user(config).get("zero_optimization", {}).get(key)
     if size is None:
         return None

@@ -102,7 +102,10 @@ class Layout(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Copy the flat tensors to the parameters with which the model computes. A collective."""
+        """Copy the flat tensors to the parameters with which the model computes.
+
+        A collective.
+        """
         ...
 
 
@@ -216,7 +219,10 @@ class PerParameter:
 
 
 def _own_part(parameter: Any) -> tuple[int, int]:
-    """Start and number of elements of this rank's part. The last part may be padded, or be padding alone."""
+    """Start and number of elements of this rank's part.
+
+    The last part may be padded, or be padding alone.
+    """
     size = parameter.ds_tensor.ds_numel
     begin = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
     return begin, min(size, parameter.ds_numel - begin)
@@ -245,7 +251,10 @@ class ZeroState:
         return {"model": weights | frozen | self._buffers(), "optimizer": optimizer}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over values that are not tensors, and refresh the parameters. Tensors were loaded in place."""
+        """Take over values that are not tensors, and refresh the parameters.
+
+        Tensors were loaded in place.
+        """
         flats = self._layout.flats()
         stored = state["optimizer"]
         for fragment in self._fragments:

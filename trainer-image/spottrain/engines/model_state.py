@@ -84,7 +84,10 @@ def num_bytes(parameter: nn.Parameter) -> int:
 
 
 def wrapping_names(model: nn.Module) -> Iterator[str]:
-    """Names of parameters that wrap tensors and aren't trained. DDP can't broadcast them; `share_parts` does."""
+    """Names of parameters that wrap tensors and aren't trained.
+
+    DDP can't broadcast them; `share_parts` does.
+    """
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad and _wraps(parameter):
             yield name
@@ -112,7 +115,10 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def share_parts(model: nn.Module, device: torch.device) -> None:
-    """Give all ranks rank 0's parts of quantized weights. A collective if there are any."""
+    """Give all ranks rank 0's parts of quantized weights.
+
+    A collective if there are any.
+    """
     model = without_wrapper(model)
     parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
     take_over(parts.values())
@@ -152,7 +158,10 @@ def _wraps(value: object) -> TypeGuard[Any]:
 
 
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The inner tensors of a value that wraps tensors, or the value itself. DCP takes shards apart."""
+    """The inner tensors of a value that wraps tensors, or the value itself.
+
+    DCP takes shards apart.
+    """
     if not _wraps(value):
         yield name, value
         return

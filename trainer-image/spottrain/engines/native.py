@@ -27,7 +27,10 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Model and optimizer by the names that parameters had before they were spread. Raises UnsupportedState."""
+    """Model and optimizer by the names that parameters had before they were spread.
+
+    Raises UnsupportedState.
+    """
     for parameter, values in optimizer.state.items():
         if isinstance(parameter, DTensor):
             for key, value in values.items():

@@ -73,7 +73,10 @@ class Session:
     """
 
     def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
-        """Join the world. Raises UserError if the configuration or the checkpoint store is unusable."""
+        """Join the world.
+
+        Raises UserError if the configuration or the checkpoint store is unusable.
+        """
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
@@ -283,7 +286,10 @@ class Session:
         )
 
     def _refuse_second(self) -> None:
-        """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
+        """Raises UserError if the session has a model in training.
+
+        A call that has failed may be repeated.
+        """
         if self._training is not None:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
@@ -323,7 +329,10 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
-        """Put the parts of a Training together. `state` are further fields of TrainingState."""
+        """Put the parts of a Training together.
+
+        `state` are further fields of TrainingState.
+        """
         plan = self.batch_plan
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
@@ -356,7 +365,10 @@ class Session:
         return self._training
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
+        """Take SIGTERM as a request to drain.
+
+        Call it again if a framework has installed a handler of its own.
+        """
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:

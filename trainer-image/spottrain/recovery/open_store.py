@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedStore:
-    """The job's checkpoint store, as one rank has opened it. Without a checkpointer nothing is saved."""
+    """The job's checkpoint store, as one rank has opened it.
+
+    Without a checkpointer nothing is saved.
+    """
 
     config: TrainerConfig
     """The job's settings. Without an operator, their generation follows from HEAD."""

@@ -13,7 +13,9 @@ _PREFIX = "base_model.model."
 
 
 def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
-    """Describe the adapters of a model. May ask the hub for the base model's configuration, as PEFT does.
+    """Describe the adapters of a model.
+
+    May ask the hub for the base model's configuration, as PEFT does.
 
     Args:
         model: The model before it is spread.

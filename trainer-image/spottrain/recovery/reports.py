@@ -29,7 +29,10 @@ class CheckpointReports:
 
     @property
     def newest_commit(self) -> CommitRef | None:
-        """The newest commit that was reported. Only rank 0 learns of commits in the background."""
+        """The newest commit that was reported.
+
+        Only rank 0 learns of commits in the background.
+        """
         return self.reporter.progress.commit
 
     @property
@@ -107,6 +110,9 @@ class CheckpointReports:
 
 
 def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
-    """Report an error that keeps commits from being made or read. Being fenced by a newer generation is not one."""
+    """Report an error that keeps commits from being made or read.
+
+    Being fenced by a newer generation is not one.
+    """
     if not isinstance(error, Fenced):
         reporter.update(checkpoint_failure=save_failure(error))

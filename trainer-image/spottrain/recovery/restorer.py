@@ -72,7 +72,9 @@ class StateRestorer:
         return loaded.step
 
     def roll_back(self, state: TrainingState) -> Loaded | None:
-        """Undo what model and optimizer have learnt since the newest commit. Learning rates and random numbers go on.
+        """Undo what model and optimizer have learnt since the newest commit.
+
+        Learning rates and random numbers go on.
 
         Returns:
             What the commit holds besides tensors; None if there is no commit, and then nothing has changed.

@@ -111,7 +111,9 @@ class StateSaver:
             self.checkpointer.share_failures()
 
     def save(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
-        """Save this step, and return when it is committed. Does nothing if it is committed already.
+        """Save this step, and return when it is committed.
+
+        Does nothing if it is committed already.
 
         Args:
             state: What to save.
@@ -180,7 +182,10 @@ class StateSaver:
         self.reports.intervals()
 
     def clean_up(self) -> None:
-        """Delete what `retention` does not keep. An error is only logged: what is left over costs space alone."""
+        """Delete what `retention` does not keep.
+
+        An error is only logged: what is left over costs space alone.
+        """
         if self.checkpointer is None:
             return
         try:

@@ -16,7 +16,10 @@ BALLOT_STEPS = 3
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointSchedule:
-    """When one rank of a generation saves next. It learns the cost of a save from the saves before."""
+    """When one rank of a generation saves next.
+
+    It learns the cost of a save from the saves before.
+    """
 
     interval: CommitInterval
     waits_for_last_safe_moment: bool = False
@@ -61,7 +64,10 @@ class CheckpointSchedule:
         return total + max(0.0, total - self.seconds_since_start()) if is_saving else total
 
     def last_safe_seconds(self, step_seconds: float | None) -> float | None:
-        """How long before a deadline the ranks have to agree on the last save. None: they agree at once."""
+        """How long before a deadline the ranks have to agree on the last save.
+
+        None: they agree at once.
+        """
         if not self.waits_for_last_safe_moment or self.agreed_seconds is None or step_seconds is None:
             return None
         return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS

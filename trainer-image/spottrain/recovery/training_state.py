@@ -216,7 +216,10 @@ def _plain(value: Any) -> Any:
 
 
 def _with_numbers(state: Any) -> Any:
-    """A schedule's state in plain values. If learning rates are tensors, parts of the state are, too."""
+    """A schedule's state in plain values.
+
+    If learning rates are tensors, parts of the state are, too.
+    """
     if isinstance(state, torch.Tensor):
         return state.item()
     if isinstance(state, dict):

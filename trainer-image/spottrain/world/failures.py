@@ -64,7 +64,10 @@ LOST_WORKER = (
 
 
 class UserError(Exception):
-    """A mistake that the user can correct. It is shown as a sentence, without a traceback."""
+    """A mistake that the user can correct.
+
+    It is shown as a sentence, without a traceback.
+    """
 
     def __init__(self, reason: FailureReason, message: str, *, fence: int | None = None) -> None:
         super().__init__(message)
@@ -97,7 +100,10 @@ def _refused_setting(error: ErrorDetails) -> str:
 
 
 class Drained(SystemExit):
-    """Ends the script after a drain, before it does what comes after training. Not an error: exit code 0."""
+    """Ends the script after a drain, before it does what comes after training.
+
+    Not an error: exit code 0.
+    """
 
     def __init__(self) -> None:
         super().__init__(0)

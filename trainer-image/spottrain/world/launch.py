@@ -130,7 +130,10 @@ def join_world(launch: Launch) -> Groups:
 
 
 def gloo_group() -> dist.ProcessGroup:
-    """A new group of all ranks for what is on the CPU. All ranks make their groups in the same order."""
+    """A new group of all ranks for what is on the CPU.
+
+    All ranks make their groups in the same order.
+    """
     # From torch 2.15 on, its type says what a rank that is not in the group gets; here every rank is.
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT))
 

@@ -61,7 +61,9 @@ class ProgressReporter:
         self._write().result()
 
     def step(self, step: int, *, seconds: float, data_wait_seconds: float, samples: int, tokens: int | None) -> None:
-        """Report a completed step. It is written in the background, unless the last write was a moment ago.
+        """Report a completed step.
+
+        It is written in the background, unless the last write was a moment ago.
 
         Args:
             step: Number of the step, from 1.

@@ -33,7 +33,9 @@ class RankContext:
     reporter: ProgressReporter
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many whole seconds, while there is no step to commit. A collective.
+        """Sleep for so many whole seconds, while there is no step to commit.
+
+        A collective.
 
         Raises:
             Drained: A rank has seen a request to drain; on all ranks.

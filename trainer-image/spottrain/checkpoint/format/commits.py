@@ -65,7 +65,10 @@ class Head(BaseModel):
         return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
 
     def serialise(self) -> bytes:
-        """The bytes to store. Older readers know this form, unless a commit refers to objects of another one."""
+        """The bytes to store.
+
+        Older readers know this form, unless a commit refers to objects of another one.
+        """
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
         refers = len(plain) < len(self.commits)
         head = self.model_copy(update={"format_version": FROZEN_FILES_VERSION if refers else FORMAT_VERSION})
@@ -73,7 +76,10 @@ class Head(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read stored bytes. Raises CheckpointMismatch for an unknown version of the format, or CorruptCheckpoint."""
+        """Read stored bytes.
+
+        Raises CheckpointMismatch for an unknown version of the format, or CorruptCheckpoint.
+        """
         try:
             text = verify_checksummed(data)
             version = json.loads(text)["format_version"]

@@ -54,7 +54,10 @@ class RankPlan:
 
 
 def signature(tensors: Tensors) -> tuple[Any, ...]:
-    """Everything that a plan depends on. While it stays the same on all ranks, so does the plan."""
+    """Everything that a plan depends on.
+
+    While it stays the same on all ranks, so does the plan.
+    """
     return tuple(
         (fqn, t.dtype, t.shape, t.device.type, getattr(t, "placements", None), getattr(t, "device_mesh", None))
         for fqn, t in tensors.items()
@@ -171,7 +174,10 @@ class ManifestReader(StorageReader):
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """Rows of a stored chunk, and the (part of a) tensor that they fill. It takes their bytes piece by piece."""
+    """Rows of a stored chunk, and the (part of a) tensor that they fill.
+
+    It takes their bytes piece by piece.
+    """
 
     span: Span
     target: torch.Tensor

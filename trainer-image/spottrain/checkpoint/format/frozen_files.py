@@ -38,7 +38,10 @@ class FrozenFiles:
 
     @classmethod
     def written(cls, prefix: str, receipts: Sequence[Receipt]) -> FrozenFiles:
-        """The frozen weights that the ranks have written in the attempt at `prefix`. Raises CorruptCheckpoint."""
+        """The frozen weights that the ranks have written in the attempt at `prefix`.
+
+        Raises CorruptCheckpoint.
+        """
         files = [FrozenFile(attempt=prefix, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
         numbers = {file.rank: index for index, file in enumerate(files)}
         tensors = index_tensors(entry for receipt in receipts for entry in receipt.frozen_entries)

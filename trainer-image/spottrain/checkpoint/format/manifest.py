@@ -55,7 +55,10 @@ class DataFile(_Model):
 
 
 class FrozenFile(_Model):
-    """A rank's file of frozen weights. It belongs to the attempt that wrote it; commits of others refer to it."""
+    """A rank's file of frozen weights.
+
+    It belongs to the attempt that wrote it; commits of others refer to it.
+    """
 
     attempt: str
     rank: NonNegativeInt
@@ -106,7 +109,10 @@ class Receipt(_Model):
 
 
 class Tensor(_Model):
-    """Dtype, shape (in elements) and chunks of a tensor. The chunks cover it exactly once."""
+    """Dtype, shape (in elements) and chunks of a tensor.
+
+    The chunks cover it exactly once.
+    """
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]
@@ -229,7 +235,10 @@ def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, 
 
 
 def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
-    """Gather the chunks of all ranks by tensor. Raises CorruptCheckpoint if they don't fit together."""
+    """Gather the chunks of all ranks by tensor.
+
+    Raises CorruptCheckpoint if they don't fit together.
+    """
     chunks: dict[str, list[Chunk]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in entries:
@@ -276,7 +285,10 @@ def build_manifest(
 
 
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
-    """The bytes of a manifest or receipt, and their SHA-256. Without frozen weights, older readers know this form."""
+    """The bytes of a manifest or receipt, and their SHA-256.
+
+    Without frozen weights, older readers know this form.
+    """
     data = dump_checksummed(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
     return data, hashlib.sha256(data).hexdigest()
 
@@ -291,7 +303,10 @@ def read_manifest(storage: CheckpointStorage, commit: Commit) -> Manifest:
 
 
 def parse_manifest(data: bytes, commit: Commit) -> Manifest:
-    """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for an unknown version."""
+    """The manifest that `commit` names.
+
+    Raises CorruptCheckpoint, or CheckpointMismatch for an unknown version.
+    """
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise CorruptCheckpoint(f"{commit.manifest} is not what was committed: its checksum differs.")
     return Manifest.parse(data, commit.manifest)

@@ -71,11 +71,17 @@ class PartReader:
                 pass  # the first error ends it
 
     def verify(self, number: int) -> None:
-        """Read a whole file, by its number in the manifest, and drop the bytes. Raises CorruptCheckpoint."""
+        """Read a whole file, by its number in the manifest, and drop the bytes.
+
+        Raises CorruptCheckpoint.
+        """
         self.read([(number, 0, self._manifest.file(number).size)], lambda *_: None)
 
     def _runs(self, spans: Sequence[Span]) -> list[_Run]:
-        """Cut the spans at fixed places of the files. All that lies between two of these places is one read."""
+        """Cut the spans at fixed places of the files.
+
+        All that lies between two of these places is one read.
+        """
         runs: dict[tuple[int, int], _Run] = {}
         for index, (file, begin, end) in enumerate(spans):
             block = self._manifest.file(file).block_bytes

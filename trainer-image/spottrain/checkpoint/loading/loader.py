@@ -78,14 +78,20 @@ class Loader:
         return self._collectives.from_rank_0(self._newest_extra)
 
     def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
-        """The manifest of a commit, and a reader of its data. Raises CorruptCheckpoint or CheckpointMismatch."""
+        """The manifest of a commit, and a reader of its data.
+
+        Raises CorruptCheckpoint or CheckpointMismatch.
+        """
         manifest = read_manifest(self._storage, commit)
         return manifest, PartReader(self._storage, commit.attempt, manifest)
 
     def load(
         self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
     ) -> Loaded:
-        """Fill `state` from the checkpoint that `read` opens. If any rank fails, all raise."""
+        """Fill `state` from the checkpoint that `read` opens.
+
+        If any rank fails, all raise.
+        """
         tensors: codec.Tensors = {}
 
         def work() -> Manifest:

@@ -56,7 +56,10 @@ class ReplicaClient:
             return self._ask(connection, "GET", f"/{key}").read()
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """Read a part of an object, as `CheckpointStorage.read_into` does. Raises ObjectNotFound."""
+        """Read a part of an object, as `CheckpointStorage.read_into` does.
+
+        Raises ObjectNotFound.
+        """
         wanted = {"Range": f"bytes={offset}-{offset + len(memory) - 1}"}
         filled = 0
         with self._connected() as connection:

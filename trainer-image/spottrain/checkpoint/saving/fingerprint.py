@@ -24,7 +24,9 @@ def is_comparable(tensor: torch.Tensor) -> bool:
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> dict[str, int]:
-    """A number for each tensor, which differs if its bytes do. For comparisons within this process.
+    """A number for each tensor, which differs if its bytes do.
+
+    For comparisons within this process.
 
     For a sharded tensor, it is that of this rank's shard. The ranks divide tensors that all of them have whole among
     themselves: a rank has 0 for those of others.

@@ -80,7 +80,10 @@ class FrozenWeights:
         return bool(self._changed or self._missing(frozen))
 
     def agree(self, frozen: Tensors) -> Tensors:
-        """The tensors to write, if `is_unwritten` was true on any rank. A collective. Call `split` again after it."""
+        """The tensors to write, if `is_unwritten` was true on any rank.
+
+        A collective. Call `split` again after it.
+        """
         self._changing |= self._collectives.union(self._changed)
         missing = self._collectives.union(self._missing(frozen))
         return {name: tensor for name, tensor in frozen.items() if name in missing - self._changing}
@@ -92,7 +95,10 @@ class FrozenWeights:
         self._staging.prepare(plan)
 
     def stage(self, frozen: Tensors, new: Tensors) -> FrozenPart:
-        """Copy `new`, and keep those of `frozen` that are stored. A collective if `new` isn't empty."""
+        """Copy `new`, and keep those of `frozen` that are stored.
+
+        A collective if `new` isn't empty.
+        """
         kept = self._stored.only(frozen.keys() - new.keys())
         staging, self._staging = self._staging, None  # needed once, so not kept
         if not new:

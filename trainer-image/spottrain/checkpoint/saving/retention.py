@@ -84,7 +84,10 @@ class BackgroundCleanUp:
         self._waiting = threading.Event()
 
     def start(self) -> None:
-        """Start a clean-up, and return at once. While one runs, any number of calls starts only one more."""
+        """Start a clean-up, and return at once.
+
+        While one runs, any number of calls starts only one more.
+        """
         if not self._waiting.is_set():
             self._waiting.set()
             self._background.submit(self._run)

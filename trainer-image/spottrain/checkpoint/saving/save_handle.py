@@ -42,7 +42,10 @@ class SaveHandle:
         return self._finished.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> Commit | None:
-        """Wait until this rank's part has ended. Raises the CheckpointError that the save ended with."""
+        """Wait until this rank's part has ended.
+
+        Raises the CheckpointError that the save ended with.
+        """
         if not self._finished.wait(timeout_seconds):
             raise SaveFailed(f"The checkpoint at step {self.step} was not finished within {timeout_seconds} s.")
         if self.error is not None:
@@ -54,7 +57,10 @@ class SaveHandle:
         self._finished.wait(timeout_seconds)
 
     def give_up(self, error: CheckpointError) -> None:
-        """Stop waiting for receipts that won't come. It changes nothing if all of them were there already."""
+        """Stop waiting for receipts that won't come.
+
+        It changes nothing if all of them were there already.
+        """
         self.given_up = error
         self._gave_up.set()
 

@@ -148,6 +148,9 @@ class SaveTask:
         self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
-        """Delete what the ranks have written. Otherwise, failed saves would fill up a store that is nearly full."""
+        """Delete what the ranks have written.
+
+        Otherwise, failed saves would fill up a store that is nearly full.
+        """
         if self.handle.proposed is None:
             self.storage.delete([key for key, _ in self.storage.list(self.attempt.prefix)])

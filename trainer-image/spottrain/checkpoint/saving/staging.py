@@ -95,7 +95,10 @@ class StagingBuffer:
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Pin as torch's own shared staging does (torch.distributed._state_dict_utils). Without it, copies are slower."""
+    """Pin as torch's own shared staging does (torch.distributed._state_dict_utils).
+
+    Without it, copies are slower.
+    """
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     try:
         torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))

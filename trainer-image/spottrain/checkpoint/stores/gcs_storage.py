@@ -59,7 +59,9 @@ class GcsStorage:
         retry_seconds: float = 60.0,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials are Google's application default ones. A server at `endpoint_url` gets none.
+        """Credentials are Google's application default ones.
+
+        A server at `endpoint_url` gets none.
 
         Args:
             bucket: Name of the bucket.

@@ -57,7 +57,10 @@ _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 
 
 class S3Storage:
-    """Implements CheckpointStorage. The etag is S3's. Conditional writes are S3's If-Match and If-None-Match."""
+    """Implements CheckpointStorage.
+
+    The etag is S3's. Conditional writes are S3's If-Match and If-None-Match.
+    """
 
     parallel_reads = 8
 

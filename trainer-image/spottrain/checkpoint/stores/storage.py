@@ -18,7 +18,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectReader(Protocol):
-    """What loading needs of a store. A checkpoint may lie elsewhere, too (replicas.py)."""
+    """What loading needs of a store.
+
+    A checkpoint may lie elsewhere, too (replicas.py).
+    """
 
     parallel_reads: int
     """How many parallel reads serve one rank best."""
@@ -36,7 +39,9 @@ class ObjectReader(Protocol):
 
 
 class CheckpointStorage(ObjectReader, Protocol):
-    """A flat key-value store. Keys are relative to the URI that it was opened with; '/' separates their parts.
+    """A flat key-value store.
+
+    Keys are relative to the URI that it was opened with; '/' separates their parts.
 
     All methods may be called from several threads at once. They raise StorageUnavailable if a later try may succeed,
     and StorageDenied if it can't.

@@ -6,7 +6,9 @@ import os
 
 
 class UploadBody:
-    """The part of a binary file's interface that clients use to read. Its `read` returns views, not bytes.
+    """The part of a binary file's interface that clients use to read.
+
+    Its `read` returns views, not bytes.
 
     A copy of a part would hold the interpreter lock, so that the training would wait for it.
     """

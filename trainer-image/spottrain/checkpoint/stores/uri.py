@@ -1,4 +1,7 @@
-"""Which store a checkpoint URI names. A store's client library is imported only when it is needed."""
+"""Which store a checkpoint URI names.
+
+A store's client library is imported only when it is needed.
+"""
 
 from __future__ import annotations
 
