@@ -1,6 +1,6 @@
 """Training that survives preemptions.
 
-Every rank runs the script, which begins with `import spottrain`. `spottrain.session()` surrounds the script,
+The script that every rank runs has `import spottrain`. `spottrain.session()` surrounds the script,
 `Session.prepare` takes the model and the data, and `Training.steps` is the loop. `Session.prepare` has an example.
 """
 

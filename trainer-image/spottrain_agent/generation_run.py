@@ -100,7 +100,10 @@ async def wait_for_rendezvous_store(endpoint: str) -> None:
 
 
 class GenerationRun:
-    """The processes of one generation on this member, and their directory."""
+    """The processes of one generation on this member.
+
+    It also has the directory that it shares with them.
+    """
 
     def __init__(self, assignment: GenerationAssignment, settings: AgentSettings, grace_seconds: float) -> None:
         self.assignment = assignment

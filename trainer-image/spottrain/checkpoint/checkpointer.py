@@ -114,7 +114,10 @@ class Checkpointer:
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit with a whole manifest, on all ranks; or {}."""
+        """The `extra` of the newest commit with a whole manifest; {} without one.
+
+        It is the same on all ranks.
+        """
         return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:

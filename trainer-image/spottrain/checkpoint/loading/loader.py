@@ -79,9 +79,9 @@ class Loader:
         return None
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit with a whole manifest, on all ranks.
+        """The `extra` of the newest commit with a whole manifest.
 
-        Empty if there is none.
+        It is the same on all ranks. Empty if there is none.
         """
         return self._collectives.from_rank_0(self._newest_extra)
 
