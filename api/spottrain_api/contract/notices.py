@@ -1,4 +1,7 @@
-"""Notices, which the watcher gives to the agents of its node and, on the node, to the operator."""
+"""Notices about a node, from its watcher.
+
+The watcher gives them to the agents of the node and, on the Node object, to the operator.
+"""
 
 from __future__ import annotations
 

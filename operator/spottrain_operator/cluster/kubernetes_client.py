@@ -1,4 +1,7 @@
-"""A real cluster: the official Kubernetes client, in a limited pool of threads and with timeouts."""
+"""Access to a real cluster through the official Kubernetes client.
+
+Calls run in a limited pool of threads and have timeouts.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,10 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 
 
 class KubernetesCluster:
-    """Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
+    """All clients of the operator on a real API server.
+
+    Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient.
+    """
 
     def __init__(self, configuration: k8s.Configuration) -> None:
         client = k8s.ApiClient(configuration)
@@ -209,7 +215,10 @@ class NotFoundError(ClusterError):
 
 
 def translated(error: k8s.ApiException) -> ClusterError:
-    """Translate an error of the client into one of ours, with the API server's own sentence."""
+    """Translate an error of the client into one of ours.
+
+    The result keeps the API server's own sentence.
+    """
     try:
         answer = json.loads(error.body or "{}")
     except ValueError:
@@ -248,7 +257,10 @@ async def _found(call: Any) -> Manifest | None:
 
 
 async def _gone(call: Any) -> None:
-    """Ignore that an object to delete is gone, or was replaced by another one of the same name."""
+    """Ignore that an object to delete is gone.
+
+    A new object of the same name may have replaced it.
+    """
     try:
         await call
     except (NotFoundError, ConflictError):
@@ -256,7 +268,10 @@ async def _gone(call: Any) -> None:
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
-    """The pod to which a token is bound, from the status of its TokenReview; None if to none."""
+    """The pod to which a token is bound, from the status of its TokenReview.
+
+    None if it is bound to no pod.
+    """
     if not status.get("authenticated") or audience not in status.get("audiences", ()):
         return None
     user = status.get("user", {})
