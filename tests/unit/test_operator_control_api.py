@@ -1,4 +1,7 @@
-"""The control API over real HTTP: who may speak, for whom, and when a held poll ends."""
+"""The control API over real HTTP.
+
+The tests show who may speak, for whom, and when a held poll ends.
+"""
 
 from __future__ import annotations
 
