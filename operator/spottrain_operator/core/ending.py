@@ -115,7 +115,7 @@ def finish(
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
-    draft = draft.record(reason, event or message, warning=failed)
+    draft = draft.record(reason, f"{event[0].upper()}{event[1:]}" if event else message, warning=failed)
     if failed:
         message = f"{message.removesuffix('.')}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)

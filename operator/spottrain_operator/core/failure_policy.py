@@ -118,19 +118,16 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     elif not worked_unseen(situation, generation):
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
+    # The event of the generation's end has said the message already.
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
-        return _give_up(situation, draft, EndReason.NO_PROGRESS, message, why)
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
     if failures > policy.failure_budget:
         why = f"this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
-        return _give_up(situation, draft, EndReason.FAILURE_BUDGET_EXCEEDED, message, why)
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text, event=why)
     return draft
-
-
-def _give_up(situation: Situation, draft: Draft, reason: EndReason, message: str, why: str) -> Draft:
-    """Fail the job. The event of the last generation's end has said `message` already."""
-    event = f"{why[0].upper()}{why[1:]}"
-    return finish(situation, draft, Phase.FAILED, reason, f"{_clause(message)}; {why}", event=event)
 
 
 def meets_an_earlier_job(situation: Situation, draft: Draft, generation: GenerationStatus) -> bool:
