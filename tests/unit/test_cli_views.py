@@ -242,6 +242,34 @@ def test_pods_of_a_job_that_is_over_wait_for_nothing() -> None:
     assert any(line.split()[-1] == "Running" for line in text.splitlines() if "gpt-3" in line)
 
 
+def test_pods_that_have_ended_keep_their_rank() -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    ended = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
+    one, two, three = job.pods
+    over = replace(
+        job,
+        status=job.status.model_copy(update={"phase": Phase.FAILED, "generation": ended}),
+        pods=(replace(one, state="Failed"), replace(two, state="Failed"), replace(three, state="Succeeded")),
+    )
+    lines = [line.split() for line in shown(over).splitlines() if "gpt-" in line]
+    assert (lines[0][:2], lines[0][-1]) == (["0", "gpt-1"], "Failed")
+    assert [(line[0], " ".join(line[-5:])) for line in lines[1:]] == [
+        ("gpt-2", "Failed, not in generation 3"),
+        ("gpt-3", "Succeeded, not in generation 3"),
+    ]
+
+
+def test_a_pod_that_waits_for_the_next_generation_has_no_rank() -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    ended = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
+    between = job.status.model_copy(update={"phase": Phase.RECOVERING, "generation": ended})
+    [line] = [line.split() for line in shown(replace(job, status=between)).splitlines() if "gpt-1" in line]
+    assert line[0] == "gpt-1"
+    assert line[-1] == "warm"
+
+
 def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
     page = html_report(snapshot(), at(20))
     assert page.count("<svg") == 5

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from scene import ENDED, Scene, training_job
-from spottrain_api.contract import AgentReport, NodeWatch, WatchState
-from spottrain_api.v1alpha1 import Condition
+from spottrain_api.contract import AgentPhase, AgentReport, NodeWatch, WatchState
+from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.timing import UNWATCHED
 
 WATCHED = NodeWatch(state=WatchState.WATCHED)
@@ -119,6 +119,17 @@ def test_members_on_demand_and_older_agents_have_no_watcher() -> None:
 def test_between_generations_it_stays_as_it_was() -> None:
     unheard = watched_job().says(4, watch=MISSING).decided().generation(state=ENDED)
     assert condition(unheard.says(4, watch=WATCHED)) == unheard.observed.job.status.condition("NoticesHeard")
+
+
+@pytest.mark.parametrize("watch", [WATCHED, MISSING], ids=["heard", "unheard"])
+def test_a_job_that_is_over_has_no_node_to_be_heard_of(watch: NodeWatch) -> None:
+    scene = watched_job().says(4, watch=watch).decided().all_say(phase=AgentPhase.SUCCEEDED).decided()
+    assert scene.observed.job.status.phase is Phase.SUCCEEDED
+    found = condition(scene)
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "Finished")
+    never = training_job().all_say(phase=AgentPhase.SUCCEEDED).decided()
+    assert condition(never) is None
 
 
 def test_a_long_list_and_a_hostile_error_stay_short() -> None:

@@ -71,6 +71,9 @@ def heed_watchers(situation: Situation, draft: Draft) -> Draft:
     It stays as it was between generations, and while a watcher may be restarting.
     """
     known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
+    if draft.finished and known is not None:
+        message = "The job is over, and no node of it can be taken"
+        return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.FINISHED, message, now)
     watches = spot_watches(draft.running, situation.observed.reports)
     if draft.running is None or (known is None and not watches):
         return draft
