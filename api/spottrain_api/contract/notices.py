@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, Text
 
 
 class NoticeKind(StrEnum):
@@ -81,4 +81,4 @@ class NodeWatch(Message):
 
     state: WatchState
     seconds: float = 0.0
-    trouble: str | None = None
+    trouble: Text | None = None
