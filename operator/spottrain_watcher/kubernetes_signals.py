@@ -50,6 +50,11 @@ class KubernetesSource:
         """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
         return next(iter(self._troubles.values()), None)
 
+    @property
+    def starting(self) -> bool:
+        """Never: an API server that takes its time is trouble."""
+        return False
+
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
         node_field = f"metadata.name={self._node}"

@@ -25,4 +25,9 @@ class SignalSource(Protocol):
         """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
         ...
 
+    @property
+    def starting(self) -> bool:
+        """Whether the trouble is only that the first answer takes its time, within what the cloud allows for it."""
+        ...
+
     def watch(self) -> AsyncIterator[tuple[Notice, ...]]: ...
