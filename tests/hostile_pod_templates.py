@@ -1,4 +1,7 @@
-"""What a user may try to get by a pod template, and how it is refused: tables for tests on a real API server."""
+"""What a user may try to get by a pod template, and how it is refused.
+
+The module has tables for tests on a real API server.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A cluster in this process's memory: the part of the API server's behaviour that the operator relies on.
+"""A cluster in this process's memory.
 
-Objects have uids and resource versions, stale writes conflict, deletions with a grace period leave the pod
-terminating until `finish_deletions`, and a deleted job takes its pods along.
+It has the part of the API server's behaviour that the operator relies on. Objects have uids and resource versions,
+and stale writes conflict. Deletions with a grace period leave the pod terminating until `finish_deletions`. A deleted
+job takes its pods along.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError,
 
 
 class MemoryCluster:
-    """All of the protocols of cluster/client.py on dictionaries, which tests may look into and change."""
+    """All of the protocols of cluster/client.py, on dictionaries.
+
+    Tests may look into the dictionaries and change them.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[JobKey, Manifest] = {}

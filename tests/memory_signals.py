@@ -1,4 +1,7 @@
-"""A source of signals in this process's memory: announces what a test hands to it."""
+"""A source of signals in this process's memory.
+
+It announces what a test hands to it.
+"""
 
 from __future__ import annotations
 

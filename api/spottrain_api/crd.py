@@ -84,7 +84,10 @@ def _root_schema() -> dict[str, Any]:
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI v3 structural schema of a model: no $ref, no anyOf, defaults that the API server can apply."""
+    """The OpenAPI v3 structural schema of a model.
+
+    It has no $ref and no anyOf, and its defaults are ones that the API server can apply.
+    """
     schema = model.model_json_schema(by_alias=True)
     return _inline(schema, schema.get("$defs", {}))
 
@@ -125,7 +128,10 @@ def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any
 
 
 def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
-    """The description of a field that holds an enum: its own, followed by the meaning of the values."""
+    """The description of a field that holds an enum.
+
+    It is the field's own, followed by the meaning of the values.
+    """
     _, _, values = definition.get("description", "").partition("\n\n")
     if "enum" not in definition or "description" not in own or not values:
         return {}

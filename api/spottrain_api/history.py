@@ -1,6 +1,7 @@
-"""The course of a job, which the operator keeps in a ConfigMap beside it, for later reports.
+"""The course of a job, for later reports.
 
-Each point is a line of CSV. Old points are thinned out, so that the ConfigMap stays far below its size limit.
+The operator keeps it in a ConfigMap beside the job. Each point is a line of CSV. Old points are thinned out, so that
+the ConfigMap stays far below its size limit.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ def history_name(job: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPoint:
-    """The job at one time: `at` is Unix time in seconds, `loss` is NaN before the first one.
+    """The job at one time.
 
-    `phase` is the job's phase. `on_demand` and `spot` count the members of the generation that trains (0 while
-    none does). `committed_step` is the step of the newest commit.
+    `at` is Unix time in seconds. `loss` is NaN before the first one. `phase` is the job's phase. `on_demand` and
+    `spot` count the members of the generation that trains (0 while none does). `committed_step` is the step of the
+    newest commit.
     """
 
     at: float

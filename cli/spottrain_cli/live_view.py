@@ -1,4 +1,7 @@
-"""The terminal view of a job: a pure function from a snapshot to a renderable of rich."""
+"""The terminal view of a job.
+
+It is a pure function from a snapshot to a renderable of rich.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,10 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
 
 
 def _stands_still(progress: ProgressStatus, at: datetime) -> bool:
-    """Whether the newest step is so old that the speed before it says nothing about now."""
+    """Whether the newest step is old.
+
+    Then the speed before it says nothing about now.
+    """
     if progress.last_step_at is None:
         return False
     steps_to_go = (progress.total_steps or 0) - progress.step
@@ -161,7 +167,10 @@ def _events(events: Sequence[EventSummary], at: datetime) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Draw the newest `width` values as blocks; the lowest value has the lowest block."""
+    """Draw the newest `width` values as blocks.
+
+    The lowest value has the lowest block.
+    """
     shown = [value for value in values[-width:] if value == value]
     if not shown:
         return ""

@@ -52,7 +52,10 @@ def object_anchor(path: str) -> str:
 
 
 def sections(path: str, schema: Schema) -> Iterator[str]:
-    """A section for the object at `path`, with its fields and rules, then one for each object inside it."""
+    """A section for the object at `path`, then one for each object inside it.
+
+    A section shows the object's fields and rules.
+    """
     fields = schema["properties"]
     yield f"({object_anchor(path)})="
     yield f"## {code(path)}\n"

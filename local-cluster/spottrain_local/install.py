@@ -1,4 +1,7 @@
-"""Installs spottrain into a local cluster as into any cluster: the CRDs and the Helm chart."""
+"""Installs spottrain into a local cluster: the CRDs and the Helm chart.
+
+The steps are those for any cluster.
+"""
 
 import os
 import shutil
@@ -37,7 +40,7 @@ def crds_folder() -> Path:
 
 
 def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
-    """Return the chart's values on a local cluster, beside those in its values.local.yaml.
+    """Return the chart's values on a local cluster, beside values.local.yaml.
 
     The operator gets a free port: a server that listens on 0.0.0.0 (8080 is popular) takes its port on every pod's
     address, too. `probe_ip` is an address of the cluster's network that nobody has.
@@ -51,7 +54,7 @@ def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
 
 
 def operator_image() -> str:
-    """Return the name that `make images REGISTRY=localhost` gives the operator's image."""
+    """Return the operator's image as `make images REGISTRY=localhost` names it."""
     chart = yaml.safe_load((chart_folder() / "Chart.yaml").read_text())
     return f"localhost/spottrain-operator:{chart['appVersion']}"
 
@@ -66,7 +69,7 @@ def _check_operator_image() -> None:
 
 
 def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
-    """Install or upgrade the CRDs and the operator, and wait until the operator is ready.
+    """Install or upgrade the CRDs and the operator, and wait until it is ready.
 
     Raises:
         LocalClusterError: kubectl or Helm failed; the text has what it printed.

@@ -14,7 +14,10 @@ from spottrain_operator.cluster.lease import LEASE_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on a resource in all namespaces, or in the operator's own; on one object of it if `name` is set."""
+    """Verbs on a resource in all namespaces, or in the operator's own.
+
+    If `name` is set, they hold for that one object.
+    """
 
     group: str = ""
     resource: str

@@ -1,6 +1,7 @@
-"""`python -m spottrain_operator.selfcheck PART`: whether an installation works, seen from a pod of it.
+"""`python -m spottrain_operator.selfcheck PART`: check an installation.
 
-`helm test` runs it with the service account of the operator, and with that of the watcher.
+The check sees the installation from a pod of it. `helm test` runs it with the service account of the operator, and
+with that of the watcher.
 """
 
 from __future__ import annotations

@@ -58,7 +58,10 @@ class Watcher:
                 tasks.create_task(self._follow(source))
 
     def application(self) -> web.Application:
-        """The notice API: GET /v1/notice?after=<revision>; also /healthz, /readyz and /metrics."""
+        """The notice API: GET /v1/notice?after=<revision>.
+
+        It also serves /healthz, /readyz and /metrics.
+        """
         application = web.Application()
         application.router.add_get(PATH_NOTICE, self._serve_notices)
         application.router.add_get("/healthz", _serve_health)

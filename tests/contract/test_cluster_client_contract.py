@@ -1,4 +1,7 @@
-"""The contract of the cluster client, for the cluster in memory and for a real API server."""
+"""The contract of the cluster client.
+
+It holds for the cluster in memory and for a real API server.
+"""
 
 from __future__ import annotations
 

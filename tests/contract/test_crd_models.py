@@ -52,7 +52,10 @@ def test_the_schema_is_structural() -> None:
 
 
 def _fields(schema: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
-    """Every field below a schema by its path, and the items of lists that are objects."""
+    """Every field below a schema, by its path.
+
+    The items of a list count if they are objects.
+    """
     found = {f"{path}.{name}": field for name, field in schema.get("properties", {}).items()}
     found |= {f"{path}[]": schema["items"]} if schema.get("items", {}).get("properties") else {}
     return found | {name: each for below in found for name, each in _fields(found[below], below).items()}

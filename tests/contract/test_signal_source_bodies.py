@@ -1,4 +1,7 @@
-"""What clouds' metadata servers may say: each body, and the notices that follow from it. Lies are among them."""
+"""What clouds' metadata servers may answer, lies included.
+
+The tests compare each body with the notices that follow from it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ async def saying(
     posted: list[str] | None = None,
     **options: Any,
 ) -> AsyncIterator[SignalSource]:
-    """A source whose server gives the same answers for ever, and notes what is posted. `options` are the source's."""
+    """A source whose server gives the same answers for ever.
+
+    `posted` receives the bodies of POST requests. `options` are the source's.
+    """
     bodies = CALM | changes
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,7 @@
-"""What every SignalSource promises: the in-memory one, those of clouds, and that of the API server."""
+"""The contract of every SignalSource.
+
+It holds for the source in memory, for those of the clouds, and for that of the API server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The operator as a process against a real control plane: jobs become pods, agents are heard, crashes survived."""
+"""The operator as a process against a real control plane.
+
+Jobs become pods, the operator gets the agents' reports, and it survives crashes.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +159,10 @@ class Jobs:
         return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None})
 
     def has_run(self, name: str) -> None:
-        """Its status says from now on that it has had generations, of which the fourth has ended."""
+        """Set a status that says the job has had generations.
+
+        The fourth of them has ended.
+        """
         generation = {
             **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
             **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
@@ -373,7 +379,10 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
 
 @contextmanager
 def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m spottrain_watcher` on the node of `pod`, which may do anything in the cluster."""
+    """`python -m spottrain_watcher` on the node of `pod`.
+
+    It may do anything in the cluster.
+    """
     namespace = pod["metadata"]["namespace"]
     account = ("--clusterrole=cluster-admin", f"--serviceaccount={namespace}:default")
     kubectl("create", "clusterrolebinding", namespace, *account)

@@ -1,4 +1,4 @@
-"""The world itself: what a test does to it, how time passes in it, and its operator."""
+"""The simulated world: what tests do to it, how time passes, and its operator."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ class World:
         return node
 
     def preempt(self, node: Node, lead: float) -> None:
-        """A notice: the agents on the node learn it first, the node object shows it a little later."""
+        """Announce that the cloud takes a node back.
+
+        The agents on the node get the notice first, and the node object shows it a little later.
+        """
         if not node.alive or node.notice is not None:
             return
         node.notice = Notice(
@@ -118,8 +121,10 @@ class World:
                 pod.dead, pod.ranks = True, None
 
     def revive(self, node: Node) -> None:
-        """A machine of the same name comes up: what the old one left is still on the node object, and the pods
-        that were on it are found dead."""
+        """Start a machine of the same name.
+
+        The node object still has what the old machine left. The pods that were on it are found dead.
+        """
         if not node.alive and node.name in self.nodes:
             node.alive, node.died_at, node.kill_at = True, None, None
             for pod in self.pods.values():

@@ -1,4 +1,7 @@
-"""An agent knows whether the notices of its node can be heard: a watcher that answers, is blind, or is missing."""
+"""An agent knows whether it can hear the notices of its node.
+
+The watcher answers, is blind, or is missing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ BLIND = "EC2's metadata service gives no usable answer: refused."
 
 @dataclass(slots=True)
 class Watcher:
-    """Answers polls with `notices`, or with an error while there are none; `client` asks it, by `clock`."""
+    """Answers polls with `notices`, or with an error while there are none.
+
+    `client` asks it, by `clock`.
+    """
 
     notices: NoticeList | None = None
     clock: float = 0.0
@@ -106,6 +112,6 @@ async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:
 
 
 def test_an_older_agent_reads_the_notices_of_a_blind_watcher() -> None:
-    """What it doesn't know is ignored: the fields of a message that a newer part added."""
+    """An agent ignores the fields of a message that a newer part added."""
     answer = NoticeList(revision="1", trouble=BLIND).to_json()
     assert NoticeList.from_json(answer.replace("trouble", "somethingNewer")) == NoticeList(revision="1")

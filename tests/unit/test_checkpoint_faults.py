@@ -1,4 +1,7 @@
-"""A process that dies, or a store that fails, at each operation in turn: the commit is the old or the new one."""
+"""A process that dies, or a store that fails, at each operation in turn.
+
+The commit is always the old one or the new one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Killed(BaseException):
 
 
 class FaultyStorage:
-    """Passes everything on to another store, but for one call, which fails before or after its effect."""
+    """Passes calls on to a second store; one fails before or after its effect."""
 
     parallel_reads = 2
 
@@ -104,7 +107,7 @@ def save(storage: Any, generation: int, *steps: int) -> None:
 
 
 def resumed_step(storage: Any, generation: int) -> int:
-    """The step that the next generation resumes from, having checked every value of it."""
+    """Return the step that the next generation resumes from; check its values."""
     resumed = checkpointer(storage, generation)
     newest = resumed.latest(verify=True)
     assert newest is not None
@@ -268,7 +271,10 @@ class Evil:
 
 
 def pickles(path: Path) -> list[bytes]:
-    """The ways in which one is written: by hand, by torch in both its formats, and behind what looks like JSON."""
+    """The ways in which a pickle is written.
+
+    They are: by hand, by torch in both its formats, and behind what looks like JSON.
+    """
     legacy, zipped = io.BytesIO(), io.BytesIO()
     torch.save(Evil(path), legacy, _use_new_zipfile_serialization=False)
     torch.save({"model": Evil(path)}, zipped)
@@ -277,7 +283,10 @@ def pickles(path: Path) -> list[bytes]:
 
 
 def test_pickles_planted_anywhere_in_the_store_are_never_run(tmp_path: Path) -> None:
-    """In the place of each object, and beside them under the names that torch and DeepSpeed read pickles from."""
+    """A pickle stands in the place of each object and beside them.
+
+    Those beside them have the names that torch and DeepSpeed read pickles from.
+    """
     uri, executed = f"file://{tmp_path}/store", tmp_path / "executed"
     storage = open_storage(uri)
     save(storage, 1, 10)

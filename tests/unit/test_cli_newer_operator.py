@@ -1,4 +1,7 @@
-"""A command line that is older than the operator: it shows what it understands of the job, and names the rest."""
+"""A command line that is older than the operator.
+
+It shows what it understands of the job, and names the rest.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def has_labels(pod: dict[str, Any], query: dict[str, list[str]]) -> bool:
 
 @pytest.fixture
 def show(tmp_path: Path) -> Iterator[Show]:
-    """What a command says of the job gpt with this status, which an API server on loopback holds."""
+    """What a command says of the job gpt with this status.
+
+    An API server on loopback holds the job.
+    """
     job: dict[str, Any] = {
         "metadata": {"namespace": "default", "name": "gpt", "uid": "1", "creationTimestamp": AT},
         "spec": {"batch": {"global": 8}},

@@ -1,4 +1,7 @@
-"""Truth tables of `plan` where something fails: whose fault it was, what counts, and when a job is given up."""
+"""Truth tables of `plan` for failures.
+
+They say whose fault each one was, what counts, and when a job is given up.
+"""
 
 from __future__ import annotations
 

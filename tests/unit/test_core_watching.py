@@ -1,4 +1,7 @@
-"""NoticesHeard names the spot nodes of members whose notices nobody hears, and says what to do."""
+"""NoticesHeard names the members' spot nodes whose notices nobody hears.
+
+It also says what to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Of the jobs at one checkpoint folder one trains: who that is, and how the others learn that it is over."""
+"""Of the jobs at one checkpoint folder, one trains.
+
+The tests show which one it is, and how the others learn that it is over.
+"""
 
 from __future__ import annotations
 

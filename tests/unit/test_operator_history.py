@@ -1,4 +1,7 @@
-"""The course of a job in its ConfigMap: what is kept or reset, and the cost of a failed write."""
+"""The course of a job in its ConfigMap.
+
+The tests show what is kept or reset, and what a failed write costs.
+"""
 
 from __future__ import annotations
 

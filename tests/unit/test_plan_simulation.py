@@ -1,4 +1,7 @@
-"""Whole lives of a job, with disturbances from a seed: it always ends Succeeded, and holds nothing then."""
+"""Whole lives of a job, with disturbances from a seed.
+
+The job always ends Succeeded, and holds nothing then.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ DISTURBED_SECONDS = 160.0
 
 
 def world_of(seed: int, **options: object) -> World:
-    """Two on-demand and four spot nodes, and a job that takes about 150 s undisturbed."""
+    """Two on-demand and four spot nodes, and a job.
+
+    Undisturbed, the job takes about 150 s.
+    """
     world = World(spec_of(), seed=seed, total_steps=240, **options)  # type: ignore[arg-type]
     for capacity_type in (ON_DEMAND, ON_DEMAND, SPOT, SPOT, SPOT, SPOT):
         world.add_node(capacity_type)
@@ -25,7 +31,10 @@ def world_of(seed: int, **options: object) -> World:
 
 
 def disturb(world: World, kinds: list[str], num: int = 8) -> None:
-    """`num` disturbances at random moments; then capacity comes back, and the job is left to end."""
+    """Disturb the world `num` times at random moments, and wait for the job's end.
+
+    Capacity comes back after the last disturbance.
+    """
     rng = random.Random(world.seed + 1)
     moments = sorted(rng.uniform(1.0, DISTURBED_SECONDS) for _ in range(num))
     for moment in moments:

@@ -1,4 +1,7 @@
-"""The watcher's notice API and what it shows on the Node, with a source in memory."""
+"""The watcher's notice API, and what it shows on the Node.
+
+The source is in memory.
+"""
 
 from __future__ import annotations
 

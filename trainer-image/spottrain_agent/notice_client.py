@@ -1,4 +1,7 @@
-"""The agent's client of the watcher on its node: the notices, and whether they can be heard."""
+"""The agent's client of the watcher on its node.
+
+The watcher reports the notices, and whether they can be heard.
+"""
 
 from __future__ import annotations
 

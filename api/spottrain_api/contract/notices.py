@@ -1,11 +1,14 @@
-"""Notices, which the watcher gives to the agents of its node and, on the node, to the operator."""
+"""Notices about a node, from its watcher.
+
+The watcher gives them to the agents of the node and, on the Node object, to the operator.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, Text
 
 
 class NoticeKind(StrEnum):
@@ -82,4 +85,4 @@ class NodeWatch(Message):
 
     state: WatchState
     seconds: float = 0.0
-    trouble: str | None = None
+    trouble: Text | None = None

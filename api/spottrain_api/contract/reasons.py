@@ -1,7 +1,7 @@
-"""What conditions, events and reasons mean, for the reference pages and for people who write tools.
+"""What conditions, events and reasons mean.
 
-The tables name every condition and reason that the operator writes. tests/unit/test_reference.py compares them with
-the operator's sources.
+The reference pages show these texts, and people who write tools read them. The tables name every condition and reason
+that the operator writes. tests/unit/test_reference.py compares them with the operator's sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionMeaning:
-    """A condition of a job's status; `reasons` are those that only this condition has."""
+    """What a condition of a job's status means.
+
+    `reasons` are those that only this condition has.
+    """
 
     when_true: str
     when_false: str

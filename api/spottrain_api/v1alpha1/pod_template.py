@@ -1,4 +1,7 @@
-"""The pods of a job: labels, placement, volumes, containers beside the trainer's, network."""
+"""The pods of a job.
+
+The template sets labels, placement, volumes, containers beside the trainer's, and the network.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class Volume(Resource):
 
 
 class ResourceClaim(Resource):
-    """Devices by dynamic resource allocation (DRA), from an object of the job's namespace."""
+    """Devices by dynamic resource allocation (DRA), from the job's namespace."""
 
     cel_rules = (
         (

@@ -1,4 +1,4 @@
-"""The course of a job in a ConfigMap beside it, from which reports are drawn later.
+"""The course of a job in a ConfigMap beside it, for later reports.
 
 No decision depends on it. If it can't be written, the job continues without it.
 """
@@ -23,7 +23,10 @@ WRITE_SECONDS = 10.0
 
 
 class HistoryKeeper:
-    """Adds a point if a job's status has changed, and writes the points from time to time."""
+    """Collects points of a job's course, and writes them from time to time.
+
+    It adds a point if the job's status has changed.
+    """
 
     def __init__(self, config_maps: ConfigMapClient) -> None:
         self._config_maps = config_maps
@@ -96,7 +99,10 @@ def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:
 
 
 def parse(config_map: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...]:
-    """The points so far; none if the ConfigMap is damaged, or belongs to an earlier job of the same name."""
+    """The points so far.
+
+    None are returned if the ConfigMap is damaged, or belongs to an earlier job of the same name.
+    """
     if config_map is None:
         return ()
     owners = config_map["metadata"].get("ownerReferences", ())

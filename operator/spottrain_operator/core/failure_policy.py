@@ -61,7 +61,10 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
 
 
 def failure_message(members: tuple[MemberFacts, ...]) -> str:
-    """The sentence that says most about why a generation failed, after the pod and rank that it is about."""
+    """The sentence that says most about why a generation failed.
+
+    It starts with the pod and rank that it is about.
+    """
     pod, failure = _first_failure(members)
     if failure is None:
         return next((m.message for m in members if m.message), "ranks failed without saying why")
@@ -70,7 +73,10 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
 
 
 def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
-    """The end of the traceback of that failure, on lines of its own; empty if there is none."""
+    """The end of the traceback of that failure, on lines of its own.
+
+    Empty if there is none.
+    """
     _, failure = _first_failure(members)
     return f"\n{failure.traceback}" if failure is not None and failure.traceback else ""
 
@@ -201,9 +207,10 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
-    """Pods whose container ended by itself before they joined a generation, oldest first.
+    """Pods whose container ended before they joined a generation, oldest first.
 
-    They are kept for a while. To count existing pods never counts one twice, even if the operator restarts.
+    Their containers ended by themselves. The pods are kept for a while. Counting existing pods never counts one
+    twice, even if the operator restarts.
     """
     generation = draft.status.generation
     joined = {m.pod_uid for m in generation.members} if generation is not None else set()

@@ -1,4 +1,4 @@
-"""NoticesHeard: whether somebody on the members' spot nodes hears that they will be taken back.
+"""NoticesHeard: whether somebody hears the notices of the members' spot nodes.
 
 A node that nobody watches is lost without notice, and nothing else shows it before. No generation ends for that.
 """
@@ -52,7 +52,10 @@ class SpotWatch:
 
 
 def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, ReportView]) -> tuple[SpotWatch, ...]:
-    """The members on spot nodes whose agents report it: those of older versions don't."""
+    """The watch on each member's spot node, as its agent reports it.
+
+    Agents of older versions don't report it.
+    """
     return tuple(
         SpotWatch(node=member.node, watch=view.report.watch)
         for member in (generation.members if generation is not None else ())

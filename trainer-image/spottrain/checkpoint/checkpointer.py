@@ -114,11 +114,14 @@ class Checkpointer:
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """Return the `extra` of the newest commit whose manifest is whole, the same on all ranks; {} without one."""
+        """The `extra` of the newest commit with a whole manifest; {} without one.
+
+        It is the same on all ranks.
+        """
         return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
+        """Fill the tensors of `state` in place, and replace its other values.
 
         Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
 
@@ -155,9 +158,9 @@ class Checkpointer:
         return self._loader.load(state, frozen, lambda: found)
 
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
-        """Plan and allocate ahead for states of this structure, so that the first save is not slow.
+        """Plan and allocate ahead for states of this structure.
 
-        The connection to the store is opened in the background.
+        So the first save is not slow. The connection to the store is opened in the background.
         """
         tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
@@ -224,7 +227,7 @@ class Checkpointer:
         extra: dict[str, Any] | None = None,
         rank_state: dict[str, Any] | None = None,
     ) -> SaveHandle | None:
-        """Save `state` after `step` steps: return once it is staged, and do the rest in the background.
+        """Stage `state` after `step` steps, and save it in the background.
 
         Args:
             state: As for `save`, as are the other arguments.
@@ -264,7 +267,10 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the other ranks don't know it yet."""
+        """Whether this rank's part of the newest save has failed.
+
+        True only while the other ranks don't know it yet.
+        """
         current = self._current
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 

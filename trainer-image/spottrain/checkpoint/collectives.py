@@ -1,4 +1,7 @@
-"""How the ranks agree around a checkpoint: small collectives on a gloo group of their own."""
+"""How the ranks agree around a checkpoint.
+
+They use small collectives on a gloo group of their own.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ class Collectives:
         return self.unless_failed(outcome, failed)
 
     def unless_failed(self, outcome: T | CheckpointError, failed: bool) -> T:
-        """As `together`, for work that is already done, once all ranks know whether it `failed` on any of them."""
+        """As `together`, for work that is already done.
+
+        All ranks know already whether it `failed` on any of them.
+        """
         first = self._first(outcome) if failed else None
         if first is not None:
             if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
@@ -55,13 +61,19 @@ class Collectives:
         return outcome  # type: ignore[return-value]
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
-        """Do `work` on every rank, and return the error of the lowest rank that failed, the same on all ranks."""
+        """Do `work` on every rank, and return the error of the lowest that failed.
+
+        All ranks return the same error.
+        """
         outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self._first(outcome) if failed else None
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
-        """Which flags are set on any rank, and a random number of rank 0, in one small reduction."""
+        """Which flags are set on any rank, and a random number of rank 0.
+
+        One small reduction finds both.
+        """
         token = secrets.randbits(63) if self._rank == 0 else 0
         values = torch.tensor([*flags, token], dtype=torch.int64)
         if self._group is not None:

@@ -26,7 +26,10 @@ class ObjectNotFound(StorageError):
 
 
 class PreconditionFailed(StorageError):
-    """A conditional write lost: the object is not what the writer expected, or not any more."""
+    """A conditional write lost: the object is not what the writer expected.
+
+    It never was, or has changed since.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -48,7 +51,10 @@ class StorageFull(StorageUnavailable):
 
 
 class StorageDenied(StorageError):
-    """The store will never accept this request as it is: access is denied, or the URI is invalid."""
+    """The store will never accept this request as it is.
+
+    Access is denied, or the URI is invalid.
+    """
 
 
 class StorageMissing(StorageDenied):
@@ -56,7 +62,10 @@ class StorageMissing(StorageDenied):
 
 
 class Fenced(CheckpointError):
-    """A newer generation, `fence`, has taken over: this process may not commit any more."""
+    """A newer generation, `fence`, has taken over.
+
+    This process may not commit any more.
+    """
 
     def __init__(self, message: str, fence: int) -> None:
         super().__init__(message, fence)
@@ -67,7 +76,10 @@ class Fenced(CheckpointError):
 
 
 class StepBehind(CheckpointError):
-    """A commit of this step or of a later one exists already, so this one would lose progress."""
+    """A commit of this step or of a later one exists already.
+
+    This one would lose progress.
+    """
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -75,7 +87,10 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is whole, but belongs to a different model, strategy or format version."""
+    """The checkpoint is whole, but does not fit the run.
+
+    It belongs to a different model, strategy or format version.
+    """
 
 
 class UnsupportedState(CheckpointError):

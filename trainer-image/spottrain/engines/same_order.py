@@ -1,4 +1,7 @@
-"""Check that all ranks act in the same order, because their collectives meet in that order."""
+"""Check that all ranks act in the same order.
+
+Their collectives meet in that order.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ class Difference:
 
 
 class SameOrder:
-    """Records what one rank does, by index among `names`, and compares it with the other ranks.
+    """Compares the order in which ranks act.
 
-    The constructor is a collective.
+    It records what one rank does, by index among `names`, and compares it with the other ranks. The constructor is a
+    collective.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -35,7 +39,10 @@ class SameOrder:
         self._group = gloo_group()
 
     def note(self, index: int, *, once: bool = False) -> Callable[..., None]:
-        """A hook that records the thing at that index; with `once`, only if it is not recorded yet."""
+        """A hook that records the thing at that index.
+
+        With `once`, the hook records it only if it is not recorded yet.
+        """
 
         def note(*_: Any) -> None:
             if not (once and index in self._done):

@@ -45,7 +45,10 @@ class Commit(BaseModel):
 
 
 class Head(BaseModel):
-    """The kept commits, newest first, and the generation below which nobody may commit."""
+    """The kept commits, newest first, and the fence.
+
+    The fence is the generation below which nobody may commit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +64,7 @@ class Head(BaseModel):
         return self.commits[0] if self.commits else None
 
     def holds(self, prefix: str) -> bool:
-        """Whether a commit is, or refers to the frozen weights of, the attempt at `prefix`."""
+        """Whether a commit is the attempt at `prefix`, or refers to its frozen weights."""
         return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
 
     def serialise(self) -> bytes:

@@ -1,8 +1,8 @@
-"""The bridge to torch.distributed.checkpoint: its planners decide who writes and who reads what.
+"""The bridge to torch.distributed.checkpoint (DCP).
 
-DCP's planners know DTensors, shards and replicas. Its file formats and its `.metadata` pickle are not used. Saving
-calls the planner's steps one by one, because `dcp.save` would put collectives behind the upload. Loading is a
-`StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
+Its planners decide who writes and who reads what. DCP's planners know DTensors, shards and replicas. Its file formats
+and its `.metadata` pickle are not used. Saving calls the planner's steps one by one, because `dcp.save` would put
+collectives behind the upload. Loading is a `StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> Non
 
 
 class ManifestReader(StorageReader):
-    """Reads a committed checkpoint for DCP, verifying all bytes before they reach a tensor."""
+    """Reads a committed checkpoint for DCP.
+
+    It verifies all bytes before they reach a tensor.
+    """
 
     def __init__(self, manifest: Manifest, parts: PartReader) -> None:
         self._manifest = manifest
@@ -125,7 +128,10 @@ class ManifestReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Always False: a reader is made for one manifest, and DCP must not choose this class by a path."""
+        """Always False: DCP must not choose this class by a path.
+
+        A reader is made for one manifest.
+        """
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""How the ranks of a job read its commits: verification, the state, and the values beside the state."""
+"""How the ranks of a job read its commits.
+
+They verify them, and read the state and the values beside the state.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class Loader:
         self._world_size = world_size
 
     def newest_whole(self, commits: tuple[Commit, ...]) -> Commit | None:
-        """The first of `commits` (newest first) that is whole, after reading all its bytes. None if there is none.
+        """The first of `commits` (newest first) that is whole.
+
+        Reads all its bytes. None if `commits` is empty.
 
         Raises:
             CorruptCheckpoint: None of them is whole.
@@ -74,7 +79,10 @@ class Loader:
         return None
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit whose manifest is whole, the same on all ranks. Empty if there is none."""
+        """The `extra` of the newest commit with a whole manifest.
+
+        It is the same on all ranks. Empty if there is none.
+        """
         return self._collectives.from_rank_0(self._newest_extra)
 
     def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
