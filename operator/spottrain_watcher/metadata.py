@@ -166,7 +166,10 @@ class Polls:
 
     @property
     def starting(self) -> bool:
-        """Whether the first request still waits for its answer: each is bounded by what the cloud allows."""
+        """Whether the first request still waits for its answer.
+
+        Each request is bounded by what the cloud allows.
+        """
         return self._unheard is not None and not self._troubles
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:

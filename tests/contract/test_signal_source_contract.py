@@ -225,7 +225,10 @@ async def test_ec2_slow_service_is_waited_for(ec2: Ec2Cloud) -> None:
 
 @pytest.mark.parametrize("usable", [True, False])
 async def test_azure_starts_until_its_service_answers_for_the_first_time(usable: bool) -> None:
-    """The first request of a scale set enables the service, which may take two minutes."""
+    """The first request of a scale set enables the service.
+
+    That may take two minutes.
+    """
     asked, enabled = asyncio.Event(), asyncio.Event()
 
     async def events(_: web.Request) -> web.Response:

@@ -43,7 +43,10 @@ class SpotWatch:
 
     @property
     def unheard(self) -> bool:
-        """Nobody hears the node's notices, and that is no watcher's restart any more, nor a cloud's first answer."""
+        """Nobody hears the node's notices.
+
+        That is no watcher's restart any more, nor the wait for a cloud's first answer.
+        """
         return self.watch.state in (WatchState.BLIND, WatchState.MISSING) and self.watch.seconds >= UNWATCHED
 
     @property
