@@ -1,4 +1,7 @@
-"""Saves of a small state, whose values are its step, and what a later generation finds of them."""
+"""Saves of a small state, and what a later generation finds of them.
+
+The values of the state are its step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store without room: what a save that fails leaves, and what goes so that later ones succeed."""
+"""A store without room.
+
+What a save that fails leaves, and what is deleted so that later ones succeed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a job: what time and money went into, throughput and pictures, from a snapshot."""
+"""The report of a job: time, money, throughput and pictures, from a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see in the terminal: the live view and the table of jobs, from a snapshot."""
+"""What people see in the terminal: the live view and the table of jobs."""
 
 from __future__ import annotations
 
