@@ -148,7 +148,10 @@ def _members(job: JobSnapshot) -> RenderableType:
 
 
 def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None) -> tuple[str, str]:
-    """What the view says of a pod whose rank in the newest generation is `rank`; it keeps it after its end."""
+    """What the view says of a pod.
+
+    `rank` is that in the newest generation, which a pod keeps after its end.
+    """
     generation = status.generation
     member = rank is not None and generation is not None and generation.state is not GenerationState.ENDED
     if pod.state == "Running" and not member and status.phase not in FINISHED_PHASES:

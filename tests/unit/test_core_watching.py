@@ -96,6 +96,20 @@ def test_a_watcher_that_restarts_changes_nothing() -> None:
     assert unheard.says(4, watch=WATCHED).says(3, watch=soon).plan().status == unheard.observed.job.status
 
 
+def test_a_cloud_that_takes_its_time_for_the_first_answer_changes_nothing() -> None:
+    starting = NodeWatch(
+        state=WatchState.STARTING, seconds=149.0, trouble="Azure's metadata server has not answered."
+    )
+    new = training_job().says(3, watch=WATCHED).says(4, watch=starting)
+    assert condition(new) is None
+    assert events(new) == []
+    heard = watched_job()
+    assert heard.says(4, watch=starting).plan().status == heard.observed.job.status
+    found = condition(heard.says(4, watch=BLIND))
+    assert found is not None
+    assert found.status == "False", "a late answer is another state"
+
+
 def test_it_ends_when_somebody_watches_again() -> None:
     found = condition(watched_job().says(4, watch=MISSING).decided().says(4, watch=WATCHED))
     assert found is not None

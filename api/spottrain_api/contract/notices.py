@@ -52,22 +52,26 @@ class NoticeList(Message):
 
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
     """
 
     revision: str
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
+    starting: bool = False
 
 
 class WatchState(StrEnum):
     """Whether an agent can hear the notices for its node.
 
     - watched: a watcher answers, and hears all of its sources.
+    - starting: a watcher answers, and waits for the first answer of a source, within the time that the cloud allows.
     - blind: a watcher answers, but can't hear some of its sources.
     - missing: no watcher answers.
     """
 
     WATCHED = "watched"
+    STARTING = "starting"
     BLIND = "blind"
     MISSING = "missing"
 

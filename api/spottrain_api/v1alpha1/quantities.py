@@ -1,4 +1,7 @@
-"""Amounts of resources, as in a pod: whole numbers, or text such as 500m and 16Gi."""
+"""Amounts of resources, as in a pod.
+
+They are whole numbers, or text such as 500m and 16Gi.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def _read(value: object) -> object:
 
 
 def _schema(bound: str, message: str) -> WithJsonSchema:
-    """The schema of an amount; its own rule, as the API server then names the field and its value."""
+    """The schema of an amount.
+
+    The rule is the amount's own, so that the API server names the field and its value.
+    """
     rule = f"{is_quantity('self')} && {as_quantity('self')}.compareTo(quantity('0')) {bound}"
     return WithJsonSchema(
         {
