@@ -53,10 +53,11 @@ def show(tmp_path: Path) -> Iterator[Show]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
+            is_history = path.endswith("/trainingjobhistories/gpt")
             answer = job if path.endswith("/gpt") else {"items": [POD] if path.endswith("/pods") else []}
             if path.endswith("/trainingjobs"):
                 answer = {"items": [job]}
-            status = 404 if path.endswith("/gpt-history") else 200
+            status = 404 if is_history else 200
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
