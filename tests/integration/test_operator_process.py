@@ -45,6 +45,8 @@ class OperatorProcess:
     namespace: str
     folder: Path
     port: int = field(default_factory=free_port)
+    health_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,6 +59,8 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_URL": self.url,
             "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
             "SPOTTRAIN_CONTROL_PORT": str(self.port),
+            "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
+            "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
             "POD_NAMESPACE": self.namespace,
             "POD_NAME": identity,
         }
@@ -79,9 +83,14 @@ class OperatorProcess:
     def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
         return self.request(path, None, token)
 
+    def metrics(self) -> bytes:
+        return self.asked(urllib.request.Request(f"http://127.0.0.1:{self.metrics_port}/metrics"))[1]
+
     def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)
+        return self.asked(urllib.request.Request(self.url + path, data=body, headers=headers))
+
+    def asked(self, request: urllib.request.Request) -> tuple[int, bytes]:
         try:
             with urllib.request.urlopen(request, timeout=40) as answer:
                 return answer.status, answer.read()
@@ -188,10 +197,10 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
         if env["name"] == "SPOTTRAIN_CONTROL_URL"
     }
     assert url == operator.url
-    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.get("/metrics")[1], "it has metrics")
+    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.metrics(), "it has metrics")
     jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
-    wait_for(lambda: b'job="gpt"' not in operator.get("/metrics")[1], "its metrics go too")
+    wait_for(lambda: b'job="gpt"' not in operator.metrics(), "its metrics go too")
 
 
 def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
@@ -415,7 +424,7 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     assert notices()["status"] == "False"
     assert f"No watcher answers on {pod['spec']['nodeName']}: a preemption" in notices()["message"]
     unwatched = b'spottrain_job_unwatched_members{job_name="unheard"'
-    wait_for(lambda: unwatched in operator.get("/metrics")[1], "the metric has it")
+    wait_for(lambda: unwatched in operator.metrics(), "the metric has it")
     generation = jobs.status("unheard")["generation"]
     assert (generation["state"], generation["number"]) == ("Active", 1), "no generation ends for it"
     events = [each["reason"] for each in kubectl.list("events", jobs.namespace)]
