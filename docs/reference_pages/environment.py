@@ -58,8 +58,13 @@ IN_RANKS: Mapping[str, str] = {
     "without the library.",
 }
 OPERATOR: Mapping[str, str] = {
-    "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
-    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
+    "SPOTTRAIN_CONTROL_HOST": "Address on which the operator listens. Default: 0.0.0.0.",
+    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {contract.CONTROL_PORT}. The chart's value "
+    "operator.port.",
+    "SPOTTRAIN_HEALTH_PORT": f"Port of /healthz and /readyz. Default: {contract.HEALTH_PORT}. The chart's value "
+    "operator.healthPort.",
+    "SPOTTRAIN_METRICS_PORT": f"Port of /metrics. Default: {contract.METRICS_PORT}. The chart's value "
+    "operator.metricsPort.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
     "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",

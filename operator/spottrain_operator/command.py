@@ -11,7 +11,14 @@ import socket
 import click
 
 from spottrain_api import logs
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api.contract import (
+    CONTROL_PORT,
+    ENV_CONTROL_URL,
+    ENV_WATCHER_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+    WATCHER_PORT,
+)
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
@@ -23,8 +30,12 @@ logger = logging.getLogger("spottrain_operator")
 
 
 @click.command()
-@click.option("--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address of the control API.")
+@click.option(
+    "--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address on which the operator listens."
+)
 @click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
+@click.option("--health-port", envvar="SPOTTRAIN_HEALTH_PORT", default=HEALTH_PORT, help="Port of the probes.")
+@click.option("--metrics-port", envvar="SPOTTRAIN_METRICS_PORT", default=METRICS_PORT, help="Port of /metrics.")
 @click.option(
     "--control-url",
     envvar=ENV_CONTROL_URL,
@@ -47,6 +58,8 @@ logger = logging.getLogger("spottrain_operator")
 def main(
     host: str,
     port: int,
+    health_port: int,
+    metrics_port: int,
     control_url: str,
     namespace: str,
     identity: str,
@@ -69,6 +82,8 @@ def main(
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
+        health_port=health_port,
+        metrics_port=metrics_port,
         site=Site(
             spot_labels=spot_labels,
             watcher_port=watcher_port,

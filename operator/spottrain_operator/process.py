@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import kopf
 from aiohttp import web
 
+from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.cluster.history import HistoryKeeper
@@ -22,6 +23,7 @@ from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, clie
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.controller import Controller, PassResult
 from spottrain_operator.core.plan import plan
@@ -44,6 +46,7 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
+    - host, port: where the control API listens. The other ports are on the same host.
     - site: what the administrator says, for all jobs.
     """
 
@@ -51,6 +54,8 @@ class OperatorSettings:
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
+    health_port: int = HEALTH_PORT
+    metrics_port: int = METRICS_PORT
     max_concurrent_passes: int = 8
     site: Site = Site()
 
@@ -105,14 +110,18 @@ class Operator:
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,
-            metrics=self._metrics.exposition,
             now=self._clock,
         )
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self._settings.host, self._settings.port).start()
-        logger.info("control API on %s:%d", self._settings.host, self._settings.port)
+        for name, application, port in (
+            ("control API", api.application(), self._settings.port),
+            ("probes", health_application(self._is_ready), self._settings.health_port),
+            ("metrics", metrics_application(self._metrics.exposition), self._settings.metrics_port),
+        ):
+            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, self._settings.host, port).start()
+            logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(

@@ -37,6 +37,9 @@ TOKEN_AUDIENCE = "spottrain"
 
 # The control API and the watcher's notice API. Long polls end after this many seconds with 204.
 CONTROL_PORT = 8080
+# The operator's ports for the kubelet's probes and for Prometheus.
+HEALTH_PORT = 8081
+METRICS_PORT = 9402
 WATCHER_PORT = 9401
 LONG_POLL_SECONDS = 25.0
 PATH_ASSIGNMENT = "/v1/assignment"
