@@ -121,7 +121,7 @@ def report(**changes: object) -> AgentReport:
             {"Authorization": f"Bearer {pod_token(POD, audience='vault')}"},
             "for the audience 'vault', not 'spottrain'",
         ),
-        ({"Authorization": f"Bearer {pod_token(POD, seconds=-600)}"}, "the token expired 6"),
+        ({"Authorization": f"Bearer {pod_token(POD, seconds=-600)}"}, "the token expired "),
     ],
     ids=["none", "other scheme", "not a token", "unknown", "other audience", "expired"],
 )

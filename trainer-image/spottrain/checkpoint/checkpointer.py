@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives, result_or_error
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
-from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader
@@ -30,6 +31,8 @@ from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract import ReplicatedStep
+
+_HEAD, _COMMIT = TypeAdapter(Head), TypeAdapter[Commit | None](Commit | None)
 
 
 class Checkpointer:
@@ -108,7 +111,7 @@ class Checkpointer:
             CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
             StorageError: The store can't be read.
         """
-        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
+        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation), _HEAD)
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
@@ -396,5 +399,5 @@ class Checkpointer:
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
         """Set the result of rank 0 on all ranks."""
-        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
+        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait, _COMMIT), None
         return handle
