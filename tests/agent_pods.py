@@ -120,19 +120,20 @@ class Pods:
     folder: Path
     operator: FakeOperator
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
 
     def start(self, *names: str, control_url: str | None = None, **environ: str) -> None:
         for name in names:
             token = self.folder / f"token-{name}"
             token.write_text(name)
-            address = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
+            self.addresses[name] = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
             environment = {
                 "PATH": os.environ["PATH"],
                 "SPOTTRAIN_CONTROL_URL": control_url or self.operator.url,
                 "SPOTTRAIN_TOKEN_FILE": str(token),
                 "SPOTTRAIN_POD_NAME": name,
                 "SPOTTRAIN_POD_UID": f"uid-{name}",
-                "SPOTTRAIN_POD_IP": address,
+                "SPOTTRAIN_POD_IP": self.addresses[name],
                 "SPOTTRAIN_NODE_NAME": f"node-{name}",
                 "SPOTTRAIN_RUN_ROOT": str(self.folder / f"run-{name}"),
                 "SPOTTRAIN_GRACE_SECONDS": "20",
@@ -168,7 +169,7 @@ class Pods:
                 generation=GenerationAssignment(
                     number=number,
                     rendezvous_id=f"g{number}",
-                    rendezvous_endpoint=f"127.0.0.1:{port}",
+                    rendezvous_endpoint=f"{self.addresses[names[0]]}:{port}",
                     node_rank=rank,
                     num_nodes=len(names),
                     processes_per_node=processes_per_node,

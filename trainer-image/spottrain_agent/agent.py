@@ -102,9 +102,9 @@ class Agent:
         self._state = initial_state(settings)
         self._reaper = Reaper()
         self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
-        self._replicas = ReplicaProcess(self._reaper)
+        self._replicas = ReplicaProcess(self._reaper, settings.pod_ip)
         self._activity: _Activity | None = None
-        self._port = ReservedPort()
+        self._port = ReservedPort(settings.pod_ip)
         self._used_port: ReservedPort | None = None
         self._reached: object = None
         self._shutdown_grace: float | None = None
@@ -225,7 +225,7 @@ class Agent:
         remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
-            self._used_port, self._port = self._port, ReservedPort()
+            self._used_port, self._port = self._port, ReservedPort(self._settings.pod_ip)
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))
 
     async def _launch(self, run: GenerationRun) -> None:
