@@ -164,6 +164,8 @@ class Agent:
         logger.info("assignment: %s generation %s", assignment.action, number)
         if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
+        if self._notices is not None:
+            self._notices.expect(assignment.watcher)
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:

@@ -37,6 +37,7 @@ from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
+    ANNOTATION_WATCHER,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -104,6 +105,7 @@ from spottrain_api.contract.notices import (
     NoticeKind,
     NoticeList,
     WatchState,
+    watcher_mark,
 )
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
@@ -141,6 +143,7 @@ __all__ = [
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
+    "ANNOTATION_WATCHER",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -251,4 +254,5 @@ __all__ = [
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",
+    "watcher_mark",
 ]

@@ -86,6 +86,7 @@ class Assignment(Message):
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
     `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
+    `watcher` is the mark of the node's watcher (`watcher_mark`): "" if it has none, None from older operators.
     """
 
     action: AssignmentAction
@@ -93,6 +94,7 @@ class Assignment(Message):
     drain: DrainRequest | None = None
     show_stacks: bool | None = None
     shutdown_grace_seconds: float | None = None
+    watcher: str | None = None
 
     @property
     def revision(self) -> str:

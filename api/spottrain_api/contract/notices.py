@@ -5,6 +5,7 @@ The watcher gives them to the agents of the node and, on the Node object, to the
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from enum import StrEnum
 
@@ -52,11 +53,19 @@ class NoticeList(Message):
 
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    - proof: that the watcher of the node gives the notices: `watcher_mark(proof)` stands on the Node. Absent while
+      there are no notices, so that nobody else knows it.
     """
 
     revision: str
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
+    proof: str | None = None
+
+
+def watcher_mark(proof: str) -> str:
+    """What a watcher writes on its Node, so that agents know its proof."""
+    return hashlib.sha256(proof.encode()).hexdigest()
 
 
 class WatchState(StrEnum):
