@@ -104,7 +104,6 @@ class Reconciler:
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
-        self._known_pods: dict[JobKey, frozenset[str]] = {}
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
 
@@ -152,9 +151,7 @@ class Reconciler:
         uid = job["metadata"]["uid"]
         labelled = await self._cluster.list_pods(key.namespace, labels={LABEL_JOB_UID: uid})
         pods = [pod for pod in labelled if owned_by(pod, uid)]
-        uids = frozenset(pod["metadata"]["uid"] for pod in pods)
-        self._reports.forget(self._known_pods.get(key, frozenset()) - uids)
-        self._known_pods[key] = uids
+        self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
@@ -276,10 +273,10 @@ class Reconciler:
         """
         pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
+        self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
         self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
         for meta in orphans:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
-        self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)
         self._rivals.forget(key)

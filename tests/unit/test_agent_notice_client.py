@@ -46,8 +46,8 @@ class Watcher:
             return web.Response(status=204)
         return web.Response(text=self.body or (self.notices.to_json() if self.notices else ""))
 
-    async def says(self, revision: str, trouble: str | None = None) -> NodeWatch:
-        self.notices = NoticeList(revision=revision, trouble=trouble)
+    async def says(self, revision: str, trouble: str | None = None, *, starting: bool = False) -> NodeWatch:
+        self.notices = NoticeList(revision=revision, trouble=trouble, starting=starting)
         async with asyncio.timeout(10):
             while (await self.heard.get()).revision != revision:
                 pass
@@ -95,6 +95,18 @@ async def test_nobody_is_believed_on_a_node_that_no_watcher_has_marked(watcher: 
     watcher.notices = NoticeList(revision="1", notices=(NOTICE,), proof="")
     await watcher.is_doubted("no watcher has marked the node")
     assert watcher.heard.empty()
+
+
+async def test_a_watcher_with_nothing_new_to_say_is_believed_again(watcher: Watcher) -> None:
+    await watcher.says("0")
+    watcher.client.expect("")
+    await watcher.is_doubted("no watcher has marked the node")
+    watcher.client.expect(watcher_mark("proof"))
+    assert (await watcher.says("0")).state is WatchState.WATCHED
+    said, watcher.notices = watcher.notices, None
+    await watcher.is_doubted("does not answer: 503")
+    watcher.notices = said
+    assert (await watcher.says("0")).state is WatchState.WATCHED
 
 
 async def test_nobody_is_asked_before_the_operator_has_said_who_is_believed() -> None:
@@ -146,6 +158,14 @@ async def test_the_seconds_count_from_the_change_of_the_state_alone(watcher: Wat
     await watcher.refused.get()
     await watcher.refused.get()
     assert watcher.client.watch.state is WatchState.MISSING
+
+
+async def test_a_watcher_that_waits_for_its_clouds_first_answer_is_not_blind(watcher: Watcher) -> None:
+    first = "Azure's metadata server has not answered yet."
+    assert await watcher.says("1", first, starting=True) == NodeWatch(state=WatchState.STARTING, trouble=first)
+    watcher.clock = 150.0
+    late = await watcher.says("2", BLIND)
+    assert (late.state, late.seconds) == (WatchState.BLIND, 0.0), "from here on it is blind"
 
 
 async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:

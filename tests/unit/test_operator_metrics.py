@@ -197,6 +197,7 @@ def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
         "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
         "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
         "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
+        "starting": NodeWatch(state=WatchState.STARTING, seconds=100.0),
         "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
         "on-demand": None,
         "old": None,

@@ -59,17 +59,19 @@ class NoticeClient:
             try:
                 notices = await self._poll(revision)
             except TRANSIENT_ERRORS as error:
-                self._now(WatchState.MISSING, f"{self._url} does not answer: {str(error) or type(error).__name__}")
-                await back_off.wait()
-                continue
-            if (doubt := self._doubt(notices)) is not None:
-                self._now(WatchState.MISSING, doubt)
+                trouble = f"{self._url} does not answer: {str(error) or type(error).__name__}"
+            else:
+                trouble = self._doubt(notices)
+            if trouble is not None:
+                # Hear all again afterwards: whoever answers then may have nothing new to say.
+                revision = ""
+                self._now(WatchState.MISSING, trouble)
                 await back_off.wait()
                 continue
             back_off.reset()
             if notices is not None:
                 revision = notices.revision
-                self._now(WatchState.BLIND if notices.trouble else WatchState.WATCHED, notices.trouble)
+                self._now(_state(notices), notices.trouble)
                 on_notices(notices)
 
     async def _poll(self, revision: str) -> NoticeList | None:
@@ -95,3 +97,10 @@ class NoticeClient:
             self._since = self._clock()
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
         self._watch = NodeWatch(state=state, trouble=one_line(trouble) if trouble else None)
+
+
+def _state(notices: NoticeList) -> WatchState:
+    """What a watcher that answers says of itself."""
+    if notices.trouble is None:
+        return WatchState.WATCHED
+    return WatchState.STARTING if notices.starting else WatchState.BLIND

@@ -32,7 +32,7 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
 from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
@@ -184,6 +184,7 @@ __all__ = [
     "LABEL_TEMPLATE_HASH",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
+    "MAX_TEXT_LENGTH",
     "OKE_PREEMPTIBLE",
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",

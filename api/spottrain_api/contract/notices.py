@@ -9,7 +9,7 @@ import hashlib
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, Text
 
 
 class NoticeKind(StrEnum):
@@ -53,6 +53,7 @@ class NoticeList(Message):
 
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
     - proof: that the watcher of the node gives the notices: `watcher_mark(proof)` stands on the Node. Absent while
       there are no notices, so that nobody else knows it.
     """
@@ -60,6 +61,7 @@ class NoticeList(Message):
     revision: str
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
+    starting: bool = False
     proof: str | None = None
 
 
@@ -72,11 +74,13 @@ class WatchState(StrEnum):
     """Whether an agent can hear the notices for its node.
 
     - watched: a watcher answers, and hears all of its sources.
+    - starting: a watcher answers, and waits for the first answer of a source, within the time that the cloud allows.
     - blind: a watcher answers, but can't hear some of its sources.
     - missing: no watcher answers.
     """
 
     WATCHED = "watched"
+    STARTING = "starting"
     BLIND = "blind"
     MISSING = "missing"
 
@@ -90,4 +94,4 @@ class NodeWatch(Message):
 
     state: WatchState
     seconds: float = 0.0
-    trouble: str | None = None
+    trouble: Text | None = None

@@ -281,6 +281,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         "ends for it.",
         reasons={
             ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished, and holds no nodes."),
             EventReason.WATCHER_MISSING: _WATCHER_MISSING,
             EventReason.WATCHER_BLIND: _WATCHER_BLIND,
         },

@@ -36,6 +36,8 @@ CONNECT_TIMEOUT_SECONDS = 3.0
 READ_TIMEOUT_SECONDS = 15.0
 # Enough to read a job's nodes concurrently; limited, so that a burst of jobs can't flood the API server.
 NUM_THREADS = 12
+# Reviews of tokens have threads and connections of their own, so that a flood of tokens delays no pass.
+NUM_REVIEW_THREADS = 4
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
 EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -93,13 +95,17 @@ class KubernetesCluster:
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
-        self._reviews = k8s.AuthenticationV1Api(client)
+        self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
+        self._review_threads = ThreadPoolExecutor(NUM_REVIEW_THREADS, thread_name_prefix="reviews")
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._review_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+    async def _call(
+        self, method: Callable[..., Any], *args: Any, threads: ThreadPoolExecutor | None = None, **kwargs: Any
+    ) -> Manifest:
         def request() -> Manifest:
             timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
             response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
@@ -107,7 +113,7 @@ class KubernetesCluster:
             return answer
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, request)
+            return await asyncio.get_running_loop().run_in_executor(threads or self._threads, request)
         except k8s.ApiException as error:
             raise translated(error) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -178,7 +184,7 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        answer = await self._call(self._reviews.create_token_review, body)
+        answer = await self._call(self._reviews.create_token_review, body, threads=self._review_threads)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
