@@ -35,9 +35,12 @@ from spottrain_api.contract import (
     Notice,
     NoticeList,
     TrainerConfig,
+    watcher_mark,
 )
 
 WAIT = Assignment(action=AssignmentAction.WAIT)
+# Of the watcher.
+PROOF = "proof"
 
 GATHER = """
     import os, sys, torch, torch.distributed as dist
@@ -76,7 +79,7 @@ class FakeOperator:
 
     async def announce(self, *notices: Notice) -> None:
         async with self.changed:
-            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices)
+            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices, proof=PROOF)
             self.changed.notify_all()
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -95,10 +98,13 @@ class FakeOperator:
         after = request.query["after"]
         try:
             async with asyncio.timeout(25), self.changed:
-                await self.changed.wait_for(lambda: self.assignments.get(pod, WAIT).revision != after)
+                await self.changed.wait_for(lambda: self._told(pod).revision != after)
         except TimeoutError:
             return web.Response(status=204)
-        return web.Response(text=self.assignments.get(pod, WAIT).to_json())
+        return web.Response(text=self._told(pod).to_json())
+
+    def _told(self, pod: str) -> Assignment:
+        return self.assignments.get(pod, WAIT).model_copy(update={"watcher": watcher_mark(PROOF)})
 
     async def _report(self, request: web.Request) -> web.Response:
         report = AgentReport.from_json(await request.read())

@@ -109,6 +109,7 @@ class Agent:
         self._reached: object = None
         self._shutdown_grace: float | None = None
         self._notices: NoticeClient | None = None
+        self._operators_version = 0
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
@@ -160,12 +161,13 @@ class Agent:
     # --- events ------------------------------------------------------------------------------------------
 
     def _on_assignment(self, assignment: Assignment) -> None:
+        self._operators_version = assignment.protocol_version
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
         if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
         if self._notices is not None:
-            self._notices.expect(assignment.watcher)
+            self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:
@@ -342,6 +344,6 @@ class Agent:
             notices=state.all_notices,
             replica_port=self._replicas.port,
             held=self._replicas.held,
-            watch=self._notices.watch if self._notices else None,
+            watch=self._notices.watch.understood_by(self._operators_version) if self._notices else None,
             sent_at=datetime.now(UTC),
         )

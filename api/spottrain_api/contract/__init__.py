@@ -32,7 +32,7 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
 from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
@@ -192,6 +192,7 @@ __all__ = [
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "PROTOCOL_VERSION",
     "SPOT_LABELS",
     "TAINTS",
     "TAINT_PREEMPTION",
@@ -234,6 +235,7 @@ __all__ = [
     "OnNotice",
     "Outcome",
     "OutcomeKind",
+    "PeerMessage",
     "Precision",
     "Progress",
     "ReplicaHolder",

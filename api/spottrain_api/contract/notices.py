@@ -9,7 +9,7 @@ import hashlib
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract.message import Message, Text
+from spottrain_api.contract.message import Message, PeerMessage, Text
 
 
 class NoticeKind(StrEnum):
@@ -48,7 +48,7 @@ class Notice(Message):
 POD_NOTICE_PREFIX = "pod/"
 
 
-class NoticeList(Message):
+class NoticeList(PeerMessage):
     """Answer of the watcher's notice API. Ask again with `?after=`.
 
     - revision: changes with the rest.
@@ -95,3 +95,9 @@ class NodeWatch(Message):
     state: WatchState
     seconds: float = 0.0
     trouble: Text | None = None
+
+    def understood_by(self, protocol_version: int) -> NodeWatch:
+        """The same in words that an operator of this version knows."""
+        if protocol_version >= 1 or self.state is not WatchState.STARTING:
+            return self
+        return self.model_copy(update={"state": WatchState.BLIND})
