@@ -27,7 +27,7 @@ class MemoryCluster:
         self.pods: dict[tuple[str, str], Manifest] = {}
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
-        self.config_maps: dict[tuple[str, str], Manifest] = {}
+        self.histories: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self._versions = itertools.count(1)
@@ -131,7 +131,7 @@ class MemoryCluster:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
         return copy.deepcopy(about[-1]) if about else None
 
-    # --- TokenReviewer, LeaseClient and ConfigMapClient ---------------------------------------------------
+    # --- TokenReviewer, LeaseClient and HistoryClient ---------------------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -142,11 +142,11 @@ class MemoryCluster:
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        return copy.deepcopy(self.config_maps.get((namespace, name)))
+    async def read_history(self, key: JobKey) -> Manifest | None:
+        return copy.deepcopy(self.histories.get((key.namespace, key.name)))
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
-        return self._write(self.config_maps, config_map)
+    async def write_history(self, history: Manifest) -> Manifest:
+        return self._write(self.histories, history)
 
     def _write(self, store: dict[tuple[str, str], Manifest], new: Manifest) -> Manifest:
         key = (new["metadata"]["namespace"], new["metadata"]["name"])

@@ -1,7 +1,7 @@
 """The course of a job, for later reports.
 
-The operator keeps it in a ConfigMap beside the job. Each point is a line of CSV. Old points are thinned out, so that
-the ConfigMap stays far below its size limit.
+The operator keeps it in a TrainingJobHistory of the job's name. Each point is a line of CSV. Old points are thinned
+out, so that the object stays far below its size limit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-HISTORY_KEY = "history.csv"
+HISTORY_KIND = "TrainingJobHistory"
+HISTORY_PLURAL = "trainingjobhistories"
+HISTORY_FIELD = "csv"
 MAX_POINTS = 2000
-
-
-def history_name(job: str) -> str:
-    """Name of the ConfigMap that holds the history of a job."""
-    return f"{job}-history"
+# A point takes about 70 characters.
+MAX_HISTORY_CHARACTERS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

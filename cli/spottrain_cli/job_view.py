@@ -13,7 +13,7 @@ from typing import Any
 from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
-from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
+from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_api.wording import listed
@@ -210,10 +210,10 @@ class JobReader:
     def _history(self, namespace: str, name: str) -> tuple[HistoryPoint, ...]:
         try:
             with _sentences(missing=f"{name} has no history yet."):
-                stored = self._core.read_namespaced_config_map(history_name(name), namespace)
+                stored = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, HISTORY_PLURAL, name)
         except NotThere:
             return ()
-        rows = csv.reader(io.StringIO((stored.data or {}).get(HISTORY_KEY, "")))
+        rows = csv.reader(io.StringIO(stored.get(HISTORY_FIELD, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
 
 

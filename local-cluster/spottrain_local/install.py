@@ -85,7 +85,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder,
         ThreadPoolExecutor(1) as beside,
     ):
-        established = beside.submit(_wait_until_established, crds, kubeconfig)
+        established = beside.submit(_wait_until_established, kubeconfig)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -106,14 +106,16 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         established.result()
 
 
-def _wait_until_established(crds: str, kubeconfig: Path) -> None:
+def _wait_until_established(kubeconfig: Path) -> None:
     """Wait until the API server serves the CRDs.
 
     A new CRD has null for its conditions, and `kubectl wait --for=condition` fails on that. They are there as soon as
     its names are accepted.
     """
-    for state in ("jsonpath={.status.acceptedNames.kind}=TrainingJob", "condition=Established"):
-        _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", crds], kubeconfig)
+    for path in sorted(crds_folder().glob("*.yaml")):
+        kind = yaml.safe_load(path.read_text())["spec"]["names"]["kind"]
+        for state in (f"jsonpath={{.status.acceptedNames.kind}}={kind}", "condition=Established"):
+            _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", str(path)], kubeconfig)
 
 
 def find_helm(binaries: Binaries) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from spottrain_api.contract import GROUP, PLURAL
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.lease import LEASE_NAME
 
 
@@ -36,7 +37,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="pods", verbs=(*READ, "create", "patch", "delete")),
         Right(resource="nodes", verbs=READ),
         Right(resource="events", verbs=("create", "list")),
-        Right(resource="configmaps", verbs=("get", "create", "update")),
+        Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update")),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
         Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("list", "watch")),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),

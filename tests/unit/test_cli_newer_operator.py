@@ -68,12 +68,13 @@ def show(tmp_path: Path) -> Iterator[Show]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
+            is_history = path.endswith("/trainingjobhistories/gpt")
             answer = job if path.endswith("/gpt") else {"items": []}
             if path.endswith("/trainingjobs"):
                 answer = {"items": [job]}
             if path.endswith("/pods"):
                 answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
-            status = 404 if path.endswith("/gpt-history") else 200
+            status = 404 if is_history else 200
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -168,7 +168,8 @@ _FELL_BACK = Reason(
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
 )
 _URI_IN_USE = Reason(
-    meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
+    meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
+    "until it ends.",
     action="For a run of its own, create this job with another checkpoint.uri. Otherwise wait, or delete the other "
     "job: this one then continues from its newest commit.",
 )
@@ -287,7 +288,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         },
     ),
     ConditionType.BLOCKED: ConditionMeaning(
-        when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
+        when_true="Another unfinished job of the namespace uses the same checkpoint.uri. "
+        "Absent for a job that was never blocked.",
         when_false="The job was blocked, and no longer is.",
         reasons={
             EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,

@@ -169,12 +169,12 @@ class LeaseClient(Protocol):
         ...
 
 
-class ConfigMapClient(Protocol):
-    """ConfigMaps that the operator keeps beside its jobs."""
+class HistoryClient(Protocol):
+    """The TrainingJobHistories that the operator keeps beside its jobs."""
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None: ...
+    async def read_history(self, key: JobKey) -> Manifest | None: ...
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
+    async def write_history(self, history: Manifest) -> Manifest:
         """Create it, or replace it if it has a resourceVersion.
 
         Raises:

@@ -20,6 +20,7 @@ import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
@@ -87,7 +88,7 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
-    Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient.
+    Implements ClusterClient, TokenReviewer, LeaseClient and HistoryClient.
     """
 
     def __init__(self, configuration: k8s.Configuration) -> None:
@@ -194,12 +195,22 @@ class KubernetesCluster:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace)
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._core.read_namespaced_config_map, name, namespace))
+    async def read_history(self, key: JobKey) -> Manifest | None:
+        get = self._custom.get_namespaced_custom_object
+        return await _found(self._call(get, GROUP, VERSION, key.namespace, HISTORY_PLURAL, key.name))
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
-        create, replace = self._core.create_namespaced_config_map, self._core.replace_namespaced_config_map
-        return await self._write(config_map, create, replace)
+    async def write_history(self, history: Manifest) -> Manifest:
+        def create(namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.create_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, body, **options
+            )
+
+        def replace(name: str, namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.replace_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
+            )
+
+        return await self._write(history, create, replace)
 
     async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
         """Create an object that has no resourceVersion yet; replace one that has.
