@@ -32,11 +32,12 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
 from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
+    ANNOTATION_WATCHER,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -106,6 +107,7 @@ from spottrain_api.contract.notices import (
     NoticeKind,
     NoticeList,
     WatchState,
+    watcher_mark,
 )
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
@@ -143,6 +145,7 @@ __all__ = [
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
+    "ANNOTATION_WATCHER",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -193,6 +196,7 @@ __all__ = [
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "PROTOCOL_VERSION",
     "SPOT_LABELS",
     "TAINTS",
     "TAINT_PREEMPTION",
@@ -235,6 +239,7 @@ __all__ = [
     "OnNotice",
     "Outcome",
     "OutcomeKind",
+    "PeerMessage",
     "Precision",
     "Progress",
     "ReplicaHolder",
@@ -256,4 +261,5 @@ __all__ = [
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",
+    "watcher_mark",
 ]
