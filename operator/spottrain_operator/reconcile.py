@@ -1,4 +1,6 @@
-"""One pass over one job: observe, plan, write the status, publish assignments, act, record events.
+"""One pass over one job.
+
+The pass observes, plans, writes the status, publishes assignments, acts, and records events.
 
 The order matters. Assignments follow from the status that the API server has accepted, so that a new operator finds
 every decision on which an agent may have acted. If a pass fails halfway, the next one observes afresh and reaches the
@@ -102,7 +104,6 @@ class Reconciler:
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
-        self._known_pods: dict[JobKey, frozenset[str]] = {}
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
 
@@ -148,9 +149,7 @@ class Reconciler:
         labels = {LABEL_JOB: key.name, LABEL_JOB_UID: uid}
         labelled = await self._cluster.list_pods(key.namespace, labels=labels)
         pods = [pod for pod in labelled if owned_by(pod, uid)]
-        uids = frozenset(pod["metadata"]["uid"] for pod in pods)
-        self._reports.forget(self._known_pods.get(key, frozenset()) - uids)
-        self._known_pods[key] = uids
+        self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
@@ -168,7 +167,10 @@ class Reconciler:
         )
 
     async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
-        """Read the events of one pod in each pass: what keeps it from starting usually blocks its siblings, too."""
+        """Read the events of one pod in each pass.
+
+        What keeps it from starting usually blocks its siblings, too.
+        """
         first = next((pod for pod in pods if may_wait_for_volumes(pod)), None)
         if first is None:
             return tuple(pods)
@@ -208,7 +210,10 @@ class Reconciler:
                 raise failure
 
     def _leave_unprotected(self, key: JobKey, error: RefusedError) -> None:
-        """Give up on the job's annotations, until this operator restarts: training doesn't depend on them."""
+        """Give up on the job's annotations until this operator restarts.
+
+        Training doesn't depend on them.
+        """
         if key not in self._unprotected:
             logger.warning(
                 "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the "
@@ -219,7 +224,10 @@ class Reconciler:
         self._unprotected.add(key)
 
     def _note_refusal(self, key: JobKey, template: str, error: RefusedError | None) -> None:
-        """Keep why the template's pods are refused (None: they aren't), in memory only: a new operator retries."""
+        """Keep why the template's pods are refused; None if they aren't.
+
+        The reason is kept in memory only, so a new operator retries.
+        """
         if error is None:
             self._refusals.pop(key, None)
         else:
@@ -263,10 +271,10 @@ class Reconciler:
         """
         pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
+        self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
         self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
         for meta in orphans:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
-        self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)
         self._rivals.forget(key)

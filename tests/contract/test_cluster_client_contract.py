@@ -1,4 +1,7 @@
-"""The contract of the cluster client, for the cluster in memory and for a real API server."""
+"""The contract of the cluster client.
+
+It holds for the cluster in memory and for a real API server.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import yaml
 from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
+from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
@@ -185,7 +189,7 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.get_job(JobKey(namespace=setup.namespace, name="nobody")) is None
     assert await setup.cluster.get_nodes({"nobody"}) == []
     assert await setup.direct.read_lease(setup.namespace, "nobody") is None
-    assert await setup.direct.read_config_map(setup.namespace, "nobody") is None
+    assert await setup.direct.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
 
 
 async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:
@@ -293,18 +297,19 @@ async def test_nodes_are_read_by_name(setup: Setup) -> None:
     assert [node["metadata"]["name"] for node in found] == setup.nodes
 
 
-async def test_leases_and_config_maps_are_written_by_the_fastest(setup: Setup) -> None:
+async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> None:
     metadata = {"namespace": setup.namespace, "name": "one"}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
+    history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
+    key = JobKey(namespace=setup.namespace, name="one")
     for new, write, read in (
-        (lease, setup.direct.write_lease, setup.direct.read_lease),
-        (config_map, setup.direct.write_config_map, setup.direct.read_config_map),
+        (lease, setup.direct.write_lease, lambda: setup.direct.read_lease(key.namespace, key.name)),
+        (history, setup.direct.write_history, lambda: setup.direct.read_history(key)),
     ):
         await write(new)
         with pytest.raises(ConflictError):
             await write(new)
-        stored = await read(setup.namespace, "one")
+        stored = await read()
         assert stored is not None
         await write(stored | {"metadata": stored["metadata"] | {"labels": {"turn": "2"}}})
         with pytest.raises(ConflictError):

@@ -1,8 +1,12 @@
-"""The control API over real HTTP: who may speak, for whom, and when a held poll ends."""
+"""The control API over real HTTP.
+
+The tests show who may speak, for whom, and when a held poll ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from memory_cluster import MemoryCluster
+from pod_tokens import pod_token
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     TOKEN_AUDIENCE,
@@ -23,19 +28,25 @@ from spottrain_api.contract import (
     AssignmentAction,
     CommitRef,
     DrainRequest,
+    Failure,
+    FailureReason,
     Progress,
     clock_offset,
 )
 from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox, matters
+from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.core.model import ReportView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
-AUTHORIZED = {"Authorization": "Bearer secret-1"}
+TOKEN = pod_token(POD)
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 WAIT = Assignment(action=AssignmentAction.WAIT)
 EXIT = Assignment(action=AssignmentAction.EXIT)
+TRAINING = {"generation": 1, "step": 1, "updated_at": NOW}
 
 
 @dataclass
@@ -67,12 +78,13 @@ class Setup:
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
     cluster = MemoryCluster()
-    cluster.tokens["secret-1", TOKEN_AUDIENCE] = POD
+    cluster.tokens[TOKEN, TOKEN_AUDIENCE] = POD
     reviewer = Reviewer(cluster)
     board = AssignmentBoard()
     woken: list[JobKey] = []
     result: Setup
     reports = ReportBox(lambda job, urgent: woken.append(job), clock=lambda: result.clock, now=lambda: NOW)
+    reports.keep(JOB, frozenset({POD.uid}))
     api = ControlApi(
         reviewer=reviewer,
         board=board,
@@ -103,9 +115,15 @@ def report(**changes: object) -> AgentReport:
     [
         ({}, "no token"),
         ({"Authorization": "Basic c2VjcmV0"}, "no token"),
-        ({"Authorization": "Bearer stolen"}, "isn't valid"),
+        ({"Authorization": "Bearer stolen"}, "isn't one that Kubernetes bound to a pod"),
+        ({"Authorization": f"Bearer {pod_token(POD, name='forged')}"}, "isn't valid"),
+        (
+            {"Authorization": f"Bearer {pod_token(POD, audience='vault')}"},
+            "for the audience 'vault', not 'spottrain'",
+        ),
+        ({"Authorization": f"Bearer {pod_token(POD, seconds=-600)}"}, "the token expired "),
     ],
-    ids=["none", "other scheme", "unknown"],
+    ids=["none", "other scheme", "not a token", "unknown", "other audience", "expired"],
 )
 async def test_without_a_good_token_nothing_is_told(setup: Setup, headers: dict[str, str], sentence: str) -> None:
     setup.board.publish(JOB, {POD.uid: WAIT})
@@ -137,6 +155,29 @@ async def test_nothing_new_is_204(setup: Setup) -> None:
     answer = await setup.client.get("/v1/assignment", params={"after": WAIT.revision}, headers=AUTHORIZED)
     assert answer.status == 204
     assert setup.board.num_waiting == 0
+
+
+async def test_a_pod_that_is_not_the_operators_is_refused_without_a_review(setup: Setup) -> None:
+    stranger = PodIdentity(namespace="team", pod="mine", uid="uid-9")
+    token = pod_token(stranger)
+    setup.reviewer.cluster.tokens[token, TOKEN_AUDIENCE] = stranger
+    headers = {"Authorization": f"Bearer {token}"}
+    data = report(pod="mine", pod_uid="uid-9").to_json()
+    answer = await setup.client.post("/v1/report", data=data, headers=headers)
+    assert answer.status == 403
+    assert "the operator has no pod mine (uid-9) of a TrainingJob" in await answer.text()
+    assert (await setup.client.get("/v1/assignment", headers=headers)).status == 403
+    assert (setup.reviewer.num_reviews, setup.woken) == (0, [])
+
+
+async def test_a_pod_that_is_deleted_is_refused_though_its_token_lives_on(setup: Setup) -> None:
+    data = report().to_json()
+    assert (await setup.client.post("/v1/report", data=data, headers=AUTHORIZED)).status == 204
+    setup.reports.keep(JOB, frozenset())
+    answer = await setup.client.post("/v1/report", data=data, headers=AUTHORIZED)
+    assert answer.status == 403
+    assert "is deleted" in await answer.text()
+    assert setup.reports.of(frozenset({POD.uid})) == {}
 
 
 async def test_a_pod_that_nobody_published_for_waits(setup: Setup) -> None:
@@ -180,15 +221,53 @@ async def test_a_report_about_another_pod_is_forbidden(setup: Setup) -> None:
     assert setup.reports.of(frozenset({"uid-2", POD.uid})) == {}
 
 
-async def test_what_is_not_a_report_is_refused_with_the_field(setup: Setup) -> None:
-    answer = await setup.client.post("/v1/report", data='{"pod": "gpt-1"}', headers=AUTHORIZED)
-    assert answer.status == 400
-    assert "podUid" in await answer.text()
+IN_TRAINING = {"generation": 1, "step": 7, "updatedAt": "2026-01-01T00:00:00Z"}
+HELD = {"generation": 1, "sequence": 1, "step": 1, "worldSize": 1}
 
 
-async def test_a_body_without_end_is_refused(setup: Setup) -> None:
-    answer = await setup.client.post("/v1/report", data=b"x" * 1_000_000, headers=AUTHORIZED)
-    assert answer.status == 413
+def sent(**changes: object) -> str:
+    return json.dumps(report().model_dump(mode="json", by_alias=True, exclude_none=True) | changes)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        ('{"pod": "gpt-1"}', 400, "not an agent report: podUid: Field required"),
+        (b"\xff\xfe", 400, "not an agent report: body: Invalid JSON"),
+        (b" " * 10 * 2**20, 413, "the report is larger than 256 KiB"),
+        (sent(progress=IN_TRAINING | {"step": -7}), 400, "not an agent report: step: -7 is negative"),
+        (sent(progress=IN_TRAINING | {"loss": float("nan")}), 400, "progress.loss: Input should be a finite number"),
+        (sent(progress=IN_TRAINING | {"step": 10**30}), 400, "not an agent report: step: the number is too large"),
+        (sent(progress=IN_TRAINING | {"checkpointInterval": "x" * 5000}), 400, "5000 characters, of at most 4000"),
+        (sent(held=[{**HELD, "ranks": list(range(2000))}]), 400, "ranks: 2000 items, of at most 1024"),
+        (sent(progress=IN_TRAINING | {"milestones": {"a": "9999-01-01T00:00:00Z"}}), 400, "the year 9999"),
+        (
+            report(pod="gpt-2", pod_uid="uid-2").to_json(),
+            403,
+            "speaks for pod gpt-1 (uid-1), the report is about gpt-2",
+        ),
+    ],
+    ids=[
+        *("a field lacks", "not JSON", "10 MB", "negative", "NaN", "too large", "a long text", "a long list"),
+        *("a date", "another pod"),
+    ],
+)
+async def test_a_bad_report_gets_a_sentence_and_nothing_is_lost(
+    setup: Setup, body: str | bytes, status: int, sentence: str
+) -> None:
+    good = report(progress=TRAINING)
+    assert (await setup.client.post("/v1/report", data=good.to_json(), headers=AUTHORIZED)).status == 204
+    answer = await setup.client.post("/v1/report", data=body, headers=AUTHORIZED)
+    assert answer.status == status
+    assert sentence in await answer.text()
+    assert setup.reports.of(frozenset({POD.uid, "uid-2"})) == {POD.uid: ReportView(report=good, received_at=NOW)}
+
+
+def test_an_exceptions_text_is_cut_so_that_its_report_is_taken() -> None:
+    long = report(failure=Failure(reason=FailureReason.SCRIPT_ERROR, message="x" * 10**6, exit_code=-9))
+    parsed = parse_report(long.to_json().encode())
+    assert parsed.failure is not None
+    assert parsed.failure.message == "x" * 4000
 
 
 async def test_reviews_are_remembered(setup: Setup) -> None:
@@ -215,7 +294,6 @@ async def test_progress_alone_wakes_at_a_bounded_rate(setup: Setup) -> None:
 
 
 COMMIT = CommitRef(generation=1, step=5, manifest="m", committed_at=NOW)
-TRAINING = {"generation": 1, "step": 1, "updated_at": NOW}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +332,7 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
     request = DrainRequest(reason="Edit", requested_at=NOW, deadline=NOW + timedelta(seconds=50))
     told = Assignment(action=AssignmentAction.DRAIN, drain=request)
     setup.board.publish(JOB, {POD.uid: told})
-    (tmp_path / "token").write_text("secret-1")
+    (tmp_path / "token").write_text(TOKEN)
     heard: asyncio.Queue[Assignment] = asyncio.Queue()
     async with aiohttp.ClientSession() as session, asyncio.timeout(10):
         control = ControlClient(session, str(setup.client.make_url("")), tmp_path / "token")

@@ -1,9 +1,9 @@
-"""Messages and names that the operator, the watcher, the agents and the ranks share.
+"""Messages and names that operator, watcher, agents and ranks share.
 
-This package holds every label, environment name, file name and message, so that two parts can't disagree.
-Messages travel as JSON with camelCase keys, over HTTP (agent and operator, agent and watcher) and as small
-files in a generation's *run directory* (agent and ranks). Each message carries the whole current state, so
-a lost, repeated or late message does no harm.
+This package holds every label, environment name, file name and message, so that two parts can't disagree. Messages
+travel as JSON with camelCase keys, over HTTP (agent and operator, agent and watcher) and as small files in a
+generation's *run directory* (agent and ranks). Each message carries the whole current state, so a lost, repeated or
+late message does no harm.
 
 Times are timezone-aware UTC; durations are seconds.
 """
@@ -32,7 +32,7 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
 from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
@@ -181,6 +181,7 @@ __all__ = [
     "LABEL_TEMPLATE_HASH",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
+    "MAX_TEXT_LENGTH",
     "OKE_PREEMPTIBLE",
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",

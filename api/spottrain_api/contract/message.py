@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+# Longer text in a report is refused.
+MAX_TEXT_LENGTH = 4000
+# Words of others, such as an exception's. The end is cut off, because a report that is refused for it would be lost.
+Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH])]
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable, camelCase on the wire, unknown fields ignored (newer peers)."""
+    """Base of all messages: immutable, and camelCase on the wire.
+
+    Unknown fields are ignored, because a newer peer may send them.
+    """
 
     model_config = ConfigDict(
         frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore", allow_inf_nan=False

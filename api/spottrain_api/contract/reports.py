@@ -1,4 +1,7 @@
-"""What ranks report through the run directory: progress, failures, and how they ended."""
+"""What ranks report through the run directory.
+
+They report progress, failures, and how they ended.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, Text
 
 
 class CommitRef(Message):
@@ -21,9 +24,10 @@ class CommitRef(Message):
 
 
 class CheckpointTimings(Message):
-    """Measured durations of the newest checkpoint, in seconds, and the bytes that this rank wrote.
+    """Measured durations of the newest checkpoint, in seconds, and its bytes.
 
-    `forecast_seconds` is the forecast for the whole save, made before its start; None for the first save.
+    The bytes are those that this rank wrote. `forecast_seconds` is the forecast for the whole save, made before its
+    start; None for the first save.
     """
 
     staging_seconds: float
@@ -86,11 +90,11 @@ class Failure(Message):
     """
 
     reason: FailureReason
-    message: str
+    message: Text
     exit_code: int | None = None
     rank: int | None = None
     fence: int | None = None
-    traceback: str | None = None
+    traceback: Text | None = None
 
 
 class MemoryEstimate(Message):
@@ -134,7 +138,10 @@ class StrategyChoice(Message):
 
 
 class TrainerPhase(StrEnum):
-    """Stage that a rank is in: STARTING until it has resumed, then TRAINING, SAVING before its end, and DONE."""
+    """Stage that a rank is in.
+
+    It is STARTING until the rank has resumed, then TRAINING, SAVING before its end, and DONE.
+    """
 
     STARTING = "starting"
     TRAINING = "training"
@@ -181,7 +188,7 @@ class Progress(Message):
     # How often the ranks commit and why, and what differed from the plan: sentences for the status.
     checkpoint_interval: str | None = None
     checkpoint_interval_seconds: float | None = None
-    message: str | None = None
+    message: Text | None = None
     strategy: StrategyChoice | None = None
     # Milestones of the start, for the recovery benchmark: the time of each, by name.
     milestones: dict[str, datetime] = Field(default_factory=dict)

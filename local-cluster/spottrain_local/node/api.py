@@ -1,4 +1,7 @@
-"""A small client of the Kubernetes API: plain REST and watch over aiohttp, with a client certificate."""
+"""A small client of the Kubernetes API: plain REST and watch over aiohttp.
+
+It authenticates with a client certificate.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""A real cluster: the official Kubernetes client, in a limited pool of threads and with timeouts."""
+"""Access to a real cluster through the official Kubernetes client.
+
+Calls run in a limited pool of threads and have timeouts.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
@@ -27,7 +31,7 @@ from spottrain_operator.cluster.client import (
     Manifest,
     PodIdentity,
 )
-from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent, urgently
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
 DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 CONNECT_TIMEOUT_SECONDS = 3.0
@@ -35,6 +39,8 @@ READ_TIMEOUT_SECONDS = 15.0
 # Requests at once. Urgent ones have threads of their own, so that none waits for the answer to another.
 NUM_THREADS = 12
 NUM_URGENT_THREADS = 8
+# Reviews of tokens have threads, connections and a limit of their own, so that a flood of tokens delays no pass.
+NUM_REVIEW_THREADS = 4
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
 EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -82,28 +88,38 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 
 
 class KubernetesCluster:
-    """Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
+    """All clients of the operator on a real API server.
+
+    Implements ClusterClient, TokenReviewer, LeaseClient and HistoryClient.
+    """
 
     def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
         client = k8s.ApiClient(configuration)
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
-        self._reviews = k8s.AuthenticationV1Api(client)
+        self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
         self._limiter = RequestLimiter(limits)
+        self._review_limiter = RequestLimiter(limits)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
         self._urgent_threads = ThreadPoolExecutor(NUM_URGENT_THREADS, thread_name_prefix="kubernetes-urgent")
+        self._review_threads = ThreadPoolExecutor(NUM_REVIEW_THREADS, thread_name_prefix="reviews")
 
     def close(self) -> None:
-        for threads in (self._threads, self._urgent_threads):
+        for threads in (self._threads, self._urgent_threads, self._review_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
-        """Send a request within the limits. The lease is renewed without: a leader that can't has to end."""
+        """Send a request within the limits.
+
+        The lease is renewed without: a leader that can't has to end.
+        """
         await self._limiter.turn()
         return await self._send(method, *args, **kwargs)
 
-    async def _send(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+    async def _send(
+        self, method: Callable[..., Any], *args: Any, threads: ThreadPoolExecutor | None = None, **kwargs: Any
+    ) -> Manifest:
         def request() -> Manifest:
             timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
             response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
@@ -111,7 +127,7 @@ class KubernetesCluster:
             return answer
 
         try:
-            threads = self._urgent_threads if is_urgent.get() else self._threads
+            threads = threads or (self._urgent_threads if is_urgent.get() else self._threads)
             return await asyncio.get_running_loop().run_in_executor(threads, request)
         except k8s.ApiException as error:
             raise translated(error) from error
@@ -186,8 +202,8 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        with urgently():  # a notice or a loss may be what the agent reports
-            answer = await self._call(self._reviews.create_token_review, body)
+        await self._review_limiter.turn()
+        answer = await self._send(self._reviews.create_token_review, body, threads=self._review_threads)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
@@ -197,12 +213,22 @@ class KubernetesCluster:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace, self._send)
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._core.read_namespaced_config_map, name, namespace))
+    async def read_history(self, key: JobKey) -> Manifest | None:
+        get = self._custom.get_namespaced_custom_object
+        return await _found(self._call(get, GROUP, VERSION, key.namespace, HISTORY_PLURAL, key.name))
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
-        create, replace = self._core.create_namespaced_config_map, self._core.replace_namespaced_config_map
-        return await self._write(config_map, create, replace, self._call)
+    async def write_history(self, history: Manifest) -> Manifest:
+        def create(namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.create_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, body, **options
+            )
+
+        def replace(name: str, namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.replace_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
+            )
+
+        return await self._write(history, create, replace, self._call)
 
     async def _write(
         self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any], send: Callable[..., Any]
@@ -228,7 +254,10 @@ class NotFoundError(ClusterError):
 
 
 def translated(error: k8s.ApiException) -> ClusterError:
-    """Translate an error of the client into one of ours, with the API server's own sentence."""
+    """Translate an error of the client into one of ours.
+
+    The result keeps the API server's own sentence.
+    """
     try:
         answer = json.loads(error.body or "{}")
     except ValueError:
@@ -267,7 +296,10 @@ async def _found(call: Any) -> Manifest | None:
 
 
 async def _gone(call: Any) -> Manifest | None:
-    """The answer, or None if the object is gone, or was replaced by another one of the same name."""
+    """The answer, or None if the object is gone.
+
+    A new object of the same name may have replaced it.
+    """
     try:
         answer: Manifest = await call
     except (NotFoundError, ConflictError):
@@ -276,7 +308,10 @@ async def _gone(call: Any) -> Manifest | None:
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
-    """The pod to which a token is bound, from the status of its TokenReview; None if to none."""
+    """The pod to which a token is bound, from the status of its TokenReview.
+
+    None if it is bound to no pod.
+    """
     if not status.get("authenticated") or audience not in status.get("audiences", ()):
         return None
     user = status.get("user", {})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol
@@ -19,8 +18,6 @@ from spottrain_operator.core.model import ReportView
 
 # A report of mere progress wakes its job this often. Any other change wakes it at once.
 PROGRESS_WAKE_SECONDS = 2.0
-# More than any operator has agents. Reports of forgotten pods can't pile up beyond this.
-MAX_REPORTS = 20_000
 
 
 class AssignmentBoard:
@@ -33,7 +30,10 @@ class AssignmentBoard:
         self._num_waiting = 0
 
     def publish(self, job: JobKey, assignments: Mapping[str, Assignment]) -> None:
-        """Replace all assignments of the job, and drop those of pods that it no longer has."""
+        """Replace all assignments of the job.
+
+        This drops those of pods that the job no longer has.
+        """
         for uid in self._pods.get(job, frozenset()) - assignments.keys():
             self._assignments.pop(uid, None)
             self._changed.pop(uid, None)
@@ -79,7 +79,7 @@ class Wake(Protocol):
 
 
 class ReportBox:
-    """The newest report of every pod.
+    """The pods that the operator has, and the newest report of each.
 
     Wakes the pod's job if a report changes something that matters.
     """
@@ -94,14 +94,30 @@ class ReportBox:
         self._wake = wake
         self._clock = clock
         self._now = now
-        self._reports: OrderedDict[str, ReportView] = OrderedDict()
+        self._pods: dict[JobKey, frozenset[str]] = {}
+        self._known: set[str] = set()
+        self._reports: dict[str, ReportView] = {}
         self._woken_at: dict[JobKey, float] = {}
 
+    def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
+        """Set the pods that a job has. Drop the reports of those that it no longer has."""
+        gone = self._pods.pop(job, frozenset()) - pod_uids
+        self._known -= gone
+        self._known |= pod_uids
+        for uid in gone:
+            self._reports.pop(uid, None)
+        if pod_uids:
+            self._pods[job] = pod_uids
+        else:
+            self._woken_at.pop(job, None)
+
+    def knows(self, pod_uid: str) -> bool:
+        """Whether a job has the pod, as of its newest pass."""
+        return pod_uid in self._known
+
     def put(self, sender: PodIdentity, report: AgentReport) -> None:
-        previous = self._reports.pop(sender.uid, None)
+        previous = self._reports.get(sender.uid)
         self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
-        if len(self._reports) > MAX_REPORTS:
-            self._reports.popitem(last=False)
         job = job_of_pod(sender)
         progress_due = self._clock() - self._woken_at.get(job, float("-inf")) >= PROGRESS_WAKE_SECONDS
         if previous is None or matters(previous.report, report) or (report.progress and progress_due):
@@ -110,13 +126,6 @@ class ReportBox:
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
         return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
-
-    def forget(self, pod_uids: frozenset[str], job: JobKey | None = None) -> None:
-        """Drop the reports of pods that are gone; with `job`, everything about the job."""
-        for uid in pod_uids:
-            self._reports.pop(uid, None)
-        if job is not None:
-            self._woken_at.pop(job, None)
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
