@@ -149,7 +149,8 @@ class Reconciler:
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
-        labelled = await self._cluster.list_pods(key.namespace, labels={LABEL_JOB_UID: uid})
+        labels = {LABEL_JOB: key.name, LABEL_JOB_UID: uid}
+        labelled = await self._cluster.list_pods(key.namespace, labels=labels)
         pods = [pod for pod in labelled if owned_by(pod, uid)]
         self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
