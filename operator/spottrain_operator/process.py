@@ -26,14 +26,20 @@ from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.control_api.sockets import listening
 from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
+
+
+# The history is written once for so many records of progress.
+RECORDS_PER_HISTORY = 10
 
 
 class LeadershipLostError(Exception):
@@ -47,6 +53,7 @@ class OperatorSettings:
     - control_url: address at which agents reach the control API.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
+    - record_interval: seconds between two records of the progress of a job at rest.
     """
 
     control_url: str
@@ -55,6 +62,7 @@ class OperatorSettings:
     port: int
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
+    record_interval: float = RECORD_INTERVAL
 
 
 class Operator:
@@ -120,10 +128,11 @@ class Operator:
             metrics=self._metrics.exposition,
             now=self._clock,
         )
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
+        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self._settings.host, self._settings.port).start()
+        await web.SockSite(runner, listening(self._settings.host, self._settings.port)).start()
         logger.info("control API on %s:%d", self._settings.host, self._settings.port)
 
     def _build_controller(self) -> Controller:
@@ -134,10 +143,11 @@ class Operator:
             reports=self._reports,
             metrics=self._metrics,
             tracer=self._tracer,
-            history=HistoryKeeper(self._cluster),
+            history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
             control_url=self._settings.control_url,
             now=self._clock,
             site=self._settings.site,
+            record_interval=self._settings.record_interval,
         )
 
         async def measured(key: JobKey) -> PassResult:
