@@ -36,6 +36,8 @@ class OperatorProcess:
     namespace: str
     folder: Path
     port: int = field(default_factory=free_port)
+    health_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,6 +50,8 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_URL": self.url,
             "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
             "SPOTTRAIN_CONTROL_PORT": str(self.port),
+            "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
+            "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
             "POD_NAMESPACE": self.namespace,
             "POD_NAME": identity,
         }
@@ -70,9 +74,14 @@ class OperatorProcess:
     def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
         return self.request(path, None, token)
 
+    def metrics(self) -> bytes:
+        return self.asked(urllib.request.Request(f"http://127.0.0.1:{self.metrics_port}/metrics"))[1]
+
     def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)
+        return self.asked(urllib.request.Request(self.url + path, data=body, headers=headers))
+
+    def asked(self, request: urllib.request.Request) -> tuple[int, bytes]:
         try:
             with urllib.request.urlopen(request, timeout=40) as answer:
                 return answer.status, answer.read()

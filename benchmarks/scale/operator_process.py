@@ -24,7 +24,7 @@ class OperatorProcess:
     """`python -m spottrain_operator` against one API server. It can be killed and started again."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        (port,) = free_ports(1)
+        port, health_port, metrics_port = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
         self.log_file = folder / "operator.log"
         self._env = {
@@ -32,6 +32,8 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_URL": self.url,
             "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
             "SPOTTRAIN_CONTROL_PORT": str(port),
+            "SPOTTRAIN_HEALTH_PORT": str(health_port),
+            "SPOTTRAIN_METRICS_PORT": str(metrics_port),
             "POD_NAMESPACE": NAMESPACE,
             "POD_NAME": "operator-0",
             "SPOTTRAIN_LOG_LEVEL": "WARNING",

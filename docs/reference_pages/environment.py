@@ -15,6 +15,7 @@ from .markdown import entry
 IN_A_JOB: Mapping[str, str] = {
     contract.ENV_AUDIT_DIR: "Folder. Every rank appends the ids of the samples of each step to a file there. The "
     "only name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
+    "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
     "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
     "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",
     "AWS_ENDPOINT_URL_S3": "Address of an S3-compatible store. Default: AWS_ENDPOINT_URL, then Amazon's. "
@@ -58,8 +59,13 @@ IN_RANKS: Mapping[str, str] = {
     "without the library.",
 }
 OPERATOR: Mapping[str, str] = {
-    "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
-    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
+    "SPOTTRAIN_CONTROL_HOST": "Address on which the operator listens. Default: 0.0.0.0.",
+    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {contract.CONTROL_PORT}. The chart's value "
+    "operator.port.",
+    "SPOTTRAIN_HEALTH_PORT": f"Port of /healthz and /readyz. Default: {contract.HEALTH_PORT}. The chart's value "
+    "operator.healthPort.",
+    "SPOTTRAIN_METRICS_PORT": f"Port of /metrics. Default: {contract.METRICS_PORT}. The chart's value "
+    "operator.metricsPort.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
     "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
     "SPOTTRAIN_CLIENT_BURST": "Requests to the API server at once, after a pause. The chart's value "

@@ -11,7 +11,14 @@ import socket
 import click
 
 from spottrain_api import logs
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api.contract import (
+    CONTROL_PORT,
+    ENV_CONTROL_URL,
+    ENV_WATCHER_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+    WATCHER_PORT,
+)
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
@@ -25,8 +32,12 @@ logger = logging.getLogger("spottrain_operator")
 
 
 @click.command()
-@click.option("--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address of the control API.")
+@click.option(
+    "--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address on which the operator listens."
+)
 @click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
+@click.option("--health-port", envvar="SPOTTRAIN_HEALTH_PORT", default=HEALTH_PORT, help="Port of the probes.")
+@click.option("--metrics-port", envvar="SPOTTRAIN_METRICS_PORT", default=METRICS_PORT, help="Port of /metrics.")
 @click.option(
     "--control-url",
     envvar=ENV_CONTROL_URL,
@@ -70,6 +81,8 @@ logger = logging.getLogger("spottrain_operator")
 def main(
     host: str,
     port: int,
+    health_port: int,
+    metrics_port: int,
     control_url: str,
     namespace: str,
     identity: str,
@@ -93,6 +106,8 @@ def main(
         port=port,
         limits=ClientLimits(qps=client_qps, burst=client_burst),
         record_interval=progress_seconds,
+        health_port=health_port,
+        metrics_port=metrics_port,
         site=Site(
             spot_labels=spot_labels,
             watcher_port=watcher_port,

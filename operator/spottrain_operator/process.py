@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
@@ -25,6 +26,7 @@ from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.control_api.sockets import listening
 from spottrain_operator.controller import Controller, PassResult, Priority
@@ -51,6 +53,7 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
+    - host, port: where the control API listens. The other ports are on the same host.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
     - record_interval: seconds between two records of the progress of a job at rest.
@@ -60,6 +63,8 @@ class OperatorSettings:
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
+    health_port: int = HEALTH_PORT
+    metrics_port: int = METRICS_PORT
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
     record_interval: float = RECORD_INTERVAL
@@ -125,15 +130,19 @@ class Operator:
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,
-            metrics=self._metrics.exposition,
             now=self._clock,
         )
-        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listening(self._settings.host, self._settings.port)).start()
-        logger.info("control API on %s:%d", self._settings.host, self._settings.port)
+        for name, application, port in (
+            ("control API", api.application(), self._settings.port),
+            ("probes", health_application(self._is_ready), self._settings.health_port),
+            ("metrics", metrics_application(self._metrics.exposition), self._settings.metrics_port),
+        ):
+            # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.SockSite(runner, listening(self._settings.host, port)).start()
+            logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(

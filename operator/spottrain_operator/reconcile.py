@@ -144,8 +144,11 @@ class Reconciler:
         return {pod.uid: self._assignment(job, pod, observed.nodes.get(pod.node or "")) for pod in observed.pods}
 
     def _assignment(self, job: JobView, pod: PodView, node: NodeView | None) -> Assignment:
-        grace = shutdown_grace_seconds(node.labels) if node is not None else None
-        return assignment_for(job, pod.uid, self._key).model_copy(update={"shutdown_grace_seconds": grace})
+        of_node = {
+            "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
+            "watcher": node.watcher if node is not None else "",
+        }
+        return assignment_for(job, pod.uid, self._key).model_copy(update=of_node)
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]

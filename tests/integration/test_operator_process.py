@@ -67,10 +67,10 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
         if env["name"] == "SPOTTRAIN_CONTROL_URL"
     }
     assert url == operator.url
-    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.get("/metrics")[1], "it has metrics")
+    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.metrics(), "it has metrics")
     jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
-    wait_for(lambda: b'job="gpt"' not in operator.get("/metrics")[1], "its metrics go too")
+    wait_for(lambda: b'job="gpt"' not in operator.metrics(), "its metrics go too")
 
 
 def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
@@ -297,7 +297,7 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     assert notices()["status"] == "False"
     assert f"No watcher answers on {pod['spec']['nodeName']}: a preemption" in notices()["message"]
     unwatched = b'spottrain_job_unwatched_members{job_name="unheard"'
-    wait_for(lambda: unwatched in operator.get("/metrics")[1], "the metric has it")
+    wait_for(lambda: unwatched in operator.metrics(), "the metric has it")
     generation = jobs.status("unheard")["generation"]
     assert (generation["state"], generation["number"]) == ("Active", 1), "no generation ends for it"
     events = [each["reason"] for each in kubectl.list("events", jobs.namespace)]

@@ -180,9 +180,14 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
     assert env_of(container)[ENV_WATCHER_PORT] == env_of(of_operator)[ENV_WATCHER_PORT] == "9999"
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": 9999}
+        assert of_operator[probe]["httpGet"] == {"path": path, "port": "health"}
     [port] = container["ports"]
     assert port["containerPort"] == 9999
     monitors = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PodMonitor"}
+    ports = {each["name"]: str(each["containerPort"]) for each in of_operator["ports"]}
+    assert ports["health"] == env_of(of_operator)["SPOTTRAIN_HEALTH_PORT"]
+    assert ports["metrics"] == env_of(of_operator)["SPOTTRAIN_METRICS_PORT"]
+    assert monitors["spottrain-operator"]["podMetricsEndpoints"][0]["port"] == "metrics"
     assert monitors["spottrain-watcher"]["podMetricsEndpoints"][0]["port"] == port["name"]
 
     command = ["--control-url", "http://a", "--spot-labels", env_of(of_operator)["SPOTTRAIN_SPOT_LABELS"]]

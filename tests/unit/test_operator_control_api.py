@@ -42,6 +42,7 @@ from spottrain_operator.control_api.agents import (
     AssignmentBoard,
     ReportBox,
 )
+from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.model import ReportView
@@ -99,7 +100,6 @@ async def setup() -> AsyncIterator[Setup]:
         board=board,
         reports=reports,
         is_ready=lambda: result.ready,
-        metrics=lambda: (b"metrics", "text/plain; version=0.0.4; charset=utf-8"),
         now=lambda: NOW,
         long_poll_seconds=0.2,
     )
@@ -376,9 +376,15 @@ def test_what_matters(changes: dict[str, object], decisive: bool) -> None:
     assert (report(**before).news != report(**(before | changes)).news) is decisive
 
 
-async def test_metrics_are_served_to_anyone(setup: Setup) -> None:
-    answer = await setup.client.get("/metrics")
-    assert (answer.status, await answer.read()) == (200, b"metrics")
+async def test_metrics_are_served_to_anyone_on_a_port_of_their_own(setup: Setup) -> None:
+    def exposition() -> tuple[bytes, str]:
+        return b"metrics", "text/plain; version=0.0.4; charset=utf-8"
+
+    async with TestClient(TestServer(metrics_application(exposition))) as client:
+        answer = await client.get("/metrics")
+        assert (answer.status, await answer.read()) == (200, b"metrics")
+        assert (await client.get("/v1/assignment")).status == 404
+    assert (await setup.client.get("/metrics")).status == 404
 
 
 async def test_many_agents_wait_side_by_side(setup: Setup) -> None:

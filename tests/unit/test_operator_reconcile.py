@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
@@ -185,3 +185,18 @@ async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
             await turn()
         assert cluster.num_writes - writes == 1, "the progress, after three quarters of a minute"
         assert world.status["progress"]["step"] > steps + 30
+
+
+async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.turn()
+    for mark in ("", "mark"):
+        for node in cluster.nodes.values():
+            node["metadata"]["annotations"] = {ANNOTATION_WATCHER: mark} if mark else {}
+        await world.reconciler.reconcile(KEY)
+        for pod in cluster.pods.values():
+            told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+            assert told is not None
+            assert told.watcher == mark

@@ -32,11 +32,12 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
 from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
+    ANNOTATION_WATCHER,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -60,6 +61,7 @@ from spottrain_api.contract.names import (
     FILE_DRAIN,
     FILE_RUN,
     GROUP,
+    HEALTH_PORT,
     KIND,
     LABEL_CAPACITY_TYPE,
     LABEL_JOB,
@@ -70,6 +72,7 @@ from spottrain_api.contract.names import (
     LONG_POLL_SECONDS,
     MANAGED_BY,
     MAX_LONG_POLL_SECONDS,
+    METRICS_PORT,
     PATH_ASSIGNMENT,
     PATH_NOTICE,
     PATH_REPORT,
@@ -107,6 +110,7 @@ from spottrain_api.contract.notices import (
     NoticeKind,
     NoticeList,
     WatchState,
+    watcher_mark,
 )
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
@@ -144,6 +148,7 @@ __all__ = [
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
+    "ANNOTATION_WATCHER",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -172,6 +177,7 @@ __all__ = [
     "GKE_PREEMPTIBLE",
     "GKE_SPOT",
     "GROUP",
+    "HEALTH_PORT",
     "INTERVAL_PATTERN",
     "KARPENTER_CAPACITY_TYPE",
     "KIND",
@@ -186,6 +192,7 @@ __all__ = [
     "MANAGED_BY",
     "MAX_LONG_POLL_SECONDS",
     "MAX_TEXT_LENGTH",
+    "METRICS_PORT",
     "OKE_PREEMPTIBLE",
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",
@@ -193,6 +200,7 @@ __all__ = [
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "PROTOCOL_VERSION",
     "REPORT_SECONDS",
     "REPORT_SECONDS_HEADER",
     "SPOT_LABELS",
@@ -237,6 +245,7 @@ __all__ = [
     "OnNotice",
     "Outcome",
     "OutcomeKind",
+    "PeerMessage",
     "Precision",
     "Progress",
     "ReplicaHolder",
@@ -258,4 +267,5 @@ __all__ = [
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",
+    "watcher_mark",
 ]

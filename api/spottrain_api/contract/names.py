@@ -25,6 +25,8 @@ TRAINER_CONTAINER = "trainer"
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
+# By it, agents know the watcher of their node: the SHA-256 of its proof.
+ANNOTATION_WATCHER = f"{GROUP}/watcher"
 
 # With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
 # https://karpenter.sh/docs/concepts/disruption/
@@ -37,6 +39,9 @@ TOKEN_AUDIENCE = "spottrain"
 
 # The control API and the watcher's notice API. Long polls end after this many seconds with 204.
 CONTROL_PORT = 8080
+# The operator's ports for the kubelet's probes and for Prometheus.
+HEALTH_PORT = 8081
+METRICS_PORT = 9402
 WATCHER_PORT = 9401
 LONG_POLL_SECONDS = 25.0
 # Agents ask for longer polls with `?wait=`, in seconds, and older operators ignore that.

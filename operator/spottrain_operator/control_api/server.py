@@ -1,6 +1,4 @@
-"""The control API for agents: GET /v1/assignment and POST /v1/report.
-
-It also serves /metrics, /healthz and /readyz.
+"""The control API for agents: GET /v1/assignment and POST /v1/report; also /healthz and /readyz.
 
 An agent speaks for its own pod only, which is one that the operator made. Kubernetes binds its token to that pod, and
 the pod's uid comes from the review of the token, never from the agent's report.
@@ -25,6 +23,7 @@ from spottrain_api.contract import (
 )
 from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.observability import add_probes, require_leader
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, InvalidReportError, parse_report
 from spottrain_operator.control_api.tokens import (
@@ -57,7 +56,6 @@ class ControlApi:
         board: AssignmentBoard,
         reports: ReportBox,
         is_ready: Callable[[], bool],
-        metrics: Callable[[], tuple[bytes, str]],
         now: Callable[[], datetime],
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
@@ -65,7 +63,6 @@ class ControlApi:
         self._board = board
         self._reports = reports
         self._is_ready = is_ready
-        self._metrics = metrics
         self._now = now
         self._long_poll_seconds = long_poll_seconds
         self._logged = RateLimit(per_second=REFUSALS_PER_SECOND, burst=REFUSALS_BURST)
@@ -74,9 +71,7 @@ class ControlApi:
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._log_refusals])
         application.router.add_get(PATH_ASSIGNMENT, self.get_assignment)
         application.router.add_post(PATH_REPORT, self.post_report)
-        application.router.add_get("/metrics", self.get_metrics)
-        application.router.add_get("/healthz", self.get_health)
-        application.router.add_get("/readyz", self.get_readiness)
+        add_probes(application, self._is_ready)
         return application
 
     async def get_assignment(self, request: web.Request) -> web.Response:
@@ -89,7 +84,7 @@ class ControlApi:
         with self._reports.polling(pod):
             assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._seconds(request))
         # An operator that lost the lease during the poll must not hand out its old decisions.
-        self._require_leader()
+        require_leader(self._is_ready)
         if assignment is None:
             return web.Response(status=204)
         # Agents compare their clock with the one that set the assignment's deadline.
@@ -121,26 +116,8 @@ class ControlApi:
             raise web.HTTPBadRequest(text="wait: not a number of seconds") from error
         return wanted if 0 <= wanted <= MAX_LONG_POLL_SECONDS else self._long_poll_seconds
 
-    async def get_metrics(self, _request: web.Request) -> web.Response:
-        body, content_type = self._metrics()
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def get_health(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
-    async def get_readiness(self, _request: web.Request) -> web.Response:
-        self._require_leader()
-        return web.Response(text="ok")
-
-    def _require_leader(self) -> None:
-        if not self._is_ready():
-            raise web.HTTPServiceUnavailable(
-                text="this operator doesn't lead, or has not observed the cluster yet; retry in a second",
-                headers={"Retry-After": "1"},
-            )
-
     async def _authenticated(self, request: web.Request) -> PodIdentity:
-        self._require_leader()
+        require_leader(self._is_ready)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise web.HTTPUnauthorized(

@@ -1,0 +1,48 @@
+"""The ports for the kubelet and for Prometheus: /healthz and /readyz, and /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+
+def require_leader(is_ready: Callable[[], bool]) -> None:
+    """Refuse a request if this process doesn't lead, or has not observed the cluster yet."""
+    if not is_ready():
+        raise web.HTTPServiceUnavailable(
+            text="this operator doesn't lead, or has not observed the cluster yet; retry in a second",
+            headers={"Retry-After": "1"},
+        )
+
+
+def add_probes(application: web.Application, is_ready: Callable[[], bool]) -> None:
+    """Serve /healthz and /readyz."""
+
+    async def get_health(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def get_readiness(_request: web.Request) -> web.Response:
+        require_leader(is_ready)
+        return web.Response(text="ok")
+
+    application.router.add_get("/healthz", get_health)
+    application.router.add_get("/readyz", get_readiness)
+
+
+def health_application(is_ready: Callable[[], bool]) -> web.Application:
+    application = web.Application()
+    add_probes(application, is_ready)
+    return application
+
+
+def metrics_application(exposition: Callable[[], tuple[bytes, str]]) -> web.Application:
+    """`exposition` returns body and content type of /metrics."""
+
+    async def get_metrics(_request: web.Request) -> web.Response:
+        body, content_type = exposition()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    application = web.Application()
+    application.router.add_get("/metrics", get_metrics)
+    return application
