@@ -22,7 +22,9 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
@@ -46,6 +48,27 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@click.option(
+    "--client-qps",
+    envvar="SPOTTRAIN_CLIENT_QPS",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LIMITS.qps,
+    help="Requests a second to the API server, on average.",
+)
+@click.option(
+    "--client-burst",
+    envvar="SPOTTRAIN_CLIENT_BURST",
+    type=click.IntRange(min=1),
+    default=DEFAULT_LIMITS.burst,
+    help="Requests to the API server at once, after a pause.",
+)
+@click.option(
+    "--progress-seconds",
+    envvar="SPOTTRAIN_PROGRESS_SECONDS",
+    type=click.FloatRange(min=1),
+    default=RECORD_INTERVAL,
+    help="Seconds between two records of a job's progress in its status, while nothing else changes.",
+)
 @spot_labels_option
 @click.option(
     "--allowed-network",
@@ -65,6 +88,9 @@ def main(
     identity: str,
     log_level: str,
     watcher_port: int,
+    client_qps: float,
+    client_burst: int,
+    progress_seconds: float,
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
 ) -> None:
@@ -83,6 +109,8 @@ def main(
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
+        limits=ClientLimits(qps=client_qps, burst=client_burst),
+        record_interval=progress_seconds,
         health_port=health_port,
         metrics_port=metrics_port,
         site=Site(
