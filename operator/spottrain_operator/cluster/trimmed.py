@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spottrain_api.contract import ANNOTATION_NOTICE, LABEL_JOB, LABEL_JOB_UID, accepted_taints
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, LABEL_JOB_UID, accepted_taints
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.protection import PROTECTION
@@ -55,14 +55,14 @@ def trimmed_pod(pod: Manifest) -> Manifest:
 
 def trimmed_node(node: Manifest) -> Manifest:
     meta = node["metadata"]
-    notice = _only(meta.get("annotations") or {}, (ANNOTATION_NOTICE,))
+    of_watcher = _only(meta.get("annotations") or {}, (ANNOTATION_NOTICE, ANNOTATION_WATCHER))
     ready = [
         _only(each, ("type", "status"))
         for each in node.get("status", {}).get("conditions") or ()
         if each["type"] == "Ready"
     ]
     return {
-        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": notice} if notice else {}),
+        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": of_watcher} if of_watcher else {}),
         "spec": {"taints": [_only(taint, ("key", "effect")) for taint in accepted_taints(node)]},
         "status": {"conditions": ready},
     }
