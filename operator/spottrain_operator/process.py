@@ -102,19 +102,33 @@ class Operator:
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
-            self._metrics.leader.set(1)
             following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._synced.wait())
             # Before the first lists, jobs would seem to have no pods.
-            if self._synced.is_set():
-                self._controller = self._build_controller()
-                stack.push_async_callback(self._controller.stop)
-                await self._wake_all(self._controller)
-                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
-            if not self._election.is_leader:
+            while self._synced.is_set() and self._election.is_leader and not stop.is_set():
+                await self._act(stop, following)
+                if not self._election.is_leader and not stop.is_set():
+                    await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
+            if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
+
+    async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+        """Make passes as long as this process leads.
+
+        A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
+        later, it begins as a new operator does: what it knew of the agents is old by then.
+        """
+        self._controller = controller = self._build_controller()
+        self._metrics.leader.set(1)
+        try:
+            await self._wake_all(controller)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+        finally:
+            self._metrics.leader.set(0)
+            self._controller = None
+            await controller.stop()
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(

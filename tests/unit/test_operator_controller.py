@@ -97,6 +97,20 @@ async def test_a_failing_job_is_tried_again_and_disturbs_no_other() -> None:
     await controller.stop()
 
 
+async def test_a_refusal_for_now_costs_the_wait_that_the_api_server_asks_for() -> None:
+    """And no growing pause after many of them."""
+    passes = Passes()
+    passes.errors[A] = [*[ClusterError("down")] * 2, *[ClusterError("too many requests", retry_after=0.6)] * 2]
+    controller, made_at = Controller(passes), [0.0]
+    controller.wake(A)
+    for number in range(1, 6):
+        await until(lambda number=number: len(passes.made) == number)  # type: ignore[misc]
+        made_at.append(asyncio.get_running_loop().time())
+    assert all(made_at[number + 1] - made_at[number] >= 0.6 for number in (3, 4))
+    assert not passes.errors[A]
+    await controller.stop()
+
+
 async def test_a_job_that_is_gone_leaves_nothing_and_can_come_back() -> None:
     passes = Passes()
     passes.results[A] = PassResult(gone=True)

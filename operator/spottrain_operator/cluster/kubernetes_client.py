@@ -30,6 +30,7 @@ from spottrain_operator.cluster.client import (
     JobKey,
     Manifest,
     PodIdentity,
+    retry_after,
 )
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
@@ -273,7 +274,9 @@ def translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    return ClusterError(f"the API server answered {error.status}: {sentence}")
+    return ClusterError(
+        f"the API server answered {error.status}: {sentence}", retry_after=retry_after(error.headers or {})
+    )
 
 
 def _happened_at(event: Manifest) -> str:
