@@ -19,6 +19,7 @@ from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.limits import ClientLimits
@@ -158,6 +159,7 @@ class Operator:
             metrics=self._metrics,
             tracer=self._tracer,
             history=HistoryKeeper(self._cluster),
+            isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control_url=self._settings.control_url,
             now=self._clock,
             site=self._settings.site,

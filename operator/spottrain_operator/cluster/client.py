@@ -255,6 +255,19 @@ class LeaseClient(Protocol):
         ...
 
 
+class NetworkPolicyClient(Protocol):
+    """The NetworkPolicies that the operator creates beside its jobs."""
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        """Create a NetworkPolicy.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            RefusedError: The operator may not do that.
+        """
+        ...
+
+
 class HistoryClient(Protocol):
     """The TrainingJobHistories that the operator keeps beside its jobs."""
 

@@ -99,6 +99,7 @@ class KubernetesCluster:
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
+        self._networking = k8s.NetworkingV1Api(client)
         self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
         self._limiter = RequestLimiter(limits)
         self._review_limiter = RequestLimiter(limits)
@@ -213,6 +214,9 @@ class KubernetesCluster:
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace, self._send)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         get = self._custom.get_namespaced_custom_object
