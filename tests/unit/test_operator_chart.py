@@ -222,3 +222,19 @@ def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
 
 def env_of(container: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in container["env"]}
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+def test_the_operator_may_create_network_policies_only_if_it_does(
+    isolates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render("--set", f"jobs.networkPolicies={str(isolates).lower()}")
+    roles = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ClusterRole"}
+    rules = roles["spottrain-operator"]["rules"]
+    granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
+    assert granted == ([["create"]] if isolates else [])
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    assert main.make_context("operator", []).params["network_policies"] is isolates
