@@ -217,3 +217,12 @@ def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
 
 def env_of(container: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def test_an_image_that_is_named_by_digest_has_it_everywhere() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    specs = [each.get("spec", {}) for each in render("--set", f"image.digest={digest}")]
+    pods = [spec.get("template", {}).get("spec", spec) for spec in specs]
+    images = {container["image"] for pod in pods for container in pod.get("containers", [])}
+    assert {image.partition("@")[2] for image in images} == {digest}
+    assert all(image.startswith("spottrain-operator:") for image in images)
