@@ -34,7 +34,7 @@ prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cac
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
-lint: $(STAMP) ## Check style, spelling, types and import contracts.
+lint: $(STAMP) ## Check style, spelling, types, import contracts and Dockerfiles.
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/codespell

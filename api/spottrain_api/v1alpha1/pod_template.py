@@ -12,7 +12,7 @@ from pydantic import Field
 
 from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
-from spottrain_api.v1alpha1.containers import OWN_PREFIX, Container, Name, Quantity, VolumeMount
+from spottrain_api.v1alpha1.containers import OWN_PREFIX, RUN_DIR, Container, Name, Quantity, VolumeMount
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
@@ -265,6 +265,13 @@ class PodTemplate(Resource):
         tuple[VolumeMount, ...],
         Field(max_length=32, description="Mounts of the volumes in the trainer's container of each pod."),
     ] = ()
+    read_only_root_filesystem: Annotated[
+        bool,
+        Field(
+            description="Whether the trainer's container can't write to its image's file system. /tmp and "
+            f"{RUN_DIR}, its home, are then folders of the pod, and volumes stay as they are."
+        ),
+    ] = False
     shm_size: Annotated[
         Quantity | None,
         Field(
