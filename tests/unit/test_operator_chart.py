@@ -238,3 +238,12 @@ def test_the_operator_may_create_network_policies_only_if_it_does(
         if "value" in variable:
             monkeypatch.setenv(variable["name"], variable["value"])
     assert main.make_context("operator", []).params["network_policies"] is isolates
+
+
+def test_an_image_that_is_named_by_digest_has_it_everywhere() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    specs = [each.get("spec", {}) for each in render("--set", f"image.digest={digest}")]
+    pods = [spec.get("template", {}).get("spec", spec) for spec in specs]
+    images = {container["image"] for pod in pods for container in pod.get("containers", [])}
+    assert {image.partition("@")[2] for image in images} == {digest}
+    assert all(image.startswith("spottrain-operator:") for image in images)
