@@ -93,9 +93,21 @@ class ReportBox:
         self._reports: OrderedDict[str, ReportView] = OrderedDict()
         self._woken_at: dict[JobKey, float] = {}
 
-    def put(self, sender: PodIdentity, report: AgentReport) -> None:
-        previous = self._reports.pop(sender.uid, None)
-        self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
+    def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> None:
+        """Keep a report, unless a later one has overtaken it.
+
+        Args:
+            sender: The pod that it is about.
+            report: What its agent has sent.
+            received_at: Time at which the request came, by the operator's clock. None: now. A report tells of that
+                time, even if the check of its token took long.
+        """
+        received_at = received_at or self._now()
+        previous = self._reports.get(sender.uid)
+        if is_overtaken(previous, received_at):
+            return
+        self._reports[sender.uid] = ReportView(report=report, received_at=received_at)
+        self._reports.move_to_end(sender.uid)
         if len(self._reports) > MAX_REPORTS:
             self._reports.popitem(last=False)
         job = job_of_pod(sender)
@@ -121,6 +133,11 @@ def job_of_pod(pod: PodIdentity) -> JobKey:
     It is only woken, so it need not exist.
     """
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
+
+
+def is_overtaken(newest: ReportView | None, received_at: datetime) -> bool:
+    """Whether a report of the same pod came after `received_at`."""
+    return newest is not None and newest.received_at > received_at
 
 
 def matters(before: AgentReport, after: AgentReport) -> bool:

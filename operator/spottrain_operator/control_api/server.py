@@ -112,6 +112,7 @@ class ControlApi:
         return web.json_response(text=assignment.to_json(), headers=headers)
 
     async def post_report(self, request: web.Request) -> web.Response:
+        received_at = self._now()
         pod = await self._authenticated(request)
         try:
             report = AgentReport.from_json(await request.read())
@@ -124,7 +125,7 @@ class ControlApi:
                 text=f"this token speaks for pod {pod.pod} ({pod.uid}), the report is about {report.pod} "
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
-        self._reports.put(pod, report)
+        self._reports.put(pod, report, received_at=received_at)
         return web.Response(status=204)
 
     async def get_metrics(self, _request: web.Request) -> web.Response:
