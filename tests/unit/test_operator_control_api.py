@@ -51,7 +51,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 TOKEN = pod_token(POD)
+RENEWED_TOKEN = pod_token(POD, name="renewed")
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+AUTHORIZED_ANEW = {"Authorization": f"Bearer {RENEWED_TOKEN}"}
 WAIT = Assignment(action=AssignmentAction.WAIT)
 EXIT = Assignment(action=AssignmentAction.EXIT)
 TRAINING = {"generation": 1, "step": 1, "updated_at": NOW}
@@ -64,9 +66,14 @@ class Reviewer:
     cluster: MemoryCluster
     num_reviews: int = 0
     down: bool = False
+    held: asyncio.Event | None = None
+    """The next review doesn't end before it is set."""
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         self.num_reviews += 1
+        held, self.held = self.held, None
+        if held is not None:
+            await held.wait()
         if self.down:
             raise ClusterError("connection refused")
         return await self.cluster.review_token(token, audience=audience)
@@ -86,7 +93,7 @@ class Setup:
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
     cluster = MemoryCluster()
-    cluster.tokens[TOKEN, TOKEN_AUDIENCE] = POD
+    cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
     reviewer = Reviewer(cluster)
     board = AssignmentBoard()
     woken: list[tuple[JobKey, bool]] = []
@@ -100,7 +107,7 @@ async def setup() -> AsyncIterator[Setup]:
         board=board,
         reports=reports,
         is_ready=lambda: result.ready,
-        now=lambda: NOW,
+        now=lambda: NOW + timedelta(seconds=result.clock),
         long_poll_seconds=0.2,
     )
     async with TestClient(TestServer(api.application())) as client:
@@ -220,6 +227,36 @@ async def test_a_report_is_kept_under_the_reviewed_uid_and_wakes_the_job(setup: 
     assert answer.status == 204
     assert setup.reports.of(frozenset({POD.uid}))[POD.uid].report == report()
     assert setup.woken == [(JOB, False)]
+
+
+async def held_report(setup: Setup) -> tuple[asyncio.Task[aiohttp.ClientResponse], asyncio.Event]:
+    """A report of generation 1, whose token is under review."""
+    held = setup.reviewer.held = asyncio.Event()
+    body = report(generation=1).to_json()
+    late = asyncio.create_task(setup.client.post("/v1/report", data=body, headers=AUTHORIZED))
+    async with asyncio.timeout(5):
+        while setup.reviewer.num_reviews < 1:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+    return late, held
+
+
+async def test_a_report_tells_of_the_time_at_which_it_came(setup: Setup) -> None:
+    """Otherwise, a member that is lost meanwhile seems to have reported after its peers failed."""
+    late, held = await held_report(setup)
+    setup.clock = 4.0
+    held.set()
+    assert (await late).status == 204
+    assert setup.reports.of(frozenset({POD.uid}))[POD.uid].received_at == NOW
+
+
+async def test_a_report_that_was_overtaken_changes_nothing(setup: Setup) -> None:
+    late, held = await held_report(setup)
+    setup.clock = 1.0
+    newer = await setup.client.post("/v1/report", data=report(generation=2).to_json(), headers=AUTHORIZED_ANEW)
+    assert newer.status == 204
+    held.set()
+    assert (await late).status == 204
+    assert setup.reports.of(frozenset({POD.uid}))[POD.uid].report.generation == 2
 
 
 async def test_a_report_about_another_pod_is_forbidden(setup: Setup) -> None:

@@ -170,8 +170,8 @@ _FELL_BACK = Reason(
 _URI_IN_USE = Reason(
     meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
     "until it ends.",
-    action="For a run of its own, create this job with a different checkpoint.uri. Otherwise wait, or delete the other "
-    "job: this one then continues from its newest commit.",
+    action="For a run of its own, create this job with a different checkpoint.uri. Otherwise wait, or delete the "
+    "other job: this one then continues from its newest commit.",
 )
 _NEWER_VERSION = Reason(
     meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "

@@ -139,9 +139,20 @@ class ReportBox:
         if sender.uid in self._known:
             self._heard_at[sender.uid] = self._now() - timedelta(seconds=ago)
 
-    def put(self, sender: PodIdentity, report: AgentReport) -> None:
+    def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> None:
+        """Keep a report, unless a later one has overtaken it.
+
+        Args:
+            sender: The pod that it is about.
+            report: What its agent has sent.
+            received_at: Time at which the request came, by the operator's clock. None: now. A report tells of that
+                time, even if the check of its token took long.
+        """
+        received_at = received_at or self._now()
         previous = self._reports.get(sender.uid)
-        self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
+        if is_overtaken(previous, received_at):
+            return
+        self._reports[sender.uid] = ReportView(report=report, received_at=received_at)
         if previous is None or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)
@@ -161,6 +172,11 @@ def job_of_pod(pod: PodIdentity) -> JobKey:
     It is only woken, so it need not exist.
     """
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
+
+
+def is_overtaken(newest: ReportView | None, received_at: datetime) -> bool:
+    """Whether a report of the same pod came after `received_at`."""
+    return newest is not None and newest.received_at > received_at
 
 
 def brings_trouble(before: AgentReport, after: AgentReport) -> bool:

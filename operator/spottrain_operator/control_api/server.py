@@ -92,6 +92,7 @@ class ControlApi:
         return web.json_response(text=assignment.to_json(), headers=headers)
 
     async def post_report(self, request: web.Request) -> web.Response:
+        received_at = self._now()
         pod = await self._authenticated(request)
         try:
             report = parse_report(await request.read())
@@ -105,7 +106,7 @@ class ControlApi:
                 text=f"this token speaks for pod {pod.pod} ({pod.uid}), the report is about {report.pod} "
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
-        self._reports.put(pod, report)
+        self._reports.put(pod, report, received_at=received_at)
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{REPORT_SECONDS:g}"})
 
     def _seconds(self, request: web.Request) -> float:
