@@ -19,6 +19,7 @@ from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.limits import ClientLimits
@@ -76,7 +77,7 @@ class Operator:
     def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: KubernetesWatch) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._watched = WatchedCluster(cluster, watches, self._on_change)
+        self._watched = WatchedCluster(cluster, KopfWatch(watches), self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
