@@ -41,6 +41,7 @@ class MemoryCluster:
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
+        self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.num_reads: Counter[str] = Counter()
@@ -250,6 +251,12 @@ class MemoryCluster:
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        key = (policy["metadata"]["namespace"], policy["metadata"]["name"])
+        if key in self.network_policies:
+            raise AlreadyExistsError(f'networkpolicies "{key[1]}" already exists')
+        self.network_policies[key] = self._stamped(policy)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return copy.deepcopy(self.histories.get((key.namespace, key.name)))

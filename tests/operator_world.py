@@ -23,6 +23,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
@@ -116,6 +117,7 @@ class World:
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
+    isolates_jobs: bool = False
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -132,6 +134,7 @@ class World:
             metrics=self.metrics,
             tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
+            isolation=Isolation(self.cluster) if self.isolates_jobs else None,
             control_url="http://control:8080",
             now=lambda: self.now,
             site=Site(allowed_networks=self.allowed_networks),

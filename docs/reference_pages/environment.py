@@ -78,6 +78,8 @@ OPERATOR: Mapping[str, str] = {
     "The chart's value spotLabels. Default: none.",
     "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
     "Default: none. The chart's value jobs.allowedNetworks.",
+    "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
+    "The chart's value jobs.networkPolicies.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",

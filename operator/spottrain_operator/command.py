@@ -78,6 +78,12 @@ logger = logging.getLogger("spottrain_operator")
     type=click.Choice([network.value for network in Network]),
     help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
 )
+@click.option(
+    "--network-policies/--no-network-policies",
+    envvar="SPOTTRAIN_NETWORK_POLICIES",
+    default=False,
+    help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
+)
 def main(
     host: str,
     port: int,
@@ -93,6 +99,7 @@ def main(
     progress_seconds: float,
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
+    network_policies: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
     try:
@@ -117,6 +124,7 @@ def main(
             spot_labels=spot_labels,
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
+            isolates_jobs=network_policies,
             log_format=logs.log_format(),
         ),
     )

@@ -17,8 +17,9 @@ from aiohttp import web
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
@@ -74,10 +75,10 @@ class OperatorSettings:
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: KubernetesWatch) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._watched = WatchedCluster(cluster, KopfWatch(watches), self._on_change)
+        self._watched = WatchedCluster(cluster, watches, self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
@@ -111,19 +112,33 @@ class Operator:
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
-            self._metrics.leader.set(1)
             following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._synced.wait())
             # Before the first lists, jobs would seem to have no pods.
-            if self._synced.is_set():
-                self._controller = self._build_controller()
-                stack.push_async_callback(self._controller.stop)
-                await self._wake_all(self._controller)
-                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
-            if not self._election.is_leader:
+            while self._synced.is_set() and self._election.is_leader and not stop.is_set():
+                await self._act(stop, following)
+                if not self._election.is_leader and not stop.is_set():
+                    await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
+            if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
+
+    async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+        """Make passes as long as this process leads.
+
+        A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
+        later, it begins as a new operator does: what it knew of the agents is old by then.
+        """
+        self._controller = controller = self._build_controller()
+        self._metrics.leader.set(1)
+        try:
+            await self._wake_all(controller)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+        finally:
+            self._metrics.leader.set(0)
+            self._controller = None
+            await controller.stop()
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
@@ -154,6 +169,7 @@ class Operator:
             metrics=self._metrics,
             tracer=self._tracer,
             history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
+            isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control_url=self._settings.control_url,
             now=self._clock,
             site=self._settings.site,
@@ -197,7 +213,7 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = KubernetesCluster(configuration, settings.limits)
     try:
         async with KubernetesWatch(configuration) as watches:
-            await Operator(settings, cluster, watches).run(stop)
+            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
     finally:
         cluster.close()
 

@@ -33,6 +33,7 @@ from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
@@ -87,6 +88,7 @@ class Reconciler:
         metrics: Metrics,
         tracer: ChangeTracer,
         history: HistoryKeeper,
+        isolation: Isolation | None = None,
         control_url: str,
         now: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
@@ -102,6 +104,7 @@ class Reconciler:
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
+        self._isolation = isolation
         self._control_url = control_url
         self._site = site
         self._now = now
@@ -130,6 +133,8 @@ class Reconciler:
         job = await self._write_status(job, view.status, decided.status)
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
+        if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
+            await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)
         generation = decided.status.generation
         with about(generation=generation.number if generation is not None else None):

@@ -34,6 +34,7 @@ from spottrain_operator.cluster.client import (
     WatchEvent,
 )
 from spottrain_operator.cluster.events import EventRecorder
+from spottrain_operator.cluster.isolation import network_policy
 from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.pods import ANNOTATION_POOL, JobRef, build_pod
@@ -223,6 +224,12 @@ async def test_a_status_of_a_job_that_is_gone_conflicts(setup: Setup, job: Manif
     await setup.cluster.delete_job(JobKey(namespace=setup.namespace, name="gpt"), uid=job["metadata"]["uid"])
     with pytest.raises(ConflictError):
         await setup.cluster.replace_job_status(job | {"status": {"phase": "Failed"}})
+
+
+async def test_a_network_policy_is_created_once(setup: Setup, job: Manifest) -> None:
+    await setup.direct.create_network_policy(network_policy(job))
+    with pytest.raises(AlreadyExistsError):
+        await setup.direct.create_network_policy(network_policy(job))
 
 
 async def test_pods_are_created_once_and_found_by_label(setup: Setup, job: Manifest) -> None:

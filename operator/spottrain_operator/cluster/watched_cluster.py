@@ -216,6 +216,7 @@ async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synce
             version = None
         except ClusterError as error:
             logger.warning("the %s can't be watched; retrying: %s", kind, error)
+            await asyncio.sleep(error.retry_after or 0.0)
         if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
             pause = FIRST_PAUSE_SECONDS
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))

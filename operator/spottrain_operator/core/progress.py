@@ -59,7 +59,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     if draft.status.progress.total_steps is None and found_commits(generation, newest):
         text = (
             f"This job continues from step {newest.start_step}, whose commit was at {situation.spec.checkpoint.uri} "
-            "before it. For a fresh run, use another checkpoint.uri"
+            "before it. For a fresh run, use a different checkpoint.uri"
         )
         draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
@@ -164,10 +164,10 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
         return draft.record(
-            EventReason.ROLLED_BACK, newest.message or "training was rolled back to a commit", warning=True
+            EventReason.ROLLED_BACK, newest.message or "Training was rolled back to a commit", warning=True
         )
     if newest.skipped_steps > known.skipped_steps:
-        return draft.record(EventReason.STEP_SKIPPED, newest.message or "a step was skipped", warning=True)
+        return draft.record(EventReason.STEP_SKIPPED, newest.message or "A step was skipped", warning=True)
     if newest.message is not None and newest.message != known.message:
         return draft.record(EventReason.NOT_AS_PLANNED, newest.message, warning=True)
     return draft
