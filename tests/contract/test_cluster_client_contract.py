@@ -6,7 +6,7 @@ It holds for the cluster in memory and for a real API server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -311,10 +311,12 @@ async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> 
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
     key = JobKey(namespace=setup.namespace, name="one")
-    for new, write, read in (
+    kinds: list[tuple[Manifest, Callable[[Manifest], Awaitable[Manifest]], Callable[[], Awaitable[Manifest | None]]]]
+    kinds = [
         (lease, setup.direct.write_lease, lambda: setup.direct.read_lease(key.namespace, key.name)),
         (history, setup.direct.write_history, lambda: setup.direct.read_history(key)),
-    ):
+    ]
+    for new, write, read in kinds:
         await write(new)
         with pytest.raises(ConflictError):
             await write(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
@@ -40,7 +41,8 @@ def metrics_application(exposition: Callable[[], tuple[bytes, str]]) -> web.Appl
     """`exposition` returns body and content type of /metrics."""
 
     async def get_metrics(_request: web.Request) -> web.Response:
-        body, content_type = exposition()
+        # With many jobs it takes a second, for which nobody else waits.
+        body, content_type = await asyncio.to_thread(exposition)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     application = web.Application()
