@@ -88,6 +88,9 @@ class MemoryCluster:
                 if key in shown and shown[key] == found:
                     continue
                 before = shown[key]["metadata"]["resourceVersion"] if key in shown else None
+                found["metadata"].setdefault(
+                    "uid", shown[key]["metadata"]["uid"] if key in shown else str(uuid.uuid4())
+                )
                 if found["metadata"].get("resourceVersion") in (None, before):
                     found["metadata"]["resourceVersion"] = self._next_version()
                 shown[key] = copy.deepcopy(found)

@@ -21,7 +21,7 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Network
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.placement import Site
@@ -111,6 +111,7 @@ class World:
     """
 
     cluster: CrashingCluster
+    client: ClusterClient | None = None  # through which the operator sees it; None: without caches
     now: datetime = BEGIN
     last_step: int = LAST_STEP
     num_crashes: int = 0
@@ -127,7 +128,7 @@ class World:
         self.metrics = Metrics(num_agents=lambda: 0)
         self.reconciler = Reconciler(
             plan=plan,
-            cluster=self.cluster,
+            cluster=self.client or self.cluster,
             board=self.board,
             reports=self.reports,
             metrics=self.metrics,

@@ -17,9 +17,10 @@ from aiohttp import web
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.limits import ClientLimits
@@ -29,14 +30,20 @@ from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.control_api.sockets import listening
 from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
+
+
+# The history is written once for so many records of progress.
+RECORDS_PER_HISTORY = 10
 
 
 class LeadershipLostError(Exception):
@@ -51,6 +58,7 @@ class OperatorSettings:
     - host, port: where the control API listens. The other ports are on the same host.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
+    - record_interval: seconds between two records of the progress of a job at rest.
     """
 
     control_url: str
@@ -61,12 +69,13 @@ class OperatorSettings:
     metrics_port: int = METRICS_PORT
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
+    record_interval: float = RECORD_INTERVAL
 
 
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: KubernetesWatch) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
         self._settings = settings
         self._cluster = cluster
         self._watched = WatchedCluster(cluster, watches, self._on_change)
@@ -144,10 +153,11 @@ class Operator:
             ("probes", health_application(self._is_ready), self._settings.health_port),
             ("metrics", metrics_application(self._metrics.exposition), self._settings.metrics_port),
         ):
-            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+            # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, self._settings.host, port).start()
+            await web.SockSite(runner, listening(self._settings.host, port)).start()
             logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
@@ -158,11 +168,12 @@ class Operator:
             reports=self._reports,
             metrics=self._metrics,
             tracer=self._tracer,
-            history=HistoryKeeper(self._cluster),
+            history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
             isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control_url=self._settings.control_url,
             now=self._clock,
             site=self._settings.site,
+            record_interval=self._settings.record_interval,
         )
 
         async def measured(key: JobKey) -> PassResult:
@@ -202,7 +213,7 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = KubernetesCluster(configuration, settings.limits)
     try:
         async with KubernetesWatch(configuration) as watches:
-            await Operator(settings, cluster, watches).run(stop)
+            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
     finally:
         cluster.close()
 

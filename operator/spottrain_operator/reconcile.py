@@ -62,6 +62,7 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.tracing import ChangeTracer
@@ -91,8 +92,10 @@ class Reconciler:
         control_url: str,
         now: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
+        record_interval: float = RECORD_INTERVAL,
     ) -> None:
         self._plan = plan
+        self._record_interval = record_interval
         self._cluster = cluster
         self._board = board
         self._reports = reports
@@ -170,6 +173,7 @@ class Reconciler:
             reports=self._reports.of(frozenset(pod.uid for pod in views)),
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
+            record_interval=self._record_interval,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),
         )

@@ -14,9 +14,10 @@ import aiohttp
 from pydantic import ValidationError
 
 from spottrain_api.contract import (
-    LONG_POLL_SECONDS,
+    MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
+    REPORT_SECONDS_HEADER,
     AgentReport,
     Assignment,
     clock_offset,
@@ -24,8 +25,10 @@ from spottrain_api.contract import (
 
 logger = logging.getLogger(__name__)
 
-POLL_TIMEOUT = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=2)
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=2)
 REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
+# Longest pause between reports to an operator that names none.
+OLDER_REPORT_SECONDS = 1.0
 MIN_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
 # How soon an outage is reported again, doubling up to an hour.
@@ -100,7 +103,8 @@ class Outage:
 class ControlClient:
     """Talks to the operator.
 
-    It reads the projected token for each request, because the kubelet renews it.
+    It reads the projected token for each request, because the kubelet renews it. `report_seconds` is the longest
+    pause between reports that the operator allows.
     """
 
     def __init__(
@@ -114,19 +118,25 @@ class ControlClient:
         self._url = url
         self._token_file = token_file
         self._outage = Outage(url, clock)
+        self._unreachable = asyncio.Event()
+        self.report_seconds = OLDER_REPORT_SECONDS
 
-    async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
+    async def follow_assignments(
+        self, on_assignment: Callable[[Assignment], None], on_lost_contact: Callable[[], None] = lambda: None
+    ) -> None:
         """Pass on each new assignment, until cancelled.
 
-        Errors are only logged, because training continues.
+        Errors are only logged, because training continues. `on_lost_contact` is called after each: another operator
+        may answer next, which knows nothing of this agent.
         """
         revision = ""
         back_off = BackOff()
         while True:
             try:
-                assignment, offset = await self._poll_assignment(revision)
+                assignment, offset = await self._poll_while_reachable(revision)
             except TRANSIENT_ERRORS as error:
                 self._outage.failed(PATH_ASSIGNMENT, error)
+                on_lost_contact()
                 await back_off.wait()
                 continue
             self._outage.succeeded(PATH_ASSIGNMENT)
@@ -153,19 +163,36 @@ class ControlClient:
                 timeout=REPORT_TIMEOUT,
             ) as response:
                 response.raise_for_status()
+                self.report_seconds = _seconds(response.headers.get(REPORT_SECONDS_HEADER))
         except TRANSIENT_ERRORS as error:
             self._outage.failed(PATH_REPORT, error)
+            self._unreachable.set()
             return False
         self._outage.succeeded(PATH_REPORT)
         return True
+
+    async def _poll_while_reachable(self, revision: str) -> tuple[Assignment | None, timedelta]:
+        """Poll until a report fails: the operator that holds the poll may have lost its node without a word."""
+        self._unreachable.clear()
+        poll = asyncio.create_task(self._poll_assignment(revision))
+        unreachable = asyncio.create_task(self._unreachable.wait())
+        try:
+            await asyncio.wait({poll, unreachable}, return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                return poll.result()
+            raise aiohttp.ClientConnectionError("a report has failed, so the poll is repeated")
+        finally:
+            poll.cancel()
+            unreachable.cancel()
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
         """The new assignment, if there is one, and the clock's lead.
 
         The lead is how far this clock is ahead of the operator's.
         """
+        query = {"after": revision, "wait": f"{MAX_LONG_POLL_SECONDS:g}"}
         async with self._session.get(
-            self._url + PATH_ASSIGNMENT, params={"after": revision}, headers=self._headers(), timeout=POLL_TIMEOUT
+            self._url + PATH_ASSIGNMENT, params=query, headers=self._headers(), timeout=POLL_TIMEOUT
         ) as response:
             response.raise_for_status()
             assignment = None if response.status == 204 else Assignment.from_json(await response.read())
@@ -175,3 +202,12 @@ class ControlClient:
         if self._token_file is None:
             return {}
         return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+
+
+def _seconds(header: str | None) -> float:
+    """The pause between reports that an answer names."""
+    try:
+        seconds = float(header or OLDER_REPORT_SECONDS)
+    except ValueError:
+        return OLDER_REPORT_SECONDS
+    return seconds if seconds > 0 else OLDER_REPORT_SECONDS

@@ -28,6 +28,7 @@ _POD_METADATA = (
 )
 _POD_STATUS = ("phase", "reason", "podIP", "conditions")
 _CONTAINER_STATUS = ("name", "ready", "state")
+_NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
 _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
 
 
@@ -55,14 +56,14 @@ def trimmed_pod(pod: Manifest) -> Manifest:
 
 def trimmed_node(node: Manifest) -> Manifest:
     meta = node["metadata"]
-    of_watcher = _only(meta.get("annotations") or {}, (ANNOTATION_NOTICE, ANNOTATION_WATCHER))
+    annotations = _only(meta.get("annotations") or {}, _NODE_ANNOTATIONS)
     ready = [
         _only(each, ("type", "status"))
         for each in node.get("status", {}).get("conditions") or ()
         if each["type"] == "Ready"
     ]
     return {
-        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": of_watcher} if of_watcher else {}),
+        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": annotations} if annotations else {}),
         "spec": {"taints": [_only(taint, ("key", "effect")) for taint in accepted_taints(node)]},
         "status": {"conditions": ready},
     }

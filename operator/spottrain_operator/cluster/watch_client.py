@@ -1,8 +1,8 @@
 """Lists and watches of a real API server, for the caches.
 
 The informers of the Kubernetes client turn each object into a model, of which ten thousand don't fit, have no
-timeouts, and know nothing of own writes. kopf's watches select nothing on the server. So this asks for JSON, and
-reads it line by line.
+timeouts, and know nothing of own writes. kopf's watches, which show the jobs, select nothing on the server. So this
+asks for JSON, and reads it line by line.
 """
 
 from __future__ import annotations

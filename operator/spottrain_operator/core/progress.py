@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 from spottrain_api.contract import CommitRef, EventReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.time_spent import spend_on_steps
-from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:
@@ -48,7 +46,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     This happens at most every few seconds, unless `at_once`.
     """
     generation = draft.status.generation
-    if generation is None or not (at_once or is_due(draft.status, situation.now)):
+    if generation is None or not (at_once or situation.records):
         return draft
     newest = newest_progress(situation, generation)
     if newest is None:
@@ -74,11 +72,6 @@ def found_commits(generation: GenerationStatus, newest: Progress) -> bool:
     The commit is that of an earlier job, or of a fork.
     """
     return generation.resume is None and generation.replicated_step is None and newest.start_step > 0
-
-
-def is_due(status: TrainingJobStatus, now: datetime) -> bool:
-    """Whether to write values that change all the time."""
-    return status.accounted_at is None or seconds_between(status.accounted_at, now) >= RECORD_INTERVAL
 
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
