@@ -58,10 +58,9 @@ class NoticeClient:
         while True:
             try:
                 notices = await self._poll(revision)
+                trouble = self._doubt(notices)
             except TRANSIENT_ERRORS as error:
                 trouble = f"{self._url} does not answer: {str(error) or type(error).__name__}"
-            else:
-                trouble = self._doubt(notices)
             if trouble is not None:
                 # Hear all again afterwards: whoever answers then may have nothing new to say.
                 revision = ""

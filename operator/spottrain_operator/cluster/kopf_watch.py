@@ -33,6 +33,9 @@ WATCH_CLIENT_SECONDS = 330
 WATCH_INACTIVITY_SECONDS = 70
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 30
+# Between tries of a request, until kopf gives up and is started again. They stay short, so that the operator hears of
+# changes soon after an outage.
+PAUSES = (0.5, 1.0, 2.0, 2.0, 2.0)
 # The kubelet renews a pod's token long before it expires. Each login reads the new one.
 LOGIN_MINUTES = 10
 STOP_SECONDS = 5
@@ -152,6 +155,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = CONNECT_SECONDS
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.networking.error_backoffs = PAUSES
     return settings
 
 
