@@ -24,6 +24,7 @@ class MemoryCluster:
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
         self.config_maps: dict[tuple[str, str], Manifest] = {}
+        self.secrets: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self._versions = itertools.count(1)
@@ -127,7 +128,7 @@ class MemoryCluster:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
         return copy.deepcopy(about[-1]) if about else None
 
-    # --- TokenReviewer, LeaseClient and ConfigMapClient ---------------------------------------------------
+    # --- TokenReviewer, LeaseClient, SecretClient and ConfigMapClient -------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -137,6 +138,12 @@ class MemoryCluster:
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return copy.deepcopy(self.secrets.get((namespace, name)))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        return self._write(self.secrets, secret)
 
     async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.config_maps.get((namespace, name)))

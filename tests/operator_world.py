@@ -19,6 +19,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -104,6 +105,7 @@ class World:
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
+    control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -120,7 +122,7 @@ class World:
             metrics=self.metrics,
             tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
-            control_url="http://control:8080",
+            control=lambda: self.control,
             now=lambda: self.now,
             site=Site(allowed_networks=self.allowed_networks),
         )

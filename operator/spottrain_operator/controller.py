@@ -71,6 +71,11 @@ class Controller:
             self._tasks[key] = asyncio.create_task(self._run(key), name=f"reconcile {key}")
         self._wakes[key].set()
 
+    def wake_all(self) -> None:
+        """Request a pass for every job."""
+        for key in list(self._tasks):
+            self.wake(key)
+
     @property
     def num_jobs(self) -> int:
         return len(self._tasks)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 import kopf
 from aiohttp import web
@@ -18,11 +21,13 @@ from aiohttp import web
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.controller import Controller, PassResult
@@ -35,6 +40,7 @@ from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 class LeadershipLostError(Exception):
@@ -47,6 +53,9 @@ class OperatorSettings:
 
     - control_url: address at which agents reach the control API.
     - host, port: where the control API listens. The other ports are on the same host.
+    - plain_port: port without TLS for agents of older releases. None: they can't reach it.
+    - certificate: who makes the certificate of the control API.
+    - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
     """
 
@@ -54,8 +63,11 @@ class OperatorSettings:
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
+    plain_port: int | None = None
+    certificate: CertificateSource = CertificateSource.OPERATOR
     health_port: int = HEALTH_PORT
     metrics_port: int = METRICS_PORT
+    metrics_token_file: Path | None = None
     max_concurrent_passes: int = 8
     site: Site = Site()
 
@@ -74,6 +86,27 @@ class Operator:
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._watching = asyncio.Event()
+        self._certificates = CertificateKeeper(
+            cluster,
+            namespace=settings.lease.namespace,
+            source=settings.certificate,
+            hosts=_hosts(settings),
+            may_write=lambda: self._election.is_leader,
+            now=lambda: datetime.now(UTC),
+        )
+
+    def _control(self) -> ControlAddress:
+        """What new pods are given now."""
+        settings = self._settings
+        return ControlAddress(
+            url=settings.control_url,
+            ca=self._certificates.ca,
+            plain_port=settings.plain_port,
+        )
+
+    def _trust_changed(self) -> None:
+        if self._controller is not None:
+            self._controller.wake_all()
 
     def _wake(self, job: JobKey) -> None:
         if self._controller is not None:
@@ -95,10 +128,13 @@ class Operator:
                 return
             stack.push_async_callback(self._election.release)
             self._metrics.leader.set(1)
-            self._controller = self._build_controller()
-            stack.push_async_callback(self._controller.stop)
-            watches = await self._watch(stack, self._controller)
-            await _first_of(stop.wait(), self._election.hold(), watches)
+            # Pods are given the authority that the certificate is signed by.
+            await _first_of(stop.wait(), self._election.hold(), self._certificates.opened.wait())
+            if self._election.is_leader and not stop.is_set():
+                self._controller = self._build_controller()
+                stack.push_async_callback(self._controller.stop)
+                watches = await self._watch(stack, self._controller)
+                await _first_of(stop.wait(), self._election.hold(), watches)
             # From here on kopf handles the signals: at SIGTERM its watches end without an error.
             if not self._election.is_leader:
                 raise LeadershipLostError
@@ -112,16 +148,34 @@ class Operator:
             is_ready=self._is_ready,
             now=self._clock,
         )
-        for name, application, port in (
-            ("control API", api.application(), self._settings.port),
-            ("probes", health_application(self._is_ready), self._settings.health_port),
-            ("metrics", metrics_application(self._metrics.exposition), self._settings.metrics_port),
-        ):
-            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, self._settings.host, port).start()
-            logger.info("%s on %s:%d", name, self._settings.host, port)
+        settings, tls = self._settings, self._certificates.context
+        keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
+        stack.callback(keeping.cancel)
+        control, metrics = (
+            api.application(),
+            metrics_application(self._metrics.exposition, settings.metrics_token_file),
+        )
+        await self._listen(stack, "control API", control, settings.port, tls)
+        if settings.plain_port is not None:
+            await self._listen(stack, "control API without TLS", api.application(), settings.plain_port)
+        await self._listen(stack, "probes", health_application(self._is_ready), settings.health_port)
+        await self._listen(
+            stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
+        )
+
+    async def _listen(
+        self,
+        stack: AsyncExitStack,
+        name: str,
+        application: web.Application,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, self._settings.host, port, ssl_context=tls).start()
+        logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(
@@ -132,7 +186,7 @@ class Operator:
             metrics=self._metrics,
             tracer=self._tracer,
             history=HistoryKeeper(self._cluster),
-            control_url=self._settings.control_url,
+            control=self._control,
             now=self._clock,
             site=self._settings.site,
         )
@@ -176,6 +230,12 @@ class Operator:
 
         stack.push_async_callback(end)
         return watches
+
+
+def _hosts(settings: OperatorSettings) -> list[str]:
+    """Names and addresses of the control API, for its certificate."""
+    listening = [] if settings.host in ANY_ADDRESS else [settings.host]
+    return list(dict.fromkeys([ControlAddress(url=settings.control_url).host, *listening]))
 
 
 async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:

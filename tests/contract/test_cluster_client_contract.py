@@ -15,6 +15,7 @@ from memory_cluster import MemoryCluster
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.pods import JobRef, build_pod
@@ -118,7 +119,7 @@ def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
         sequence=sequence,
         capacity_type=CapacityType.SPOT,
         pool=None,
-        control_url="http://control:8080",
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 
@@ -132,6 +133,7 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.get_nodes({"nobody"}) == []
     assert await setup.cluster.read_lease(setup.namespace, "nobody") is None
     assert await setup.cluster.read_config_map(setup.namespace, "nobody") is None
+    assert await setup.cluster.read_secret(setup.namespace, "nobody") is None
 
 
 async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:
@@ -234,13 +236,15 @@ async def test_nodes_are_read_by_name(setup: Setup) -> None:
     assert [node["metadata"]["name"] for node in found] == setup.nodes
 
 
-async def test_leases_and_config_maps_are_written_by_the_fastest(setup: Setup) -> None:
+async def test_leases_config_maps_and_secrets_are_written_by_the_fastest(setup: Setup) -> None:
     metadata = {"namespace": setup.namespace, "name": "one"}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"a": "MQ=="}}
     for new, write, read in (
         (lease, setup.cluster.write_lease, setup.cluster.read_lease),
         (config_map, setup.cluster.write_config_map, setup.cluster.read_config_map),
+        (secret, setup.cluster.write_secret, setup.cluster.read_secret),
     ):
         await write(new)
         with pytest.raises(ConflictError):

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 from pydantic import ValidationError
 
+from spottrain_agent.control_address import ControlAddress, ControlEndpoint
 from spottrain_api.contract import (
     LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
@@ -21,6 +22,7 @@ from spottrain_api.contract import (
     Assignment,
     clock_offset,
 )
+from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,15 @@ MAX_BACK_OFF_SECONDS = 1.0
 SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
 TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
+
+
+class RefusedError(aiohttp.ClientError):
+    """The operator answers, but refuses the request. The text has its sentence."""
+
+
+async def _require_success(response: aiohttp.ClientResponse) -> None:
+    if response.status >= 400:
+        raise RefusedError(f"{response.status}: {one_line(await response.text()) or response.reason}")
 
 
 class BackOff:
@@ -55,7 +66,7 @@ class Outage:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url = url
+        self.url = url
         self._clock = clock
         self._failing: set[str] = set()
         self._began_at = self._say_at = 0.0
@@ -78,7 +89,7 @@ class Outage:
             "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
             "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
             "keeps trainer pods from it.",
-            self._url,
+            self.url,
             f"has not answered for {elapsed:.0f} s" if elapsed else "does not answer",
             str(error) or type(error).__name__,
         )
@@ -90,13 +101,13 @@ class Outage:
         self._failing.remove(request)
         if not self._failing:
             elapsed = self._clock() - self._began_at
-            logger.info("The operator at %s answers again, after %.0f s.", self._url, elapsed)
+            logger.info("The operator at %s answers again, after %.0f s.", self.url, elapsed)
 
 
 class ControlClient:
     """Talks to the operator.
 
-    It reads the projected token for each request, because the kubelet renews it.
+    It reads the projected token and the operator's address for each request, because the kubelet renews them.
     """
 
     def __init__(
@@ -105,9 +116,20 @@ class ControlClient:
         url: str,
         token_file: Path | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        folder: Path | None = None,
     ) -> None:
+        """Configure the client.
+
+        Args:
+            session: For the requests.
+            url: Address of the control API, if there is no `folder`.
+            token_file: Holds the token.
+            clock: For the intervals of messages.
+            folder: Holds the address, and the authorities to trust.
+        """
         self._session = session
-        self._url = url
+        self._address = ControlAddress(url, folder)
         self._token_file = token_file
         self._outage = Outage(url, clock)
 
@@ -142,13 +164,15 @@ class ControlClient:
         Returns whether the operator has taken it; if not, the next report holds the same and more.
         """
         try:
+            endpoint = self._endpoint()
             async with self._session.post(
-                self._url + PATH_REPORT,
+                endpoint.url + PATH_REPORT,
                 data=report.to_json(),
                 headers=self._headers() | {"Content-Type": "application/json"},
                 timeout=REPORT_TIMEOUT,
+                ssl=endpoint.trust,
             ) as response:
-                response.raise_for_status()
+                await _require_success(response)
         except TRANSIENT_ERRORS as error:
             self._outage.failed(PATH_REPORT, error)
             return False
@@ -157,12 +181,22 @@ class ControlClient:
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
         """The new assignment, if there is one, and how far this clock is ahead of the operator's."""
+        endpoint = self._endpoint()
         async with self._session.get(
-            self._url + PATH_ASSIGNMENT, params={"after": revision}, headers=self._headers(), timeout=POLL_TIMEOUT
+            endpoint.url + PATH_ASSIGNMENT,
+            params={"after": revision},
+            headers=self._headers(),
+            timeout=POLL_TIMEOUT,
+            ssl=endpoint.trust,
         ) as response:
-            response.raise_for_status()
+            await _require_success(response)
             assignment = None if response.status == 204 else Assignment.from_json(await response.read())
             return assignment, clock_offset(response.headers.get("Date"), datetime.now(UTC))
+
+    def _endpoint(self) -> ControlEndpoint:
+        endpoint = self._address.read()
+        self._outage.url = endpoint.url
+        return endpoint
 
     def _headers(self) -> dict[str, str]:
         if self._token_file is None:

@@ -34,6 +34,8 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
 from spottrain_api.contract.names import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
@@ -41,6 +43,7 @@ from spottrain_api.contract.names import (
     CONTROL_PORT,
     ENV_AUDIT_DIR,
     ENV_CAPACITY_TYPE,
+    ENV_CONTROL_DIR,
     ENV_CONTROL_URL,
     ENV_DRAIN_FILE,
     ENV_GRACE_SECONDS,
@@ -57,6 +60,8 @@ from spottrain_api.contract.names import (
     ENV_TOKEN_FILE,
     ENV_WATCHER_PORT,
     FILE_AT_RISK,
+    FILE_CONTROL_CA,
+    FILE_CONTROL_URL,
     FILE_DRAIN,
     FILE_RUN,
     GROUP,
@@ -74,6 +79,7 @@ from spottrain_api.contract.names import (
     PATH_ASSIGNMENT,
     PATH_NOTICE,
     PATH_REPORT,
+    PLAIN_PORT,
     PLURAL,
     PROCESSOR_SECONDS,
     TAINT_PREEMPTION,
@@ -140,6 +146,8 @@ from spottrain_api.settings import (
 
 __all__ = [
     "AKS_PRIORITY",
+    "ANNOTATION_CONTROL_CA",
+    "ANNOTATION_CONTROL_URL",
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
@@ -149,6 +157,7 @@ __all__ = [
     "EKS_CAPACITY_TYPE",
     "ENV_AUDIT_DIR",
     "ENV_CAPACITY_TYPE",
+    "ENV_CONTROL_DIR",
     "ENV_CONTROL_URL",
     "ENV_DRAIN_FILE",
     "ENV_GRACE_SECONDS",
@@ -166,6 +175,8 @@ __all__ = [
     "ENV_WATCHER_PORT",
     "FATAL_REASONS",
     "FILE_AT_RISK",
+    "FILE_CONTROL_CA",
+    "FILE_CONTROL_URL",
     "FILE_DRAIN",
     "FILE_RUN",
     "GKE_PREEMPTIBLE",
@@ -190,6 +201,7 @@ __all__ = [
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",
     "PATH_REPORT",
+    "PLAIN_PORT",
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",

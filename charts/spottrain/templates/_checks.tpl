@@ -9,7 +9,19 @@
 {{- fail (printf "image.tag: %q is not a tag. Write what follows the colon, such as 0.1.0; digests are not supported." .tag) }}
 {{- end }}
 {{- end }}
+{{- include "spottrain.checkPorts" .Values.operator }}
 {{- include "spottrain.checkOnlyOperator" . }}
+{{- end }}
+
+{{- define "spottrain.checkPorts" -}}
+{{- $taken := dict }}
+{{- range $name := list "port" "plainPort" "healthPort" "metricsPort" }}
+{{- $port := index $ $name | int | toString }}
+{{- if and (hasKey $taken $port) (ne $port "0") }}
+{{- fail (printf "operator.%s and operator.%s are both %s. Choose another port for one of them." (get $taken $port) $name $port) }}
+{{- end }}
+{{- $_ := set $taken $port $name }}
+{{- end }}
 {{- end }}
 
 {{/* A value with a unit, as Prometheus reads it. Takes name and value. */}}

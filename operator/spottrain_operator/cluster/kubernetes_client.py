@@ -82,7 +82,7 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 
 
 class KubernetesCluster:
-    """Implements ClusterClient, TokenReviewer, LeaseClient and ConfigMapClient on a real API server."""
+    """Implements the protocols of `client.py` on a real API server."""
 
     def __init__(self, configuration: k8s.Configuration) -> None:
         client = k8s.ApiClient(configuration)
@@ -187,6 +187,13 @@ class KubernetesCluster:
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace)
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return await _found(self._call(self._core.read_namespaced_secret, name, namespace))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
+        return await self._write(secret, create, replace)
 
     async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
         return await _found(self._call(self._core.read_namespaced_config_map, name, namespace))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -36,10 +38,24 @@ def health_application(is_ready: Callable[[], bool]) -> web.Application:
     return application
 
 
-def metrics_application(exposition: Callable[[], tuple[bytes, str]]) -> web.Application:
-    """`exposition` returns body and content type of /metrics."""
+def metrics_application(
+    exposition: Callable[[], tuple[bytes, str]], token_file: Path | None = None
+) -> web.Application:
+    """Serve /metrics.
 
-    async def get_metrics(_request: web.Request) -> web.Response:
+    Args:
+        exposition: Returns body and content type.
+        token_file: Holds the bearer token that a request needs. It is read each time, as the kubelet renews it.
+            None: a request needs none.
+    """
+
+    async def get_metrics(request: web.Request) -> web.Response:
+        if token_file is not None:
+            expected = f"Bearer {token_file.read_text().strip()}"
+            if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected.encode()):
+                raise web.HTTPUnauthorized(
+                    text="send the token of the Secret in the chart's value metricsTokenSecret"
+                )
         body, content_type = exposition()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
