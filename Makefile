@@ -115,6 +115,9 @@ bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a ste
 bench-memory: $(STAMP) ## Benchmark: estimated memory compared with the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory
 
+bench-operator: binaries ## Benchmark: the operator with 1,000 jobs: at rest, at notices for a tenth of the nodes, restarted.
+	$(BIN)/python -m benchmarks.bench_operator
+
 bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 	$(BIN)/python -m benchmarks.bench_plan
 

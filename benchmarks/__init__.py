@@ -7,5 +7,8 @@ import sys
 
 
 def clean_up_on_sigterm() -> None:
-    """Let SIGTERM end a benchmark as Ctrl-C does, with its processes, clusters and folders."""
+    """Let SIGTERM end a benchmark as Ctrl-C does.
+
+    Its processes, clusters and folders end with it.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -1,4 +1,6 @@
-"""Ways to save a checkpoint, compared in one run: how long training waits, and what the store does.
+"""Ways to save a checkpoint, compared in one run.
+
+The benchmark measures how long training waits, and what the store does.
 
 `make bench-checkpoint` saves one sharded state repeatedly by torch.save from rank 0, DCP's save and async_save,
 DeepSpeed's save_checkpoint, and spottrain, to files and to S3 (a local SeaweedFS). For comparison it also measures a

@@ -1,4 +1,6 @@
-"""Seconds of a step by the number of data workers, for samples that are cheap, fetched, or computed.
+"""Seconds of a step by the number of data workers.
+
+The samples are cheap, fetched, or computed.
 
 Run: python -m benchmarks.bench_data [--steps 60]
 
@@ -70,7 +72,7 @@ def main() -> None:
 
 
 def measure(samples: Samples, num_workers: int | None, num_steps: int) -> tuple[float, float]:
-    """Medians of the seconds of a step, and of the seconds in which it waits for data."""
+    """Return the medians of the seconds of a step, and of its wait for data."""
     whole, waited = [], []
     batches = load_batches(
         Data(samples, num_workers=num_workers),

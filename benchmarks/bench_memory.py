@@ -1,10 +1,11 @@
-"""The estimate of memory compared with the measured peak, for a table of models and strategies.
+"""The estimate of memory compared with the measured peak.
 
 Run: python -m benchmarks.bench_memory [--ranks 2]
 
-Real ranks on gloo build, shard and train each case for a few steps, in fresh processes. Counted are the storages that
-live at the same time on rank 0, at the start (while the model is built and sharded) and in a step. The runtime's own
-memory (on a GPU: CUDA's context, NCCL's buffers) is in no figure.
+The result is a table of models and strategies. Real ranks on gloo build, shard and train each case for a few steps,
+in fresh processes. The benchmark counts the storages that live at the same time on rank 0, at the start (while the
+model is built and sharded) and in a step. The runtime's own memory (on a GPU: CUDA's context, NCCL's buffers) is in
+no figure.
 """
 
 from __future__ import annotations

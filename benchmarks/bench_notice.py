@@ -1,10 +1,12 @@
-"""From a cloud's notice to the flag that the ranks see: EC2, Compute Engine and Azure side by side.
+"""Seconds from a cloud's notice to the flag that the ranks see.
 
-`make bench-notice` repeatedly preempts a spot node of one job on a local cluster with a spot node of each cloud, and
-takes the notice back as soon as the job has acted on it. It compares two times of this machine's clock: when the
-node's metadata server starts to show the notice, and the `drainSeenAt` of the first rank that finds a flag, which the
-rank writes at that step boundary. One rank's flag stops all ranks, so each notice is one sample. Part of the samples
-are taken with the operator stopped. The table and a plot go to bench-out/.
+EC2, Compute Engine and Azure are side by side. `make bench-notice` repeatedly preempts a spot node of one job on a
+local cluster with a spot node of each cloud, and takes the notice back as soon as the job has acted on it.
+
+It compares two times of this machine's clock: when the node's metadata server starts to show the notice, and the
+`drainSeenAt` of the first rank that finds a flag, which the rank writes at that step boundary. One rank's flag stops
+all ranks, so each notice is one sample. Some samples are taken with the operator stopped. The table and a plot go to
+bench-out/.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How long `plan` takes for 1,000 jobs of 8 members: `python -m benchmarks.bench_plan`.
+"""Time that `plan` takes for 1,000 jobs of 8 members.
+
+Run: python -m benchmarks.bench_plan
 
 The jobs train: each has a running generation, a report of each agent, and progress to record, so that no policy is
 skipped. Observing and writing aren't measured, because they depend on the API server.

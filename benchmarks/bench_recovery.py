@@ -1,7 +1,8 @@
-"""How long a training makes no step after a node leaves: plain elastic torchrun and spottrain, in one run.
+"""How long a training makes no step after a node leaves.
 
-`make bench-recovery` prints a table and writes it, with a plot, to bench-out/. Both sides train the same model with
-four ranks on this machine. Each case runs `--rounds` times on both sides in turn, and the table shows medians.
+`make bench-recovery` compares plain elastic torchrun and spottrain in one run. It prints a table and writes it, with
+a plot, to bench-out/. Both sides train the same model with four ranks on this machine. Each case runs `--rounds`
+times on both sides in turn, and the table shows medians.
 """
 
 from __future__ import annotations

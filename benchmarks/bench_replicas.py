@@ -1,7 +1,7 @@
-"""What replicas in peers' memory cost a step, and how quickly a state comes back from them.
+"""What replicas in peers' memory cost a step, and how fast a state comes back.
 
-`make bench-replicas` lets ranks, each a member with a process of its own that holds replicas, take steps with and
-without replicas in turns, `--blocks` times each. What it cost is the mean of the pairs' differences, with its
+`make bench-replicas` lets ranks take steps with and without replicas in turns, `--blocks` times each. Each rank is a
+member with a process of its own that holds replicas. The cost is the mean of the pairs' differences, with its
 standard error. The job doesn't set how often to replicate, so that it is as often as may cost 2% of a step. Then the
 newest step is read back as after a loss, and from a file store for comparison.
 """
@@ -35,7 +35,10 @@ TOKEN = "bench"
 
 
 class Loop:
-    """One rank's training, more or less: work on the device, and one small reduction a step."""
+    """One rank's training, more or less.
+
+    A step is work on the device and one small reduction.
+    """
 
     def __init__(self, replicas: Replicas, state: dict[str, Any], step_seconds: float) -> None:
         self._replicas = replicas

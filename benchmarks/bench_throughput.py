@@ -1,9 +1,9 @@
-"""Tokens a second and MFU of a transformer of about a billion parameters, in bf16: a plain torch loop and spottrain.
+"""Tokens a second and MFU of a transformer of about a billion parameters.
 
-`make bench-throughput` trains the same model on the same data by a plain loop (autocast, a fused AdamW, DDP with
-several ranks) and by spottrain, without and with checkpoints every `--every` steps. Each way runs in processes of its
-own, one after the other, `--rounds` times in turn. The ratios are to the plain loop. Without a GPU, a tiny model only
-shows that it works. The benchmark prints a table and writes it, with a plot, to bench-out/.
+`make bench-throughput` trains the same model in bf16 on the same data by a plain torch loop (autocast, a fused AdamW,
+DDP with several ranks) and by spottrain, without and with checkpoints every `--every` steps. Each way runs in
+processes of its own, one after the other, `--rounds` times in turn. The ratios are to the plain loop. Without a GPU,
+a tiny model only shows that it works. The benchmark prints a table and writes it, with a plot, to bench-out/.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Report]:
 
 
 def summary(rounds: list[Report], arguments: argparse.Namespace, measured_tflops: float) -> Report:
-    """The median of the rounds, and what follows from it: tokens a second of all ranks, TFLOP/s and MFU of each."""
+    """Return the median of the rounds, and what follows from it.
+
+    That is tokens a second of all ranks, and TFLOP/s and MFU of each.
+    """
     first = rounds[0]
     seconds = statistics.median(each["seconds"] for each in rounds)
     rate = first["tokens"] / seconds
@@ -98,7 +101,10 @@ def table(reports: dict[str, Report], arguments: argparse.Namespace) -> Table:
 
 
 def checkpoint_cost(way: str, reports: dict[str, Report], arguments: argparse.Namespace) -> str:
-    """Milliseconds of training that one checkpoint takes: the difference to the same loop without checkpoints."""
+    """Return the milliseconds of training that one checkpoint takes.
+
+    They are the difference to the same loop without checkpoints.
+    """
     if way not in (PLAIN_SAVES, OURS_COMMITS):
         return "–"
     if reports[way]["saved"] == 0:

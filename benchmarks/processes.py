@@ -18,9 +18,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_world(module: Sequence[str], world_size: int, environment: Mapping[str, str] | None = None) -> None:
-    """Run `python -m` with the words of `module` as ranks of one node, with torchrun's environment.
+    """Run `python -m` with the words of `module` as ranks of one node.
 
-    No process is left, whatever happens. If one fails, it raises SystemExit.
+    The ranks have torchrun's environment. No process is left, whatever happens.
+
+    Raises:
+        SystemExit: A rank failed.
     """
     (port,) = free_ports(1)
     size = str(world_size)

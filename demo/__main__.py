@@ -1,4 +1,7 @@
-"""The command behind `make demo`: start a cluster, watch the job, print what each incident cost, write the report."""
+"""The command behind `make demo`.
+
+It starts a cluster, watches the job, prints what each incident cost, and writes the report.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ def save_view(course: Course, path: Path) -> None:
 
 
 def write_manifest(folder: Path) -> Path:
-    """Write the example's manifest with one more environment variable, so that the ranks record their samples."""
+    """Write the example's manifest with one more environment variable.
+
+    With the variable, the ranks record their samples.
+    """
     manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text())
     manifest["spec"].setdefault("env", []).append({"name": ENV_AUDIT_DIR, "value": str(folder / "audit")})
     path = folder / "trainingjob.yaml"

@@ -1,4 +1,7 @@
-"""What the demo does to its job: incidents, one after the other, each through the commands that a user would type."""
+"""Incidents: what the demo does to its job.
+
+They come one after the other. Each uses the commands that a user would type.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class Incident:
 
 @dataclass(slots=True, kw_only=True)
 class Happened:
-    """An incident that has started, with the job before it, and after it once it is over."""
+    """An incident that has started, with the job before and after it.
+
+    `after` is set once the incident is over.
+    """
 
     incident: Incident
     before: JobSnapshot

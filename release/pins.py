@@ -1,4 +1,4 @@
-"""Resolves what an extra of the distribution needs, as lines `name==version` for pip.
+"""Resolve an extra of the distribution to lines `name==version` for pip.
 
 `make constraints` writes constraints.txt with it, and `make release` the list that an SBOM is made of. Nothing is
 installed or built: pip resolves from the packages' metadata.
@@ -17,7 +17,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def resolve(extra: str, constraints: Path | None) -> list[dict[str, Any]]:
-    """Return pip's report entries of all packages but spottrain itself, in order of their names."""
+    """Return pip's report entries of all packages, in order of their names.
+
+    spottrain itself is left out.
+    """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     if constraints is not None:
         command += ["--constraint", str(constraints)]
@@ -27,7 +30,10 @@ def resolve(extra: str, constraints: Path | None) -> list[dict[str, Any]]:
 
 
 def pin(entry: dict[str, Any], *, with_hash: bool) -> str:
-    """Return the line of one package, with the SHA-256 of the file that pip chose if `with_hash`."""
+    """Return the line of one package.
+
+    With `with_hash`, the line has the SHA-256 of the file that pip chose.
+    """
     line = f"{entry['metadata']['name']}=={entry['metadata']['version']}"
     return f"{line} --hash=sha256:{entry['download_info']['archive_info']['hashes']['sha256']}" if with_hash else line
 

@@ -1,4 +1,7 @@
-"""Real agents in pods of their own, under an operator that the test plays: a pytest plugin."""
+"""Real agents in pods of their own, as a pytest plugin.
+
+The test plays their operator.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ GATHER = """
 
 @dataclass
 class FakeOperator:
-    """Hands out assignments by pod and keeps the newest reports; also plays the watcher."""
+    """An operator that hands out assignments by pod and keeps the newest reports.
+
+    It also plays the watcher.
+    """
 
     url: str = ""
     assignments: dict[str, Assignment] = field(default_factory=dict)

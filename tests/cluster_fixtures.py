@@ -119,7 +119,10 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """The living processes that name a cluster's state folder in their command or environment."""
+    """The living processes of the cluster with this state folder.
+
+    Their command or environment names the folder.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -134,7 +137,10 @@ def processes_of(root: Path) -> list[psutil.Process]:
 
 @contextmanager
 def throw_away_cluster(root: Path, spec: ClusterSpec = SMALL) -> Iterator[Cluster]:
-    """A cluster with its state in this folder; ended with everything that belongs to it, come what may."""
+    """Run a cluster with its state in this folder while the block runs.
+
+    Whatever happens, the cluster ends, with everything that belongs to it.
+    """
     if find_binaries() is None:
         pytest.fail("The control plane is not built: run `make binaries` or `python -m spottrain_local.binaries`.")
     cluster = Cluster(layout=ClusterLayout(root=root))
@@ -154,9 +160,10 @@ def throw_away_cluster(root: Path, spec: ClusterSpec = SMALL) -> Iterator[Cluste
 
 @pytest.fixture(scope="session")
 def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A running cluster without the operator: one system, one on-demand and two spot nodes (EKS).
+    """A running cluster without the operator, shared by the whole run.
 
-    One for the whole run: use a namespace of your own, and `restore` the nodes that you take.
+    It has one system, one on-demand and two spot nodes (EKS). Use a namespace of your own, and `restore` the nodes
+    that you take.
     """
     with throw_away_cluster(tmp_path_factory.mktemp("local-cluster") / "shared") as cluster:
         yield cluster

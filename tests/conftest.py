@@ -30,7 +30,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need a GPU if there is none, and those that need podman. The long ones come first."""
+    """Leave out the tests that this machine can't run, and put the long ones first.
+
+    Tests that need a GPU run only if there is one, and those that need podman only with `--containers`.
+    """
     if not Path("/dev/nvidiactl").exists():
         _leave_out("gpu", config, items)
     if not config.getoption("--containers"):
@@ -50,7 +53,10 @@ def _folder(item: pytest.Item) -> str:
 
 
 def _uses_a_kept_cluster(item: pytest.Item) -> bool:
-    """One that runs to the end of all tests; it takes a twelfth of a processor, also where nothing uses it."""
+    """Whether a test uses a cluster that runs to the end of all tests.
+
+    Such a cluster takes a twelfth of a processor, even if nothing uses it.
+    """
     if _folder(item) == "e2e":
         return "operator_cluster" in getattr(item, "fixturenames", ())
     return item.get_closest_marker("cluster") is not None

@@ -1,4 +1,4 @@
-"""podman for tests: images in a store of their own, and settings with which it runs on any machine.
+"""podman for tests: a separate store of images, and settings for any machine.
 
 A machine without a registry gets a stand-in for `python:3.11-slim`: Debian and its Python, by debootstrap.
 """
@@ -51,7 +51,10 @@ def image_exists(image: str) -> bool:
 
 @pytest.fixture(scope="session")
 def podman_settings() -> Iterator[None]:
-    """Settings of podman for this process and its children; fails if podman is missing."""
+    """Settings of podman for this process and its children.
+
+    The fixture fails if podman is missing.
+    """
     if not shutil.which("podman") or os.geteuid() != 0:
         pytest.fail("The tests of containers need root, podman and iproute2: see docs/how-to/containers.md.")
     store = cache_root() / "containers"
@@ -99,7 +102,10 @@ def _import_stand_in() -> None:
 
 @pytest.fixture(scope="session")
 def operator_image(base_image: str) -> str:
-    """The image of operator and watcher, from our Dockerfile, under the name that `local up` looks for."""
+    """The image of operator and watcher, built from our Dockerfile.
+
+    It has the name that `local up` looks for.
+    """
     image = find_operator_image()
     # The build runs in this machine's network: a user's podman has one of its own for that.
     command("podman", "build", "--isolation=chroot", "--network=host", f"--tag={image}", str(checkout_root()))
@@ -118,9 +124,10 @@ ENTRYPOINT ["python", "-m", "spottrain_agent"]
 
 @pytest.fixture(scope="session")
 def trainer_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Trainer, agent and a job's script in an image. torch and all else is mounted from this machine.
+    """Trainer, agent and a job's script in an image.
 
-    So trainer-image/Dockerfile itself is not built: its torch has 5 GB.
+    torch and everything else are mounted from this machine. So the fixture doesn't build trainer-image/Dockerfile,
+    whose torch has 5 GB.
     """
     root, context = checkout_root(), tmp_path_factory.mktemp("trainer-image")
     for package in ("api/spottrain_api", "trainer-image/spottrain", "trainer-image/spottrain_agent"):

@@ -1,4 +1,4 @@
-"""What pyproject.toml says of the distribution: its extras and all that pip installs for them."""
+"""The distribution in pyproject.toml: its extras and what pip installs for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def build_wheel(checkout: Path, to: Path) -> Path:
 
 
 def closure(extras: str) -> set[str]:
-    """The distributions that pip installs for these extras of ours, with what they require in turn."""
+    """The distributions that pip installs for these extras of ours.
+
+    What they require in turn is among them.
+    """
     to_see = [Requirement(f"{PROJECT['name']}[{extras}]")]
     seen: set[tuple[str, str]] = set()
     while to_see:

@@ -1,7 +1,9 @@
-"""A proxy before a real object store, on which the faults of a cloud can be played: a pytest plugin.
+"""A proxy before a real object store that plays the faults of a cloud.
 
-Everything reaches the store unchanged, signatures included, until `fault` is set, here or, by another process, with
-GET /-/fault/NAME.
+It is a pytest plugin.
+
+Everything reaches the store unchanged, signatures included, until `fault` is set. A test sets it here, and another
+process by GET /-/fault/NAME.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ CONTROL = "/-/fault/"
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Forwards to `upstream` (a URL); `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the
-    client hangs up), "cuts" (an answer in the middle of its body) or "" and holds for `times` requests of paths with
-    `within`."""
+    """A proxy that forwards to `upstream` (a URL), or plays `fault`.
+
+    `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the client hangs up), "cuts" (an answer in
+    the middle of its body), or "" for no fault. It holds for `times` requests of paths that contain `within`.
+    """
 
     daemon_threads = True
 

@@ -1,4 +1,7 @@
-"""Ranks as processes that are forked from one that has imported what takes long: a pytest plugin."""
+"""Ranks as forked processes, as a pytest plugin.
+
+They are forked from a process that has imported what takes long.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _NEWEST = 16
 
 @pytest.fixture(scope="session")
 def fork() -> Any:
-    """The context of the process that ranks are forked from, as the agent's are from its zygote."""
+    """The context of the process that ranks are forked from.
+
+    The agent's ranks are forked from its zygote in the same way.
+    """
     os.environ["DS_ACCELERATOR"] = "cpu"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -70,8 +76,11 @@ def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dic
 def forked_ranks(
     fork: Any, script: Path, settings: Sequence[dict[str, Any]], *, seconds: float = 240.0
 ) -> Iterator[list[ForkServerProcess]]:
-    """Ranks that run a script, each with settings of its own as RANK_SETTINGS, while the block does and on to their
-    end, for which they have `seconds`. Whatever happens, none of them is left."""
+    """Run a script as ranks while the block runs, and on to their end.
+
+    Each rank gets its own settings as RANK_SETTINGS. After the block, the ranks have `seconds` to end. Whatever
+    happens, none of them is left.
+    """
     ranks: list[ForkServerProcess] = [
         fork.Process(
             target=runpy.run_path,

@@ -47,7 +47,10 @@ class HelmRelease:
         return done.stdout
 
     def upgrade(self, *args: str) -> list[str]:
-        """The arguments of a command that installs or upgrades it with the values of a local cluster."""
+        """The arguments of a command that installs or upgrades the release.
+
+        It uses the values of a local cluster.
+        """
         values = self.folder / "values.yaml"
         if not values.exists():
             values.write_text(yaml.safe_dump(local_values(self.cluster.spec(), self.cluster.unused_ip())))

@@ -1,4 +1,7 @@
-"""Ends a rank, or the writer process beside it, by SIGKILL at one of their operations on a checkpoint store."""
+"""Kills a rank, or its writer process, at an operation on a checkpoint store.
+
+The signal is SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ SECONDS_INTO = 0.002
 
 
 class KillPoint:
-    """Counts the operations on the store `uri` from `arm` on, those of processes that are forked later included, and
-    kills at number `kill_at`, or `seconds_into` it: the rank with what runs beside it, or with `spares_rank` only the
-    process that was about to make the operation."""
+    """A kill at one of the operations on the store `uri`.
+
+    It counts the operations from `arm` on, including those of processes that are forked later. It kills at number
+    `kill_at`, or `seconds_into` that operation. It kills the rank and what runs beside it. With `spares_rank`, it
+    kills only the process that was about to make the operation.
+    """
 
     def __init__(self, uri: str) -> None:
         self.folder = uri.removeprefix("file://")

@@ -1,7 +1,8 @@
-"""A cluster in this process's memory: the part of the API server's behaviour that the operator relies on.
+"""A cluster in this process's memory.
 
-Objects have uids and resource versions, stale writes conflict, deletions with a grace period leave the pod
-terminating until `finish_deletions`, and a deleted job takes its pods along.
+It has the part of the API server's behaviour that the operator relies on. Objects have uids and resource versions,
+and stale writes conflict. Deletions with a grace period leave the pod terminating until `finish_deletions`. A deleted
+job takes its pods along.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError,
 
 
 class MemoryCluster:
-    """All of the protocols of cluster/client.py on dictionaries, which tests may look into and change."""
+    """All of the protocols of cluster/client.py, on dictionaries.
+
+    Tests may look into the dictionaries and change them.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[JobKey, Manifest] = {}
         self.pods: dict[tuple[str, str], Manifest] = {}
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
-        self.config_maps: dict[tuple[str, str], Manifest] = {}
         self.secrets: dict[tuple[str, str], Manifest] = {}
+        self.histories: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self._versions = itertools.count(1)
@@ -128,7 +132,7 @@ class MemoryCluster:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
         return copy.deepcopy(about[-1]) if about else None
 
-    # --- TokenReviewer, LeaseClient, SecretClient and ConfigMapClient -------------------------------------
+    # --- TokenReviewer, LeaseClient, SecretClient and HistoryClient ---------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -145,11 +149,11 @@ class MemoryCluster:
     async def write_secret(self, secret: Manifest) -> Manifest:
         return self._write(self.secrets, secret)
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        return copy.deepcopy(self.config_maps.get((namespace, name)))
+    async def read_history(self, key: JobKey) -> Manifest | None:
+        return copy.deepcopy(self.histories.get((key.namespace, key.name)))
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
-        return self._write(self.config_maps, config_map)
+    async def write_history(self, history: Manifest) -> Manifest:
+        return self._write(self.histories, history)
 
     def _write(self, store: dict[tuple[str, str], Manifest], new: Manifest) -> Manifest:
         key = (new["metadata"]["namespace"], new["metadata"]["name"])

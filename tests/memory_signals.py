@@ -1,4 +1,7 @@
-"""A source of signals in this process's memory: announces what a test hands to it."""
+"""A source of signals in this process's memory.
+
+It announces what a test hands to it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ class MemorySource:
         self._notices: tuple[Notice, ...] = ()
         self._changed = asyncio.Condition()
         self.trouble: str | None = None
+        self.starting = False
 
     @property
     def name(self) -> str:

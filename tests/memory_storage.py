@@ -1,4 +1,7 @@
-"""A store in this process's memory: the reference of the contract, and what tests use."""
+"""A store in this process's memory, for tests.
+
+It is the reference of the storage contract.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real object stores on loopback, as fixtures: a pytest plugin that conftest.py loads."""
+"""A pytest plugin: real object stores on loopback, as fixtures.
+
+conftest.py loads it.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 @pytest.fixture(scope="session")
 def moto_store() -> Iterator[ObjectStore]:
-    """moto, which plays AWS's S3 in Python: other code than SeaweedFS's, with AWS's error codes."""
+    """moto, which plays AWS's S3 in Python.
+
+    Its code is different from SeaweedFS's, and it gives AWS's error codes.
+    """
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -122,8 +128,10 @@ def moto_store() -> Iterator[ObjectStore]:
 
 
 def _one_at_a_time(app: Any) -> Any:
-    """A web application that answers no two requests at once: moto looks at a condition and writes in two steps,
-    which AWS does in one."""
+    """Wrap a web application so that it answers one request at a time.
+
+    moto checks a condition and writes in two steps, which AWS does in one.
+    """
     lock = threading.Lock()
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
@@ -162,7 +170,10 @@ def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held open until the last is found, so that no two are the same."""
+    """Ports that are free now, all different.
+
+    The function holds all of them open until it has found the last.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -200,7 +211,10 @@ def _identity(name: str, actions: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore:
-    """An empty place for one job's checkpoints, and what another process needs to get at it."""
+    """An empty place for one job's checkpoints.
+
+    It includes what another process needs to get at it.
+    """
 
     kind: str
     uri: str

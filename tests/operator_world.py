@@ -1,4 +1,7 @@
-"""The operator's passes over one job on a cluster in memory, with kubelets and agents that do as they are told."""
+"""The operator's passes over one job on a cluster in memory.
+
+Kubelets and agents do as the operator says.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ class CrashingCluster(MemoryCluster):
 
 @dataclass
 class World:
-    """The operator, and kubelets and agents that do as they are told; one turn is one second."""
+    """The operator, and kubelets and agents that do as it says.
+
+    One turn is one second.
+    """
 
     cluster: CrashingCluster
     now: datetime = BEGIN

@@ -11,7 +11,7 @@ from spottrain_api.contract import TOKEN_AUDIENCE
 from spottrain_operator.cluster.client import PodIdentity
 
 
-def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: object = 3600, name: str = "") -> str:
+def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: object = 86400, name: str = "") -> str:
     """A token of the pod that expires in so many seconds. Its signature is `name`, which no one verifies here."""
     expires = time.time() + seconds if isinstance(seconds, int) else seconds
     claims = {

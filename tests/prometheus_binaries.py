@@ -82,7 +82,10 @@ def _fetch() -> None:
 
 
 def _download(folder: Path) -> None:
-    """Download the package: by the system's lists or, where these are empty, by lists of our own."""
+    """Download the package with apt-get.
+
+    If the system's package lists are empty, it uses lists of our own.
+    """
     (folder / "lists" / "partial").mkdir(parents=True)
     own = ["-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder / 'cache'}"]
     own += ["-o", "APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]

@@ -1,4 +1,7 @@
-"""A node of the tests' own that joins the shared local cluster, and pods that run on it alone."""
+"""A node of the tests' own, which joins the shared local cluster.
+
+The tests' pods run on it alone.
+"""
 
 import json
 import signal
@@ -26,7 +29,10 @@ ONLY_HERE = {
 
 
 class NodeProcess:
-    """A node process of our own; its pods' processes all name its state folder in their environment."""
+    """A node process of our own.
+
+    The processes of its pods all name its state folder in their environment.
+    """
 
     def __init__(self, config: dict[str, Any], folder: Path) -> None:
         self.ip = config["nodeIP"]
@@ -57,7 +63,10 @@ class NodeProcess:
 
 
 def node_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
-    """Like the configuration of a node of the cluster, under another name and address."""
+    """The configuration of a node like the cluster's.
+
+    The name and the address are its own.
+    """
     found: dict[str, Any] = json.loads((cluster.layout.pki / "node-system-0.json").read_text())
     network = found["nodeIP"].rsplit(".", 2)[0]
     authority = open_authority(cluster.layout.pki, "ca")
@@ -134,7 +143,10 @@ def sh(script: str, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_node(cluster: Cluster, folder: Path) -> Iterator[NodeProcess]:
-    """A node of the tests' own, and the namespace of its pods; both are gone afterwards."""
+    """Run a node of the tests' own, with a namespace for its pods.
+
+    Both are gone afterwards.
+    """
     kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
     kubectl("create", "namespace", NAMESPACE)
     process = NodeProcess(node_config(cluster, folder), folder)

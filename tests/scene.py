@@ -1,4 +1,7 @@
-"""A scene: one observation of a job, and what changes it in one thing; for truth tables of `plan`."""
+"""A scene: one observation of a job, for truth tables of `plan`.
+
+Its methods change one thing each.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,10 @@ class Scene:
         return plan(self.observed, self.now)
 
     def decided(self) -> Scene:
-        """After the plan's status was written and pods were annotated; nothing else has happened."""
+        """The scene after the plan's status was written and pods were annotated.
+
+        Nothing else has happened.
+        """
         decided = self.plan()
         scene = self.job(status=decided.status)
         for action in decided.actions:

@@ -1,4 +1,7 @@
-"""The other side of each source of signals: servers that speak the protocols of clouds and of Kubernetes."""
+"""The other side of each source of signals.
+
+It consists of servers that speak the protocols of clouds and of Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class MemoryCloud:
 
 @dataclass
 class Ec2Cloud:
-    """A metadata service with the manners of the real one: tokens, 404 for nothing, and bad moments."""
+    """A metadata service that behaves like the real one.
+
+    It has tokens, 404 for nothing, and bad moments.
+    """
 
     source: Ec2Source = field(init=False)
     bodies: dict[str, str] = field(default_factory=dict)
@@ -244,7 +250,10 @@ async def misbehave(request: web.Request, fault: Fault) -> web.StreamResponse:
 
 @dataclass
 class LocalCloud:
-    """A node's metadata server of the local cluster, which misbehaves while `fault` is set."""
+    """A node's metadata server of the local cluster.
+
+    It misbehaves while `fault` is set.
+    """
 
     provider: Provider
     file: Path

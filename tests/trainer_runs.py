@@ -1,4 +1,7 @@
-"""Generations of real ranks on gloo over one checkpoint store, with scripted faults."""
+"""Generations of real ranks on gloo over one checkpoint store.
+
+A test gives them scripted faults.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ class Run:
 
     @contextmanager
     def running(self, world_size: int, faults: Faults | None = None, steps: int = STEPS) -> Iterator[None]:
-        """The next generation runs while the block does, and on to its end; after an error in the block it ends."""
+        """Run the next generation while the block runs, and on to its end.
+
+        If the block fails, the generation ends.
+        """
         self.generation += 1
         settings = [
             self._settings(rank, environment, (faults or {}).get(rank, {}), steps)
@@ -110,7 +116,7 @@ class Run:
         return found
 
     def seen(self) -> list[list[int]]:
-        """By rank, what the script's own variable holds at the end: the numbers of the steps."""
+        """The step numbers in the script's own variable at the end, by rank."""
         return [
             json.loads((self.folder / f"result.pt-seen-{rank}").read_text()) for rank in range(len(self.outcomes))
         ]
@@ -165,7 +171,7 @@ class Run:
 
 
 def assert_drained(run: Run) -> int:
-    """All ranks ended with the outcome `drained`, at the same, committed step, which is returned."""
+    """Check that all ranks drained at the same, committed step, and return it."""
     outcomes = [outcome for outcome in run.outcomes if outcome is not None]
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.DRAINED] * len(run.outcomes)
     assert set(run.exit_codes) == {0}

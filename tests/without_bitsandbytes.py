@@ -1,6 +1,7 @@
-"""Keeps bitsandbytes out of the process that ranks are forked from; imported there before peft.
+"""Keeps bitsandbytes out of the process that ranks are forked from.
 
-PEFT imports it if it is installed, and it loads torch's compiler, which a rank must not do by itself.
+That process imports this module before peft. PEFT imports bitsandbytes if it is installed. bitsandbytes loads torch's
+compiler, which a rank must not do by itself.
 """
 
 from __future__ import annotations

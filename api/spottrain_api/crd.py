@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition, generated from the models in v1alpha1.
+"""The CustomResourceDefinitions. That of TrainingJobs is generated from the models in v1alpha1.
 
-`python -m spottrain_api.crd` writes crds/trainingjobs.spottrain.dev.yaml. A contract test fails if the file and the
-models disagree. Source of the rules for structural schemas:
+`python -m spottrain_api.crd` writes them to crds/. A contract test fails if a file and the models disagree.
+Source of the rules for structural schemas:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
 """
 
@@ -18,9 +18,12 @@ from pydantic import BaseModel
 
 from spottrain_api import v1alpha1
 from spottrain_api.contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
+from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HISTORY_PLURAL, MAX_HISTORY_CHARACTERS
 
 NAME = f"{PLURAL}.{GROUP}"
-CRD_FILE = Path(__file__).parents[2] / "crds" / f"{NAME}.yaml"
+HISTORY_NAME = f"{HISTORY_PLURAL}.{GROUP}"
+CRDS = Path(__file__).parents[2] / "crds"
+CRD_FILE = CRDS / f"{NAME}.yaml"
 # A pod's name is its job's name and a number. It is also a label's value, which has 63 characters at most.
 MAX_NAME = 50
 # Keys of JSON schema that a structural schema doesn't allow, or that repeat what it says already.
@@ -28,35 +31,55 @@ DROPPED_KEYS = frozenset({"title", "$defs", "additionalProperties", "default"})
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as the API server accepts it."""
+    """The CRD of TrainingJobs as the API server accepts it."""
+    version = {
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [
+            {"name": name, "type": type_, "jsonPath": path, "priority": priority}
+            for name, type_, path, priority in v1alpha1.PRINTER_COLUMNS
+        ],
+        "schema": {"openAPIV3Schema": _root_schema()},
+    }
+    return _definition(KIND, PLURAL, {"shortNames": ["tj"], "categories": ["all"]}, version)
+
+
+def history_definition() -> dict[str, Any]:
+    """The CRD of the histories of jobs, which the operator alone writes."""
+    schema = {
+        "type": "object",
+        "description": "The course of the TrainingJob of the same name, for `spottrain report`. The operator writes "
+        "it.",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            HISTORY_FIELD: {
+                "type": "string",
+                "maxLength": MAX_HISTORY_CHARACTERS,
+                "description": "The points of the course as CSV, oldest first: Unix time, step, loss, tokens per "
+                "second, generation, on-demand members, spot members, newest committed step, phase.",
+            },
+        },
+    }
+    return _definition(HISTORY_KIND, HISTORY_PLURAL, {"shortNames": ["tjh"]}, {"schema": {"openAPIV3Schema": schema}})
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """All CRDs by their names."""
+    return {each["metadata"]["name"]: each for each in (custom_resource_definition(), history_definition())}
+
+
+def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["tj"],
-                "categories": ["all"],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": type_, "jsonPath": path, "priority": priority}
-                        for name, type_, path, priority in v1alpha1.PRINTER_COLUMNS
-                    ],
-                    "schema": {"openAPIV3Schema": _root_schema()},
-                }
-            ],
+            "names": names | more_names,
+            "versions": [{"name": VERSION, "served": True, "storage": True} | version],
         },
     }
 
@@ -84,7 +107,10 @@ def _root_schema() -> dict[str, Any]:
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI v3 structural schema of a model: no $ref, no anyOf, defaults that the API server can apply."""
+    """The OpenAPI v3 structural schema of a model.
+
+    It has no $ref and no anyOf, and its defaults are ones that the API server can apply.
+    """
     schema = model.model_json_schema(by_alias=True)
     return _inline(schema, schema.get("$defs", {}))
 
@@ -125,7 +151,10 @@ def _with_default(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any
 
 
 def _with_values(definition: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
-    """The description of a field that holds an enum: its own, followed by the meaning of the values."""
+    """The description of a field that holds an enum.
+
+    It is the field's own, followed by the meaning of the values.
+    """
     _, _, values = definition.get("description", "").partition("\n\n")
     if "enum" not in definition or "description" not in own or not values:
         return {}
@@ -140,7 +169,7 @@ def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
     if "description" not in schema:
         return schema
     text = re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", schema["description"])
-    if schema["type"] != "object" and default not in (None, "") and "Default: " not in text:
+    if schema.get("type") != "object" and default not in (None, "") and "Default: " not in text:
         value = default if isinstance(default, str) else json.dumps(default) if default != [] else "none"
         text += ("\n\n" if "\n" in text else " ") + f"Default: {value}."
     return {**schema, "description": text}
@@ -153,11 +182,12 @@ def _cel_rules(title: str | None) -> list[dict[str, str]]:
     return [{"rule": rule, "message": message} for rule, message in model.cel_rules]
 
 
-def to_yaml() -> str:
-    """The text of the file in crds/."""
+def to_yaml(definition: dict[str, Any]) -> str:
+    """The text of a CRD's file in crds/."""
     header = f"# Written by `make crds` from the models of {API_VERSION}; don't edit.\n"
-    return header + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=118, allow_unicode=True)
+    return header + yaml.safe_dump(definition, sort_keys=False, width=118, allow_unicode=True)
 
 
 if __name__ == "__main__":
-    CRD_FILE.write_text(to_yaml())
+    for file_name, definition in definitions().items():
+        (CRDS / f"{file_name}.yaml").write_text(to_yaml(definition))

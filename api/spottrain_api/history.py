@@ -1,6 +1,7 @@
-"""The course of a job, which the operator keeps in a ConfigMap beside it, for later reports.
+"""The course of a job, for later reports.
 
-Each point is a line of CSV. Old points are thinned out, so that the ConfigMap stays far below its size limit.
+The operator keeps it in a TrainingJobHistory of the job's name. Each point is a line of CSV. Old points are thinned
+out, so that the object stays far below its size limit.
 """
 
 from __future__ import annotations
@@ -8,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-HISTORY_KEY = "history.csv"
+HISTORY_KIND = "TrainingJobHistory"
+HISTORY_PLURAL = "trainingjobhistories"
+HISTORY_FIELD = "csv"
 MAX_POINTS = 2000
-
-
-def history_name(job: str) -> str:
-    """Name of the ConfigMap that holds the history of a job."""
-    return f"{job}-history"
+# A point takes about 70 characters.
+MAX_HISTORY_CHARACTERS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPoint:
-    """The job at one time: `at` is Unix time in seconds, `loss` is NaN before the first one.
+    """The job at one time.
 
-    `phase` is the job's phase. `on_demand` and `spot` count the members of the generation that trains (0 while
-    none does). `committed_step` is the step of the newest commit.
+    `at` is Unix time in seconds. `loss` is NaN before the first one. `phase` is the job's phase. `on_demand` and
+    `spot` count the members of the generation that trains (0 while none does). `committed_step` is the step of the
+    newest commit.
     """
 
     at: float

@@ -1,4 +1,7 @@
-"""Log lines of all parts: text for people, or JSON that says which job, generation and member a line is about."""
+"""Log lines of all parts: text for people, or JSON.
+
+The JSON says which job, generation and member a line is about.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def remember(**fields: object) -> None:
 
 @contextlib.contextmanager
 def about(**fields: object) -> Iterator[None]:
-    """Add fields to the lines of the present task inside the block, such as the job that they are about."""
+    """Add fields to the log lines of the present task inside the block.
+
+    An example is the job that the lines are about.
+    """
     token = _of_task.set({**_of_task.get(), **fields})
     try:
         yield
@@ -88,7 +94,10 @@ def about(**fields: object) -> Iterator[None]:
 
 
 def say(logger: logging.Logger, sentence: str) -> None:
-    """Show a sentence of the library to the user, whatever the script's own logging shows."""
+    """Show a sentence of the library to the user.
+
+    It appears whatever the script's own logging shows.
+    """
     if os.environ.get(ENV_LOG_FORMAT, "").lower() == LogFormat.JSON:
         configure_library(logger.name.partition(".")[0])
         logger.info("%s", sentence)

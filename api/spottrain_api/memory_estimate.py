@@ -1,9 +1,10 @@
-"""Memory that a training run needs on each accelerator and on the host, by strategy.
+"""Memory that a training run needs, by strategy.
 
-Pure arithmetic from what is known before a run; sizes are in bytes. Weights, gradients and optimizer state are
-counted as the trainer's engines keep them, and so is the start, when each rank builds the whole model and spreads it.
-Activations are those of a transformer with fused attention (Korthikanti et al. 2022, "Reducing Activation
-Recomputation in Large Transformer Models", table 2) and the logits over its vocabulary.
+It is estimated for each accelerator and for the host. The estimate is pure arithmetic from what is known before a
+run; sizes are in bytes. Weights, gradients and optimizer state are counted as the trainer's engines keep them, and so
+is the start, when each rank builds the whole model and spreads it. Activations are those of a transformer with fused
+attention (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2) and the
+logits over its vocabulary.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ModelFacts:
 
     @property
     def largest_piece(self) -> int:
-        """The most parameters that FSDP2 and ZeRO 3 move to the device before they shard them.
+        """Number of parameters in the largest piece that reaches the device unsharded.
 
-        That is a block, or what is in no block, such as the embedding and the head.
+        FSDP2 and ZeRO 3 move a piece to the device before they shard it. A piece is a block, or what is in no block,
+        such as the embedding and the head.
         """
         hidden, layers = self.proportions()
         return max(self.num_parameters // layers, min(self.num_parameters, 2 * self.vocabulary * hidden))

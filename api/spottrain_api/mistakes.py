@@ -15,7 +15,10 @@ _REMEDIES = {
 
 
 def mistakes(error: ValidationError, *within: str) -> str:
-    """One sentence for each mistake: the field's path, which starts with `within`, and what is wrong."""
+    """One sentence for each mistake.
+
+    It has the field's path, which starts with `within`, and says what is wrong.
+    """
     sentences = []
     for each in error.errors(include_url=False):
         said = each["msg"].removeprefix("Value error, ")

@@ -1,4 +1,7 @@
-"""Calls of prctl(2) for families of processes, which agent, trainer and local cluster share."""
+"""Calls of prctl(2) for families of processes.
+
+Agent, trainer and local cluster share them.
+"""
 
 from __future__ import annotations
 

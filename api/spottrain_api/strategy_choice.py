@@ -32,7 +32,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The strategy to use, whether it fits, why it was chosen, and what would help if it doesn't fit."""
+    """The strategy to use, and why.
+
+    It says whether the strategy fits, and what would help if it doesn't.
+    """
 
     estimate: Estimate
     fits: bool

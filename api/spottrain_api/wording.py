@@ -22,14 +22,20 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
 
 
 def one_line(text: str, *, most: int = 300) -> str:
-    """Text of others for a sentence of ours: on one line, without control characters, at most `most` long."""
+    """Clean text of others for a sentence of ours.
+
+    The result is on one line, without control characters, and at most `most` characters long.
+    """
     printable = "".join(each if each.isprintable() else " " for each in text[: 4 * most])
     line = " ".join(printable.split())
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
 def traceback_tail(trace: TracebackType | None) -> str | None:
-    """The last lines of a traceback, without the exception itself; None if there is none."""
+    """The last lines of a traceback, without the exception itself.
+
+    None if there is no traceback.
+    """
     text = "".join(traceback.format_tb(trace)).rstrip()
     if len(text) <= _TRACEBACK_LENGTH:
         return text or None
@@ -37,7 +43,10 @@ def traceback_tail(trace: TracebackType | None) -> str | None:
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised, or a source can't be parsed: "train.py, line 3". Empty if that isn't known."""
+    """Where an exception was raised, or a source can't be parsed.
+
+    An example is "train.py, line 3". Empty if that isn't known.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,1 +1,1 @@
-"""Parts of bench_checkpoint: the ways to save, the ranks that run them, and the store that they write to."""
+"""Parts of bench_checkpoint: ways to save, the ranks that run them, their store."""

@@ -1,4 +1,7 @@
-"""DeepSpeed's own `save_checkpoint` of a model under ZeRO stage 1, with as many bytes as the other ways save."""
+"""DeepSpeed's own `save_checkpoint` of a model under ZeRO stage 1.
+
+It saves as many bytes as the other ways.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What one rank of the benchmark does. bench_checkpoint starts it, with torchrun's environment.
+"""What one rank of bench_checkpoint does.
 
-Arguments: phase (save or resume), storage URI, MiB of the state, rounds, file for the results.
+bench_checkpoint starts it, with torchrun's environment. Its arguments are: phase (save or resume), storage URI, MiB
+of the state, rounds, file for the results.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ _PART_BYTES = 8 << 20
 
 @dataclass
 class PlainS3:
-    """boto3's own multipart transfers, with as many parallel parts as spottrain sends."""
+    """boto3's own multipart transfers.
+
+    They send as many parallel parts as spottrain.
+    """
 
     uri: str
     name: str = "plain parallel writer"

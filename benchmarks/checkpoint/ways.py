@@ -36,13 +36,19 @@ class Way(Protocol):
     def finish(self) -> None: ...
 
     def load(self, state: State, number: int) -> None:
-        """Fill `state` from the save of that number, at any world size if the way supports it."""
+        """Fill `state` from the save of that number.
+
+        The world size may be a different one if the way supports it.
+        """
         ...
 
 
 @dataclass
 class BareCopy:
-    """The copy of this rank's bytes into host memory that exists already: no save can stall less."""
+    """The copy of this rank's bytes into existing host memory.
+
+    No save can stall less.
+    """
 
     name: str = "bare copy"
     _memory: list[torch.Tensor] = field(default_factory=list)
@@ -150,7 +156,10 @@ class Dcp:
 
 
 class Spottrain:
-    """This project's checkpointer, as the step loop uses it; also with all tensors frozen except the first."""
+    """This project's checkpointer, as the step loop uses it.
+
+    With `freezes`, all tensors but the first are frozen.
+    """
 
     def __init__(self, uri: str, generation: int, writer: WriterProcess, *, freezes: bool = False) -> None:
         self.name = "spottrain, one tensor trained" if freezes else "spottrain"
@@ -197,9 +206,10 @@ class Spottrain:
 def ways_for(
     uri: str, generation: int, writers: Sequence[WriterProcess], *, mib: int, device: torch.device, saves: bool
 ) -> list[Way]:
-    """The ways that can write to this store: torch's and DeepSpeed's own know only files.
+    """Return the ways that can write to this store.
 
-    A world other than the one that `saves` can't read all of them. DeepSpeed's is left out if it isn't installed.
+    torch's and DeepSpeed's own ways know only files. DeepSpeed's is left out if it isn't installed. A world other
+    than the one that `saves` can't read all of them.
     """
     parts = urlsplit(uri)
     ours = [

@@ -1,4 +1,4 @@
-"""Which trainings are measured: models of several proportions, under each strategy."""
+"""The trainings to measure: models of several proportions, under each strategy."""
 
 from __future__ import annotations
 

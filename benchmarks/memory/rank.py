@@ -1,4 +1,6 @@
-"""One rank that builds, shards and trains a case's model for a few steps, and measures its peaks.
+"""One rank that builds, shards and trains a case's model, and measures its peaks.
+
+It trains for a few steps.
 
 On the CPU, torch's MemTracker counts every storage. On a GPU, the figure is the allocator's own peak, and the model
 is built on the CPU, as scripts do.

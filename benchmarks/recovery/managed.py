@@ -1,4 +1,7 @@
-"""The spottrain side: the same model as a TrainingJob on a local cluster of two on-demand and two spot nodes."""
+"""The spottrain side: the same model as a TrainingJob on a local cluster.
+
+The cluster has two on-demand and two spot nodes.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ class ManagedJob:
         return read_steps(self.steps_file)
 
     def wait_until_whole(self, warm_steps: int) -> None:
-        """Wait until all nodes train together and the newest generation has made `warm_steps` steps."""
+        """Wait until all nodes train together.
+
+        The newest generation must have made `warm_steps` steps.
+        """
         while True:
             status = self.status()
             if status.phase is Phase.FAILED:
@@ -117,7 +123,10 @@ class ManagedJob:
         self.cluster.restore([node])
 
     def phases(self, last_step_at: float) -> dict[str, float]:
-        """Where the seconds went between `last_step_at` and the newest generation's first step."""
+        """Return the seconds of each phase of a recovery.
+
+        It lasts from `last_step_at` to the newest generation's first step.
+        """
         status = self.status()
         generation = status.generation
         assert generation is not None
@@ -150,7 +159,10 @@ class ManagedJob:
 def measure(
     job: ManagedJob, case: str, *, warm_steps: int, patience_seconds: float
 ) -> tuple[Outcome, dict[str, float]]:
-    """Apply one case to a whole job, wait until it steps again, and restore the node for the next case."""
+    """Apply one case to a whole job, and wait until it steps again.
+
+    Then restore the node for the next case.
+    """
     job.wait_until_whole(warm_steps)
     hurt_at = time.time()
     node = job.hurt(case)

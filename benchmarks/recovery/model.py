@@ -1,4 +1,7 @@
-"""The small model that both sides of the recovery benchmark train: an MLP on random vectors, 256 a step."""
+"""The small model that both sides of the recovery benchmark train.
+
+It is an MLP on random vectors, 256 a step.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ class CompletedStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`seconds_without_step` is None if the job didn't come back in time or, with `has_ended`, never will."""
+    """What a fault cost a job.
+
+    `seconds_without_step` is None if the job didn't come back in time or, with `has_ended`, never will.
+    """
 
     seconds_without_step: float | None
     steps_redone: int | None
@@ -41,10 +44,10 @@ def outcome_of(
     patience_seconds: float,
     has_ended: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Wait until a world that started after `hurt_at` makes steps, and return the cost; or until `has_ended` says
-    that no world will.
+    """Wait until a world that started after `hurt_at` makes steps; return the cost.
 
-    The old world may make a few more steps after the fault. The gap is the longest one between two steps.
+    The wait ends early if `has_ended` says that no world will. The old world may make a few more steps after the
+    fault. The gap is the longest one between two steps.
     """
     deadline = time.time() + patience_seconds
     while time.time() < deadline:
@@ -60,7 +63,10 @@ def outcome_of(
 
 
 def _longest_gap(steps: list[CompletedStep], hurt_at: float) -> tuple[float, int | None]:
-    """The longest time between two steps after the fault, and the index of the step that ended it."""
+    """Return the longest gap between steps after the fault, and its end's index.
+
+    The end is the step after the gap.
+    """
     gaps = [
         (later.at - earlier.at, index)
         for index, (earlier, later) in enumerate(itertools.pairwise(steps), start=1)

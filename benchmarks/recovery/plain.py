@@ -1,4 +1,7 @@
-"""The plain side: one elastic torchrun agent a node, `--nnodes=2:4`, all on this machine."""
+"""The plain side: one elastic torchrun agent a node, all on this machine.
+
+Each agent has `--nnodes=2:4`.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ def _kill_tree(pid: int) -> None:
 
 
 def measure(case: str, folder: Path, port: int, *, warm_steps: int, patience_seconds: float) -> Outcome:
-    """Run the job, apply `case` to it ("sigterm", "sigkill", "store-host"), and wait until it steps again."""
+    """Run the job, apply `case` to it, and wait until it steps again.
+
+    Cases are "sigterm", "sigkill" and "store-host".
+    """
     job = PlainJob(folder, port)
     try:
         while len(job.steps()) < warm_steps:

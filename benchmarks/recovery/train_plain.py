@@ -1,4 +1,7 @@
-"""The usual script of today: DDP under elastic torchrun, with a checkpoint every 100 steps."""
+"""The usual script of today: DDP under elastic torchrun.
+
+It writes a checkpoint every 100 steps.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parts of bench_throughput: the model and its arithmetic, and the rank that trains it."""
+"""Parts of bench_throughput: the model, its arithmetic and the rank that trains."""

@@ -46,8 +46,11 @@ def shape_for(device: torch.device) -> Shape:
 
 
 def flops_per_token(shape: Shape) -> float:
-    """FLOP of forward and backward, as Chowdhery et al. count them ("PaLM", 2022, appendix B): 6 for each weight in a
-    multiplication, which excludes the embedding, and 12 for each pair of tokens, hidden unit and layer."""
+    """Return the FLOP of forward and backward for one token.
+
+    They are 6 for each weight in a multiplication, which excludes the embedding, and 12 for each pair of tokens,
+    hidden unit and layer. Source: Chowdhery et al., "PaLM", 2022, appendix B.
+    """
     with torch.device("meta"):
         model = Gpt(shape)
     multiplied = sum(parameter.numel() for parameter in model.parameters()) - model.tokens.weight.numel()

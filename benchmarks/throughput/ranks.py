@@ -1,6 +1,7 @@
-"""What one rank of the benchmark does. bench_throughput starts it, with torchrun's environment.
+"""What one rank of bench_throughput does.
 
-Arguments: way, folder for checkpoints, steps to measure, steps from one commit to the next, file for the results.
+bench_throughput starts it, with torchrun's environment. Its arguments are: way, folder for checkpoints, steps to
+measure, steps from one commit to the next, file for the results.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Tokens(Dataset[torch.Tensor]):
 
 
 class Clock:
-    """Seconds of the steps that count: from after `first` to after `last`, including the device's work."""
+    """Seconds of the steps that count, including the device's work.
+
+    They run from after the step `first` to after the step `last`.
+    """
 
     def __init__(self, device: torch.device, first: int, last: int) -> None:
         self._device = device
@@ -84,7 +88,10 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train_plainly(launch: Launch, shape: Shape, clock: Clock, last: int, save: Callable[[int, Any], None]) -> None:
-    """A script without this library: autocast, a fused AdamW, and DDP with several ranks."""
+    """Train as a script without this library would.
+
+    It has autocast, a fused AdamW, and DDP with several ranks.
+    """
     device = launch.device
     if device.type == "cuda":
         torch.cuda.set_device(device)

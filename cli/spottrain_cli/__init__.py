@@ -1,1 +1,4 @@
-"""The `spottrain` command: show jobs, write reports, and run a local cluster. kubectl shows the same objects."""
+"""The `spottrain` command: show jobs, write reports, and run a local cluster.
+
+kubectl shows the same objects.
+"""

@@ -40,7 +40,10 @@ step_option = click.option("--step", type=int, help="Step of the commit. Default
 
 @click.group()
 def checkpoints() -> None:
-    """List, show, verify and export what a job has committed to file://, s3:// or gs://."""
+    """List, show, verify and export the commits of a job.
+
+    Commits are at a URI that starts with file://, s3:// or gs://.
+    """
 
 
 @checkpoints.command("ls")
@@ -98,7 +101,10 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
 @step_option
 @endpoint_option
 def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
-    """Read every byte of the commits at URI, or of the one that --step names, and compare the checksums."""
+    """Read every byte of the commits at URI, and compare the checksums.
+
+    With --step, only the commit of that step is read.
+    """
     with _sentences():
         storage, head = _open(uri, endpoint_url)
         chosen = head.commits if step is None else (_choose(head, step),)
@@ -172,7 +178,10 @@ def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
 
 @contextmanager
 def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
-    """Tell a commit that a running job has dropped in the meantime from a damaged one."""
+    """Distinguish a commit that a running job has dropped from a damaged one.
+
+    The job may drop it while the block reads it.
+    """
     from spottrain.checkpoint import CorruptCheckpoint
 
     try:

@@ -12,15 +12,18 @@ from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, TRAINER_CONTAINER, VERSION
-from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name
+from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
+from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_api.wording import listed
 
 
 class UserError(Exception):
-    """A mistake or a fault that the user can correct; the text is a sentence that says how."""
+    """A mistake or a fault that the user can correct.
+
+    The text is a sentence that says how.
+    """
 
 
 class NotThere(UserError):
@@ -70,7 +73,10 @@ class JobSnapshot:
     not_understood: tuple[str, ...] = ()
 
     def understands(self, part: str) -> bool:
-        """Return whether this version could read all of a part of the status, such as `phase`."""
+        """Return whether this version could read all of a part of the status.
+
+        An example of a part is `phase`.
+        """
         path = f"status.{part}"
         return not any(field == path or field.startswith((f"{path}.", f"{path}[")) for field in self.not_understood)
 
@@ -81,7 +87,10 @@ class JobSnapshot:
 
     @property
     def advice(self) -> str:
-        """Sentence about `not_understood`, with what to do; empty if everything was understood."""
+        """Sentence about `not_understood`, with what to do.
+
+        Empty if everything was understood.
+        """
         if not self.not_understood:
             return ""
         return (
@@ -110,7 +119,10 @@ class JobReader:
         self._core = client.CoreV1Api(api_client)
 
     def jobs(self, namespace: str | None) -> list[JobSnapshot]:
-        """Read all jobs of a namespace, or of all if it is None, without their pods and events. In order of name."""
+        """Read all jobs of a namespace, or of all namespaces if it is None.
+
+        Their pods and events are left out. The jobs are in order of name.
+        """
         with _sentences():
             if namespace is None:
                 found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL)
@@ -127,10 +139,11 @@ class JobReader:
         with _sentences():
             with _sentences(missing=_missing(namespace, name)):
                 job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+            uid = job["metadata"]["uid"]
             return replace(
                 _snapshot(job),
-                pods=self._pods(namespace, name),
-                events=self._events(namespace, job["metadata"]["uid"]),
+                pods=self._pods(namespace, uid),
+                events=self._events(namespace, uid),
                 history=self._history(namespace, name) if with_history else (),
             )
 
@@ -145,7 +158,9 @@ class JobReader:
         return read_known(TrainingJobStatus, job.get("status") or {})[0]
 
     def log_lines(self, namespace: str, pod: str, since: datetime | None) -> Iterator[tuple[datetime, str]]:
-        """Follow the log of a trainer pod: its lines with their times, until the connection or the pod ends.
+        """Follow the log of a trainer pod, as lines with their times.
+
+        It ends when the connection or the pod ends.
 
         Args:
             namespace: The pod's namespace.
@@ -167,8 +182,8 @@ class JobReader:
                     at, _, text = line.partition(" ")
                     yield datetime.fromisoformat(at), text
 
-    def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:
-        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB}={name}").items
+    def _pods(self, namespace: str, uid: str) -> tuple[PodSummary, ...]:
+        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB_UID}={uid}").items
         return tuple(
             PodSummary(
                 name=pod.metadata.name,
@@ -195,10 +210,10 @@ class JobReader:
     def _history(self, namespace: str, name: str) -> tuple[HistoryPoint, ...]:
         try:
             with _sentences(missing=f"{name} has no history yet."):
-                stored = self._core.read_namespaced_config_map(history_name(name), namespace)
+                stored = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, HISTORY_PLURAL, name)
         except NotThere:
             return ()
-        rows = csv.reader(io.StringIO((stored.data or {}).get(HISTORY_KEY, "")))
+        rows = csv.reader(io.StringIO(stored.get(HISTORY_FIELD, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
 
 
@@ -220,7 +235,10 @@ def _missing(namespace: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _sentences(missing: str | None = None) -> Iterator[None]:
-    """Turn errors of the API into UserErrors, and status 404 into NotThere with the text `missing`."""
+    """Turn errors of the API into UserErrors.
+
+    Status 404 becomes NotThere with the text `missing`.
+    """
     from kubernetes.client.exceptions import ApiException
 
     try:

@@ -1,4 +1,4 @@
-"""`spottrain logs`: the log of a rank's pod, followed from one generation to the next."""
+"""`spottrain logs`: the log of a rank's pod, across generations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class LogSource(Protocol):
         ...
 
     def lines(self, pod: str, since: datetime) -> Iterator[tuple[datetime, str]]:
-        """Yield the lines of the pod with their times, from about `since` on, until the connection or pod ends.
+        """Yield the lines of the pod with their times, from about `since` on.
+
+        They end when the connection or the pod ends.
 
         Raises:
             UserError: The log can't be read now.
@@ -91,7 +93,10 @@ class PodLog:
 
 
 class Follower:
-    """Prints the logs of the wanted members of the newest generation, whichever pods these are."""
+    """Prints the logs of the wanted members of the newest generation.
+
+    The members' pods may change.
+    """
 
     def __init__(
         self,

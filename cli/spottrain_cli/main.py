@@ -39,7 +39,10 @@ class Group(click.Group):
 @click.group(cls=Group)
 @click.version_option(package_name="spottrain")
 def main() -> None:
-    """Spot-aware training on Kubernetes. kubectl shows the same objects: `kubectl get tj`."""
+    """Spot-aware training on Kubernetes.
+
+    kubectl shows the same objects: `kubectl get tj`.
+    """
 
 
 main.add_command(local)
@@ -160,7 +163,10 @@ def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: s
 @namespace_option
 @kubeconfig_option
 def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
-    """Write a self-contained HTML report of JOB: loss, throughput, members, time in each phase, and cost."""
+    """Write a self-contained HTML report of JOB.
+
+    It shows loss, throughput, members, time in each phase, and cost.
+    """
     # The import of matplotlib takes a second, and no other command needs it.
     from spottrain_cli.report import html_report
 

@@ -1,4 +1,7 @@
-"""Facts about a model that the user gives: sizes with units, and a Hugging Face config.json."""
+"""Facts about a model that the user gives.
+
+They are sizes with units, and a Hugging Face config.json.
+"""
 
 from __future__ import annotations
 

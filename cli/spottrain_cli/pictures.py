@@ -1,4 +1,7 @@
-"""The pictures of a job's report, as SVG: the course of the job over its steps and over time."""
+"""The pictures of a job's report, as SVG.
+
+They show the course of the job over its steps and over time.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAxis:
-    """The time of the job, from `start` to `end` in Unix seconds, in a unit that suits its length."""
+    """The time of the job, in a unit that suits its length.
+
+    `start` and `end` are Unix times in seconds.
+    """
 
     start: float
     end: float

@@ -61,7 +61,9 @@ def plan(
     accelerator_memory: str,
     host_memory: str | None,
 ) -> None:
-    """Estimate the memory of the TrainingJob in FILE by strategy, and show what `strategy: auto` chooses.
+    """Estimate the memory of the TrainingJob in FILE by strategy.
+
+    The output also shows what `strategy: auto` chooses.
 
     FILE is a YAML file, or - for standard input. Give the size of your model with --parameters, or with the --config
     of a Hugging Face model. --sequence-length adds the memory of activations.

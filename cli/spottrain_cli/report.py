@@ -1,4 +1,7 @@
-"""The HTML report of a job: one file, with its pictures inside, made from a snapshot."""
+"""The HTML report of a job: one file, with its pictures inside.
+
+It is made from a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
 
 
 def transition_row(transition: Transition) -> tuple[str, ...]:
-    """Return the cells of a row: event, step, steps redone, seconds without a step, world sizes before and after."""
+    """Return the cells of a row for a transition.
+
+    They are the event, the step, the steps redone, the seconds without a step, and the world sizes before and after.
+    """
     redone, gap, after = transition.steps_redone, transition.seconds_without_step, transition.world_size_after
     return (
         f"{transition.reason}: {transition.message}" if transition.message else transition.reason,
@@ -114,7 +120,10 @@ def outcome(transition: Transition) -> str:
 
 
 def _time_and_money(status: TrainingJobStatus) -> Iterator[tuple[str, ...]]:
-    """What the job's time went into, the largest part first: cause, time, share and money."""
+    """What the job's time went into, the largest part first.
+
+    Each row has cause, time, share and money.
+    """
     if status.time is None:
         return
     parts = {name: getattr(status.time, name) for name in TIME_PARTS}

@@ -1,4 +1,7 @@
-"""Throughput of a job from its history: in tokens, or in samples if the script does not report tokens."""
+"""Throughput of a job from its history.
+
+It is in tokens, or in samples if the script does not report tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from spottrain_api.v1alpha1 import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A stretch of time in which one generation trained, in Unix seconds; `amount` is in tokens or samples."""
+    """A stretch of time in which one generation trained.
+
+    Times are in Unix seconds; `amount` is in tokens or samples.
+    """
 
     generation: int
     begin: float

@@ -1,4 +1,7 @@
-"""Whether a job fits the memory of its nodes, and the smallest change that makes it fit. Pure."""
+"""Whether a job fits the memory of its nodes, and what would make it fit.
+
+The module finds the smallest such change. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,10 @@ def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
 
 
 def _changes(training: Training) -> Iterator[Training]:
-    """Yield changes that keep the result, and after them a change of precision, which does not."""
+    """Yield changes of the job, those that keep the result first.
+
+    A change of precision, which does not keep it, comes after them.
+    """
     yield from _same_result(training)
     if training.spec.precision is Precision.FP32:
         bf16 = training.in_bf16()

@@ -1,7 +1,9 @@
-"""Sphinx extension: puts generated reference text into pages at build time, so that it can't be stale.
+"""Sphinx extension that puts generated reference text into pages.
 
-A page under docs/reference/ says where with a line `<!-- generated: NAME -->`; `GENERATORS` has the function that
-writes the Markdown for each name, from the models, tables and sources that the code itself uses.
+It does so at build time, so that the text can't be stale.
+
+A page under docs/reference/ marks the place with a line `<!-- generated: NAME -->`; `GENERATORS` has the function
+that writes the Markdown for each name, from the models, tables and sources that the code itself uses.
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ def expand(text: str) -> str:
 
 
 def point_to_repository(text: str, page: Path) -> tuple[str, list[str]]:
-    """The text with links that leave docs/ turned to the repository's site, and those of them that lead nowhere."""
+    """Point links that leave docs/ to the repository's site.
+
+    Returns:
+        The text with these links, and those of them that lead nowhere.
+    """
     lost: list[str] = []
 
     def turned(link: re.Match[str]) -> str:

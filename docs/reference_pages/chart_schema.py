@@ -18,7 +18,10 @@ NOT_OURS = {"global"}
 
 
 class SchemaMismatchError(Exception):
-    """values.yaml and values.schema.json disagree; the text says where and what to do."""
+    """values.yaml and values.schema.json disagree.
+
+    The text says where, and what to do.
+    """
 
 
 def completed(schema: dict[str, Any], values: str) -> dict[str, Any]:
@@ -46,7 +49,10 @@ def completed(schema: dict[str, Any], values: str) -> dict[str, Any]:
 
 
 def _entries(path: str, schema: dict[str, Any], described: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path and entry of each value; what has no comment in values.yaml, but fields, is looked into."""
+    """Path and entry of each value.
+
+    An entry that has fields, but no comment in values.yaml, gives the entries of its fields.
+    """
     for name, each in schema.get("properties", {}).items():
         inner = f"{path}.{name}".removeprefix(".")
         if inner in described or "properties" not in each:

@@ -1,4 +1,7 @@
-"""Every metric, from the registries that the operator's and the watcher's /metrics show."""
+"""Every metric of the operator and the watcher.
+
+They come from the registries that /metrics of the two shows.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def entry(name: str, text: str, *facts: str, anchor: str | None = None) -> str:
-    """A name with short facts beside it, and the text that describes it; `anchor` is a target for links."""
+    """A name with short facts beside it, and the text that describes it.
+
+    `anchor` is a target for links.
+    """
     target = f"({anchor})=\n" if anchor is not None else ""
     shown = " · ".join(fact for fact in facts if fact)
     beside = f' <span class="facts">{shown}</span>' if shown else ""

@@ -11,9 +11,10 @@ from spottrain_api.settings import Resource
 
 
 def add_attributes(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
-    """Add the fields of a model to its docstring, which `lines` hold, with their descriptions in the spec.
+    """Add the fields of a model to its docstring, with their descriptions.
 
-    Called again for the docstring of `__init__`, where pydantic speaks of itself: that is left out.
+    `lines` hold the docstring. The descriptions are those in the spec. Sphinx calls this again for the docstring of
+    `__init__`, which is pydantic's own. That one is left out.
     """
     if not (inspect.isclass(documented) and issubclass(documented, Resource)):
         return

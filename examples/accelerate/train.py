@@ -1,4 +1,6 @@
-"""Train a classifier of handwritten digits (scikit-learn's) with Accelerate, in a loop of its own.
+"""Train a classifier of handwritten digits with Accelerate.
+
+The digits are scikit-learn's, and the training loop is the script's own.
 
 In a TrainingJob: see trainingjob.yaml. By hand: python examples/accelerate/train.py
 """

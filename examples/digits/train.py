@@ -1,4 +1,6 @@
-"""Train a classifier of handwritten digits (scikit-learn's), and evaluate it at the end.
+"""Train a classifier of handwritten digits, and evaluate it at the end.
+
+The digits are scikit-learn's.
 
 In a TrainingJob: see trainingjob.yaml. By hand: python examples/digits/train.py
 """

@@ -31,7 +31,10 @@ class StopSignal:
         self.received = True
 
     def on_any_rank(self) -> bool:
-        """Whether any rank has received it: a collective, with the same answer on all ranks."""
+        """Whether any rank has received it.
+
+        This is a collective, with the same answer on all ranks.
+        """
         flag = torch.tensor(int(self.received))
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)

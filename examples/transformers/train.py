@@ -1,4 +1,6 @@
-"""Train a byte-level GPT-2 with Hugging Face's Trainer, on the sources of the Python standard library.
+"""Train a byte-level GPT-2 with Hugging Face's Trainer.
+
+It trains on the sources of the Python standard library.
 
 In a TrainingJob: see trainingjob.yaml. By hand: torchrun --nproc-per-node 2 examples/transformers/train.py --steps 50
 """

@@ -1,4 +1,6 @@
-"""The addresses of a cluster: a 127.x.0.0/16 network and a block of ports of its own; in containers, 10.x.0.0/16.
+"""The addresses of a cluster: a 127.x.0.0/16 network and a block of ports.
+
+In containers, the network is 10.x.0.0/16.
 
 One number x stands for all. A cluster claims it by binding an abstract Unix socket. The socket's name is unique in
 the network namespace, as the addresses are, and the kernel frees it when the process that holds it dies.
@@ -19,7 +21,7 @@ MAX_NODES = 250
 
 @dataclass(slots=True, kw_only=True)
 class NetworkClaim:
-    """Network `prefix`.`number`.0.0/16, held until `release` or the end of the process."""
+    """Network `prefix`.`number`.0.0/16, held until `release` or the process's end."""
 
     number: int
     prefix: int
@@ -37,7 +39,10 @@ class NetworkClaim:
         return f"{self.prefix}.{self.number}.{index + 1}.0/24"
 
     def ports(self, names: Iterable[str]) -> dict[str, int]:
-        """Choose a free port on 127.0.0.1 for each name: the same ones at each start, if nobody else took them."""
+        """Choose a free port on 127.0.0.1 for each name.
+
+        Each start chooses the same ports, unless another process has taken them.
+        """
         block = port_block(self.number)
         free = (port for port in block if is_free("127.0.0.1", port))
         try:

@@ -1,6 +1,7 @@
-"""The control plane's binaries: those in `KUBEBUILDER_ASSETS`, otherwise built once from source and cached.
+"""The control plane's binaries: given, or built once from source and cached.
 
-`python -m spottrain_local.binaries` builds them. Versions are those of local-cluster/controlplane/go.mod.
+The binaries in `KUBEBUILDER_ASSETS` come first. `python -m spottrain_local.binaries` builds the others, in the
+versions of local-cluster/controlplane/go.mod.
 """
 
 import contextlib
@@ -76,7 +77,10 @@ def find_binaries() -> Binaries | None:
 
 
 def ensure_binaries(console: Console) -> Binaries:
-    """Return the binaries to use, and build them first if needed: minutes, with progress on `console`."""
+    """Return the binaries to use, and build them first if needed.
+
+    A build takes minutes and shows its progress on `console`.
+    """
     found = find_binaries()
     if found:
         return found
@@ -134,9 +138,10 @@ def _build_into(folder: Path, module: Path, console: Console) -> None:
 
 
 def _go_environment(scratch: Path) -> dict[str, str]:
-    """Keep Go's caches and telemetry in `scratch`, unless the user has set where the caches are.
+    """Return an environment that keeps Go's caches and telemetry in `scratch`.
 
-    Four gigabytes of the caches are of no use afterwards.
+    If the user has set where the caches are, they stay there. Otherwise, four gigabytes of them would be left, which
+    are of no use afterwards.
     """
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     defaults = {
@@ -183,7 +188,10 @@ def _display(console: Console) -> Progress:
 
 
 def _linker_flags(go_mod: str) -> str:
-    """Return the stamps that `go build` leaves out outside Kubernetes' own tree; kubectl parses them."""
+    """Return the version stamps that `go build` omits outside Kubernetes' own tree.
+
+    kubectl parses them.
+    """
     kubernetes = _pinned_version(go_mod, "k8s.io/kubernetes")
     major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
     stamps = {
@@ -208,7 +216,9 @@ def _num_compilers() -> int:
 
 
 def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[str]:
-    """Run a Go command and yield its lines; its whole process group ends with the iteration.
+    """Run a Go command and yield its lines.
+
+    Its whole process group ends with the iteration.
 
     Raises:
         LocalClusterError: It failed; the text has its last lines.
@@ -241,7 +251,10 @@ def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[s
 
 
 def _go_command(console: Console, env: dict[str, str]) -> Path:
-    """Return Go from the PATH if it is new enough, otherwise the one from PyPI, kept in the cache."""
+    """Return Go from the PATH if it is new enough, otherwise the one from PyPI.
+
+    The one from PyPI is kept in the cache.
+    """
     on_path = shutil.which("go")
     if on_path and _go_version(Path(on_path), env) >= MINIMUM_GO:
         return Path(on_path)
@@ -266,7 +279,10 @@ def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
 @click.command()
 @click.option("--which", metavar="NAME", help="Print only the path of this binary, for scripts.")
 def main(which: str | None) -> None:
-    """Build the local cluster's control plane into the user's cache, unless it is already there."""
+    """Build the local cluster's control plane into the user's cache.
+
+    If it is already there, nothing happens.
+    """
     console = Console(stderr=which is not None)
     try:
         binaries = ensure_binaries(console)

@@ -1,4 +1,4 @@
-"""`spottrain local …`: start, stop and use local clusters, and preempt their nodes."""
+"""`spottrain local`: start, stop and use local clusters, and preempt their nodes."""
 
 import functools
 import re
@@ -85,7 +85,10 @@ _nodes = click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 
 @click.group()
 def local() -> None:
-    """Run a real Kubernetes control plane on this machine, with nodes that are processes."""
+    """Run a real Kubernetes control plane on this machine.
+
+    The nodes are processes.
+    """
 
 
 @local.command()
@@ -164,7 +167,10 @@ def status(cluster: Cluster) -> None:
 @_name
 @with_sentences
 def kubeconfig(cluster: Cluster) -> None:
-    """Print the path of the kubeconfig, for `export KUBECONFIG=$(spottrain local kubeconfig)`."""
+    """Print the path of the kubeconfig.
+
+    For example: `export KUBECONFIG=$(spottrain local kubeconfig)`.
+    """
     if not cluster.kubeconfig.exists():
         cluster.running_status()
     click.echo(cluster.kubeconfig)
@@ -174,7 +180,10 @@ def kubeconfig(cluster: Cluster) -> None:
 @_name
 @with_sentences
 def store(cluster: Cluster) -> None:
-    """Print the object store's endpoint and credentials as environment variables for a shell."""
+    """Print the object store's endpoint and credentials.
+
+    They are environment variables for a shell.
+    """
     for key, value in cluster.running_status()["store"].items():
         click.echo(f"export {key}={shlex.quote(value)}")
 
@@ -199,7 +208,10 @@ def store(cluster: Cluster) -> None:
 )
 @with_sentences
 def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, action: str) -> None:
-    """Announce a preemption on the nodes' metadata servers, and take the nodes at the deadline."""
+    """Announce a preemption on the nodes' metadata servers.
+
+    At the deadline, the cloud takes the nodes.
+    """
     after = cluster.preempt(nodes, notice_seconds=notice, kind=kind, action=action)
     for node in _these(after, nodes):
         deadline = datetime.fromisoformat(node["interruption"]["deadline"]).astimezone(UTC)

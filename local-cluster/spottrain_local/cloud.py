@@ -1,4 +1,4 @@
-"""The simulated cloud: it announces that instances go, takes them, and brings them back.
+"""The simulated cloud: announces that instances go, takes and restores them.
 
 `Cloud` decides and keeps the state; `Machines` carries it out. A notice is a file (`interruption.json`) that the
 node's metadata server shows, and nothing else announces it. At the deadline the machine ends with all that runs on
@@ -65,7 +65,7 @@ class Machines(Protocol):
         """Show an interruption, or with None remove it, in the node's metadata."""
 
     async def forget(self, node: str, *, with_pods: bool) -> None:
-        """Delete the Node object, and with `with_pods` also the pods that are bound to it."""
+        """Delete the Node object and, with `with_pods`, the pods bound to it."""
 
 
 _INSTANCES = TypeAdapter(list[Instance])

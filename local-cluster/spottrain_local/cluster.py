@@ -59,7 +59,7 @@ class Cluster:
         progress: Callable[[Sequence[str]], None] | None = None,
         install: Callable[[], None] | None = None,
     ) -> Status:
-        """Start the cluster unless it runs, wait until it is ready, and return its status.
+        """Start the cluster if needed, wait until it is ready, and return its status.
 
         Args:
             spec: The nodes. Default: those of the last time, otherwise `DEFAULT_SPEC`.
@@ -88,7 +88,10 @@ class Cluster:
         return self._wait_for(PARTS, supervisor, progress, deadline)
 
     def down(self, *, delete: bool = False) -> bool:
-        """Stop the cluster, delete its state if `delete` is set, and return whether it was running."""
+        """Stop the cluster, and return whether it was running.
+
+        With `delete`, its state is deleted too.
+        """
         pid = self._supervisor_pid()
         if pid is not None:
             self._end_supervisor(pid)
@@ -174,7 +177,7 @@ class Cluster:
         return number
 
     def _supervisor_pid(self) -> int | None:
-        """Return the process id of the supervisor that holds the lock, or None if nobody does."""
+        """Return the id of the supervisor process that holds the lock, if there is one."""
         try:
             with self.layout.lock.open() as lock:
                 try:
@@ -212,7 +215,10 @@ class Cluster:
         return self.spec() if self.layout.spec.exists() else DEFAULT_SPEC
 
     def with_runtime(self, spec: ClusterSpec | None, runtime: Runtime | None) -> ClusterSpec | None:
-        """Return the spec, or that of the last time, with this runtime; unchanged if there is none."""
+        """Return the spec, or that of the last time, with this runtime.
+
+        Without a runtime, `spec` is returned unchanged.
+        """
         return (spec or self._last_spec()).model_copy(update={"runtime": runtime}) if runtime else spec
 
     def _check_runtime(self, spec: ClusterSpec) -> None:
@@ -222,7 +228,10 @@ class Cluster:
             check_podman(binaries.path("etcd"), self.layout.root)
 
     def _remove_containers(self) -> None:
-        """Remove what a supervisor that was killed has left, unless its network is that of another cluster by now."""
+        """Remove the containers that a killed supervisor has left.
+
+        If a different cluster has the network by now, they stay.
+        """
         claim = claim_network(self._network())
         try:
             if claim.number == self._network():
@@ -290,7 +299,7 @@ def list_clusters(root: Path) -> list[str]:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket whose path may be longer than the kernel's limit of 107 bytes."""
+    """HTTP over a Unix socket whose path may exceed the kernel's 107 bytes."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)

@@ -1,4 +1,6 @@
-"""The supervisor's control API: JSON over HTTP on a unix socket in the cluster's state folder.
+"""The supervisor's control API: JSON over HTTP on a unix socket.
+
+The socket is in the cluster's state folder.
 
 `GET /v1/status`, `POST /v1/stop`, and `POST /v1/nodes/{preempt,cancel,kill,restore}` with a `NodesRequest`.
 A request that the supervisor cannot carry out is answered with 400 and `{"error": sentence}`.

@@ -1,7 +1,7 @@
-"""The control plane as processes: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+"""The control plane as processes.
 
-Kubernetes' own programs, with a production cluster's flags if behaviour depends on them, and with short times if a
-rehearsal would have to wait.
+They are etcd, kube-apiserver, kube-controller-manager and kube-scheduler: Kubernetes' own programs. They have a
+production cluster's flags if behaviour depends on them, and short times if a rehearsal would have to wait.
 """
 
 import asyncio
@@ -67,7 +67,9 @@ class Credentials:
 
 
 def issue_credentials(folder: Path, addresses: Sequence[str] = ()) -> Credentials:
-    """Open the cluster's authorities, and issue the control plane's certificates for one run.
+    """Open the cluster's authorities, and issue certificates for one run.
+
+    The certificates are those of the control plane.
 
     `addresses` are those of the API server for pods, beside loopback.
     """

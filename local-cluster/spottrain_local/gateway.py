@@ -1,7 +1,8 @@
-"""What pods in containers reach on this machine: names of Services, the API server and the object store.
+"""What pods in containers reach on this machine.
 
-The servers listen at the address of the cluster's bridge, and only for what comes in over the bridge: this machine's
-other networks don't reach them, even if a machine there has a route.
+They reach the names of Services, the API server and the object store. The servers listen at the address of the
+cluster's bridge, and only for what comes in over the bridge. This machine's other networks don't reach them, even if
+a machine there has a route.
 """
 
 import asyncio

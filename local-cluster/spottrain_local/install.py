@@ -1,4 +1,7 @@
-"""Installs spottrain into a local cluster as into any cluster: the CRDs and the Helm chart."""
+"""Installs spottrain into a local cluster: the CRDs and the Helm chart.
+
+The steps are those for any cluster.
+"""
 
 import os
 import shutil
@@ -43,7 +46,7 @@ def crds_folder() -> Path:
 
 
 def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
-    """Return the chart's values on a local cluster, beside those in its values.local.yaml.
+    """Return the chart's values on a local cluster, beside values.local.yaml.
 
     The operator gets free ports: a server that listens on 0.0.0.0 (8080 is popular) takes its port on every pod's
     address, too. `probe_ip` is an address of the cluster's network that nobody has.
@@ -67,7 +70,7 @@ def _operator_ports(probe_ip: str) -> dict[str, int]:
 
 
 def operator_image() -> str:
-    """Return the name that `make images REGISTRY=localhost` gives the operator's image."""
+    """Return the operator's image as `make images REGISTRY=localhost` names it."""
     chart = yaml.safe_load((chart_folder() / "Chart.yaml").read_text())
     return f"localhost/spottrain-operator:{chart['appVersion']}"
 
@@ -82,7 +85,7 @@ def _check_operator_image() -> None:
 
 
 def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
-    """Install or upgrade the CRDs and the operator, and wait until the operator is ready.
+    """Install or upgrade the CRDs and the operator, and wait until it is ready.
 
     Raises:
         LocalClusterError: kubectl or Helm failed; the text has what it printed.
@@ -98,7 +101,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder,
         ThreadPoolExecutor(1) as beside,
     ):
-        established = beside.submit(_wait_until_established, crds, kubeconfig)
+        established = beside.submit(_wait_until_established, kubeconfig)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -119,14 +122,16 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         established.result()
 
 
-def _wait_until_established(crds: str, kubeconfig: Path) -> None:
+def _wait_until_established(kubeconfig: Path) -> None:
     """Wait until the API server serves the CRDs.
 
     A new CRD has null for its conditions, and `kubectl wait --for=condition` fails on that. They are there as soon as
     its names are accepted.
     """
-    for state in ("jsonpath={.status.acceptedNames.kind}=TrainingJob", "condition=Established"):
-        _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", crds], kubeconfig)
+    for path in sorted(crds_folder().glob("*.yaml")):
+        kind = yaml.safe_load(path.read_text())["spec"]["names"]["kind"]
+        for state in (f"jsonpath={{.status.acceptedNames.kind}}={kind}", "condition=Established"):
+            _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", str(path)], kubeconfig)
 
 
 def find_helm(binaries: Binaries) -> str:

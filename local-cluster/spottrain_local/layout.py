@@ -1,4 +1,4 @@
-"""The paths of the checkout, of the cache of built binaries, and of the state of each local cluster."""
+"""The paths of the checkout, the built binaries and each cluster's state."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 class LocalClusterError(Exception):
-    """A mistake or a fault that the user can correct; the text is a sentence that says how."""
+    """A mistake or a fault that the user can correct.
+
+    The text is a sentence that says how.
+    """
 
 
 def checkout_root() -> Path:

@@ -1,4 +1,7 @@
-"""Nodes as processes: writes each node's configuration, starts and kills it, and deletes its objects."""
+"""Nodes as processes.
+
+The module writes each node's configuration, starts and kills the node, and deletes its objects.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Names of Services, kept in a file in the format of /etc/hosts that the pods' resolver reads.
+"""Names of Services, in a file like /etc/hosts that the pods' resolver reads.
 
 EndpointSlices refuse loopback addresses, so the addresses come from the status of the ready pods that a
 Service selects. All namespaces share the file: names are namespaced (`svc.ns` and longer).
@@ -61,7 +61,10 @@ def _selected(selector: dict[str, str], pod: Object) -> bool:
 
 
 def _serves(pod: Object, early: bool) -> bool:
-    """Return whether a Service lists the pod: it has an address, is ready, and is not being deleted."""
+    """Return whether a Service lists the pod.
+
+    It does if the pod has an address, is ready, and is not being deleted.
+    """
     status = pod.get("status") or {}
     gone = pod["metadata"].get("deletionTimestamp") or status.get("phase") in ("Succeeded", "Failed")
     if not status.get("podIP") or gone:
@@ -71,9 +74,10 @@ def _serves(pod: Object, early: bool) -> bool:
 
 
 def find_preload_library() -> Path | None:
-    """Find libnss_wrapper, which makes a process read our hosts file; None if it is not available.
+    """Find libnss_wrapper, which makes a process read our hosts file.
 
-    It is installed, or comes from Debian's or Ubuntu's archive into the cache, without root.
+    It is installed, or comes from Debian's or Ubuntu's archive into the cache, without root. If it is not available,
+    the result is None.
     """
     cached = cache_root() / "nss-wrapper"
     for folder in (*Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), cached):

@@ -1,4 +1,7 @@
-"""The cluster's object store: SeaweedFS, a real S3 server in one binary, with one bucket for checkpoints."""
+"""The cluster's object store: SeaweedFS, with one bucket for checkpoints.
+
+SeaweedFS is a real S3 server in one binary.
+"""
 
 import asyncio
 import json
@@ -39,7 +42,10 @@ class ObjectStore:
         return f"http://{LOOPBACK}:{self.ports['store-s3']}"
 
     def environment(self, host: str = LOOPBACK) -> dict[str, str]:
-        """Return the environment variables with which an S3 client uses this store, which it reaches at `host`."""
+        """Return the environment variables of an S3 client that uses this store.
+
+        The client reaches the store at `host`.
+        """
         return {
             "AWS_ENDPOINT_URL_S3": f"http://{host}:{self.ports['store-s3']}",
             "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
@@ -90,7 +96,7 @@ class ObjectStore:
         )
 
     async def wait_until_ready(self) -> None:
-        """Wait until the store answers S3 requests, and create the bucket if there is none."""
+        """Wait until the store answers S3 requests, and create a missing bucket."""
         bucket = f"http://{LOOPBACK}:{self.ports['store-filer']}/buckets/{BUCKET}/"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             await _poll(session, "PUT", bucket, {201, 409})

@@ -104,7 +104,7 @@ def open_authority(folder: Path, name: str) -> Authority:
 
 
 def open_service_account_key(folder: Path) -> Path:
-    """Return the key that signs service accounts' tokens, and create it if there is none."""
+    """Return the key that signs service accounts' tokens; create a missing one."""
     path = folder / "service-accounts.key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

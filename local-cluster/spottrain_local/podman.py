@@ -1,4 +1,4 @@
-"""The commands `podman` and `ip`: whether they work on this machine, and what they have left."""
+"""The commands `podman` and `ip`: whether they work here, and what they left."""
 
 import json
 import os
@@ -16,7 +16,10 @@ HOW_TO = "docs/how-to/containers.md says what podman needs."
 
 
 def bridge_name(network: int) -> str:
-    """Return the name of a cluster's bridge, with which the names of its network namespaces start."""
+    """Return the name of a cluster's bridge.
+
+    The names of its network namespaces start with it.
+    """
     return f"spt{network}"
 
 
@@ -83,7 +86,7 @@ def check_podman(probe: Path, scratch: Path) -> None:
 
 
 def remove_leftovers(network: int, node: str | None = None) -> None:
-    """Remove the containers and network namespaces of a cluster, or of one of its nodes.
+    """Remove the containers and network namespaces of a cluster or of one node.
 
     Raises:
         OSError: podman or ip failed; the text says what they printed.
@@ -141,7 +144,10 @@ def remove_cluster(network: int) -> None:
 
 
 def is_network_free(network: int) -> bool:
-    """Return whether this machine has no route into a cluster's addresses, apart from the cluster's own bridge."""
+    """Return whether this machine has no route into a cluster's addresses.
+
+    The cluster's own bridge doesn't count.
+    """
     wanted = IPv4Network(f"10.{network}.0.0/16")
     for route in json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]"):
         target = route["dst"]

@@ -112,9 +112,9 @@ class ChildProcess:
 
 
 def watch_children_by_pidfd() -> None:
-    """Make asyncio wait for children without threads, since a fork beside threads is not safe.
+    """Make asyncio wait for children without threads.
 
-    Python 3.12 does so by itself.
+    A fork beside threads is not safe. Python 3.12 does so by itself.
     """
     if sys.version_info < (3, 12):
         asyncio.set_event_loop_policy(None)  # In a fork, the parent's policy has a watcher of the parent's children.
@@ -122,7 +122,7 @@ def watch_children_by_pidfd() -> None:
 
 
 async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
-    """Start a program whose life ends with this process, even if this process is killed."""
+    """Start a program whose life ends with this process, even if that is killed."""
     parent = os.getpid()
 
     def begin() -> None:

@@ -1,4 +1,6 @@
-"""Labels, taints and provider ids of nodes of EKS, GKE and AKS, as their documentation describes them.
+"""Labels, taints and provider ids of nodes of EKS, GKE and AKS.
+
+They are as the clouds' documentation describes them.
 
 Sources: EKS managed node groups (capacityType label), GKE Spot VMs and GPU node pools (labels; GKE itself taints
 GPU nodes), AKS spot node pools (label and taint).
@@ -55,7 +57,10 @@ class NodeShape:
 
 
 def instance_type_with(provider: Provider, gpus: int) -> InstanceType:
-    """Return the provider's smallest instance type with that many GPUs, or its largest if none has as many."""
+    """Return the provider's smallest instance type with that many GPUs.
+
+    If none has as many, return the largest one.
+    """
     types = INSTANCE_TYPES[provider]
     return next((each for each in types if each.gpus >= gpus), types[-1])
 
@@ -133,7 +138,10 @@ def pool_selector(provider: Provider, pool: str) -> dict[str, str]:
 
 
 def region_of(provider: Provider, zone: str) -> str:
-    """Return the region of a zone: us-east-1a -> us-east-1, us-central1-a -> us-central1, eastus-1 -> eastus."""
+    """Return the region of a zone.
+
+    Examples: us-east-1a is in us-east-1, us-central1-a in us-central1, and eastus-1 in eastus.
+    """
     return zone.rstrip("abcdefgh") if provider == "eks" else zone.rsplit("-", 1)[0]
 
 

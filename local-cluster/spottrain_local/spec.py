@@ -136,7 +136,10 @@ class ClusterSpec(_Model):
         return nodes
 
     def pool_of_nodes(self) -> dict[str, NodePool]:
-        """Map every node's name to its pool, in the order that gives nodes their addresses."""
+        """Map every node's name to its pool.
+
+        The order is the one that gives nodes their addresses.
+        """
         return {name: pool for pool in self.nodes for name in pool.node_names()}
 
 
@@ -150,7 +153,9 @@ DEFAULT_SPEC = ClusterSpec(
 
 
 def load_spec(path: Path) -> ClusterSpec:
-    """Read a cluster's nodes from a YAML file: one key, `nodes`, a list of `NodePool`s.
+    """Read a cluster's nodes from a YAML file with one key: `nodes`.
+
+    Its value is a list of `NodePool`s.
 
     Raises:
         LocalClusterError: The file cannot be read, or is invalid; the text has a sentence for each mistake.

@@ -1,6 +1,7 @@
-"""The daemon behind one local cluster: starts its processes, keeps them running, and plays the cloud.
+"""The daemon behind one local cluster.
 
-Started by `spottrain local up`; ends with `spottrain local down`. Everything it starts dies with it.
+It starts the cluster's processes, keeps them running, and plays the cloud. `spottrain local up` starts it, and
+`spottrain local down` ends it. Everything it starts dies with it.
 """
 
 import asyncio
@@ -179,7 +180,10 @@ class Supervisor:
         logger.info("ready")
 
     async def _wait_for_nodes(self, started: datetime) -> None:
-        """Wait until every node that is not gone has reported since `started` that it is Ready."""
+        """Wait until every node that is not gone is Ready.
+
+        Only reports since `started` count.
+        """
         while True:
             expected = {instance.node for instance in self.cloud.instances() if not instance.gone}
             with contextlib.suppress(ApiError, *UNREACHABLE):
@@ -191,7 +195,10 @@ class Supervisor:
             await asyncio.sleep(NODES_POLL_SECONDS)
 
     async def _keep_state(self) -> None:
-        """Stop the cluster if its state folder is removed: nobody could reach it any more."""
+        """Stop the cluster if its state folder is removed.
+
+        Without the folder, nobody could reach the cluster any more.
+        """
         socket = self.layout.socket.stat().st_ino
         while True:
             await asyncio.sleep(STATE_POLL_SECONDS)
@@ -244,7 +251,10 @@ def _is_ready(node: dict[str, Any]) -> bool:
 
 
 def _claim(layout: ClusterLayout, spec: ClusterSpec) -> NetworkClaim:
-    """Claim the network of the last start if it is free, so that kubeconfigs stay valid."""
+    """Claim the network of the last start if it is free.
+
+    So kubeconfigs stay valid.
+    """
     last = json.loads(layout.address.read_text())["network"] if layout.address.exists() else None
     if spec.runtime == "podman":
         claim = claim_network(last, prefix=CONTAINER_PREFIX, usable=is_network_free)

@@ -1,4 +1,7 @@
-"""python -m spottrain_operator: the operator, in a pod or, with KUBECONFIG, anywhere else."""
+"""`python -m spottrain_operator`: run the operator.
+
+It runs in a pod or, with KUBECONFIG, anywhere.
+"""
 
 import gc
 

@@ -141,9 +141,10 @@ def main(
 
 
 def retry_is_no_error(record: logging.LogRecord) -> bool:
-    """Log a request of kopf's that is going to be repeated as a warning: the API server may just be starting.
+    """Log a request that kopf is going to repeat as a warning.
 
-    kopf logs it as an error. If it gives up, it says so in a line of its own, which stays an error.
+    The API server may just be starting. kopf logs it as an error. If kopf gives up, it says so in a line of its own,
+    which stays an error.
     """
     if record.name.startswith("kopf") and record.levelno == logging.ERROR and "; will retry: " in record.getMessage():
         record.levelno, record.levelname = logging.WARNING, "WARNING"

@@ -1,4 +1,6 @@
-"""Wakes and passes: one reconcile pass at a time for each job, and many jobs side by side, up to a limit.
+"""Wakes and reconcile passes.
+
+A job has one pass at a time. Many jobs have theirs side by side, up to a limit.
 
 A wake reports that something may have changed, but not what. All wakes during a pass, or while one waits, lead to one
 more pass. A failed pass is retried after a growing pause with jitter. Wakes don't shorten that pause.

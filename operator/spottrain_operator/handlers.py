@@ -1,7 +1,7 @@
-"""kopf's part: watch jobs, pods and nodes, and wake the jobs that an event concerns.
+"""kopf's part: watch jobs, pods and nodes, and wake jobs.
 
-The handlers decide nothing and keep nothing. An event that is lost, repeated or late costs time at most, because
-every pass reads afresh and requests the next one.
+An event wakes the jobs that it concerns. The handlers decide nothing and keep nothing. An event that is lost,
+repeated or late costs time at most, because every pass reads afresh and requests the next one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class NodeIndex:
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Settings of kopf: no finalizers, annotations or events of its own, and a limit on every wait."""
+    """Settings of kopf, with a limit on every wait.
+
+    kopf adds no finalizers, annotations or events of its own.
+    """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -95,7 +98,10 @@ def build_settings() -> kopf.OperatorSettings:
 
 
 def connection_info(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """The same credentials as `kubernetes_client.client_configuration`, for kopf's own connections."""
+    """Credentials for kopf's own connections.
+
+    They are the same as those of `kubernetes_client.client_configuration`.
+    """
     directory = serviceaccount_dir()
     if directory is None:
         return kopf.login_with_kubeconfig(**kwargs)

@@ -131,7 +131,10 @@ class Metrics:
 
 
 def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[float]:
-    """Seconds without a step of the transitions that were completed between the two statuses."""
+    """Seconds without a step in each newly completed transition.
+
+    A transition is new if it was completed between the two statuses.
+    """
 
     def known(status: TrainingJobStatus) -> dict[tuple[int, datetime], float]:
         return {
@@ -147,7 +150,10 @@ def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[flo
 def drain_latency(
     before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
 ) -> float | None:
-    """Seconds from the oldest notice of an agent to the drain that this pass decided; None without one."""
+    """Seconds from an agent's oldest notice to the drain that this pass decided.
+
+    None without such a drain.
+    """
     generation = after.generation
     if generation is None or generation.requested_at is None:
         return None

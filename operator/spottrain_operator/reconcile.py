@@ -1,4 +1,6 @@
-"""One pass over one job: observe, plan, write the status, publish assignments, act, record events.
+"""One pass over one job.
+
+The pass observes, plans, writes the status, publishes assignments, acts, and records events.
 
 The order matters. Assignments follow from the status that the API server has accepted, so that a new operator finds
 every decision on which an agent may have acted. If a pass fails halfway, the next one observes afresh and reaches the
@@ -152,7 +154,10 @@ class Reconciler:
         return pods
 
     async def _tell_address(self, key: JobKey, pods: Sequence[Manifest]) -> None:
-        """Give agents the new address or authority of the control API, which they can't hear over the old one."""
+        """Give agents a new address or authority of the control API.
+
+        They can't hear it over the old one.
+        """
         control = self._control()
 
         async def tell(name: str, uid: str) -> None:
@@ -179,7 +184,10 @@ class Reconciler:
         )
 
     async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
-        """Read the events of one pod in each pass: what keeps it from starting usually blocks its siblings, too."""
+        """Read the events of one pod in each pass.
+
+        What keeps it from starting usually blocks its siblings, too.
+        """
         first = next((pod for pod in pods if may_wait_for_volumes(pod)), None)
         if first is None:
             return tuple(pods)
@@ -218,7 +226,10 @@ class Reconciler:
                 raise failure
 
     def _leave_unprotected(self, key: JobKey, error: RefusedError) -> None:
-        """Give up on the job's annotations, until this operator restarts: training doesn't depend on them."""
+        """Give up on the job's annotations until this operator restarts.
+
+        Training doesn't depend on them.
+        """
         if key not in self._unprotected:
             logger.warning(
                 "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the "
@@ -229,7 +240,10 @@ class Reconciler:
         self._unprotected.add(key)
 
     def _note_refusal(self, key: JobKey, template: str, error: RefusedError | None) -> None:
-        """Keep why the template's pods are refused (None: they aren't), in memory only: a new operator retries."""
+        """Keep why the template's pods are refused; None if they aren't.
+
+        The reason is kept in memory only, so a new operator retries.
+        """
         if error is None:
             self._refusals.pop(key, None)
         else:

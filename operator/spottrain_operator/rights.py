@@ -9,13 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from spottrain_api.contract import GROUP, PLURAL
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.lease import LEASE_NAME
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on a resource in all namespaces, or in the operator's own; on one object of it if `name` is set."""
+    """Verbs on a resource in all namespaces, or in the operator's own.
+
+    If `name` is set, they hold for that one object.
+    """
 
     group: str = ""
     resource: str
@@ -34,7 +38,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="pods", verbs=(*READ, "create", "patch", "delete")),
         Right(resource="nodes", verbs=READ),
         Right(resource="events", verbs=("create", "list")),
-        Right(resource="configmaps", verbs=("get", "create", "update")),
+        Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update")),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
         Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("list", "watch")),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),

@@ -1,6 +1,7 @@
-"""`python -m spottrain_operator.selfcheck PART`: whether an installation works, seen from a pod of it.
+"""`python -m spottrain_operator.selfcheck PART`: check an installation.
 
-`helm test` runs it with the service account of the operator, and with that of the watcher.
+The check sees the installation from a pod of it. `helm test` runs it with the service account of the operator, and
+with that of the watcher.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -37,18 +39,18 @@ Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
 
 
-def crd_problem(crds: Iterable[Manifest]) -> str:
-    """What is wrong with the TrainingJob's CRD, compared with that of this release."""
-    found = next((each for each in crds if each["metadata"]["name"] == crd.NAME), None)
+def crd_problem(crds: Iterable[Manifest], name: str) -> str:
+    """What is wrong with a CRD, compared with that of this release."""
+    found = next((each for each in crds if each["metadata"]["name"] == name), None)
     if found is None:
-        return f"this cluster has no CRD {crd.NAME}. Apply it: {APPLY_CRD}"
-    expected = crd.custom_resource_definition()["spec"]["versions"][0]
+        return f"this cluster has no CRD {name}. Apply it: {APPLY_CRD}"
+    expected = crd.definitions()[name]["spec"]["versions"][0]
     version = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), None)
     if version is None or not version["served"]:
-        return f"the CRD {crd.NAME} does not serve {VERSION}. Apply that of this release: {APPLY_CRD}"
+        return f"the CRD {name} does not serve {VERSION}. Apply that of this release: {APPLY_CRD}"
     if version["schema"] != expected["schema"]:
         return (
-            f"the CRD {crd.NAME} is that of another release, as Helm leaves CRDs alone when it upgrades. "
+            f"the CRD {name} is that of another release, as Helm leaves CRDs alone when it upgrades. "
             f"Apply that of this release: {APPLY_CRD}"
         )
     return ""
@@ -111,7 +113,7 @@ class Installation:
             found += [
                 ("the operator is alive", lambda: self._answers("/healthz")),
                 ("the operator leads and has observed the cluster", lambda: self._answers("/readyz")),
-                (f"the cluster serves {crd.NAME} {VERSION}", self._crd),
+                *((f"the cluster serves {name} {VERSION}", partial(self._crd, name)) for name in crd.definitions()),
             ]
         if part == "operator" and watchers:
             found.append(("a watcher is ready on each spot node", lambda: self._watchers(watchers)))
@@ -136,8 +138,8 @@ class Installation:
         secret = _json(self._core.read_namespaced_secret, SECRET_NAME, self._namespace)
         return ssl.create_default_context(cadata=decoded(secret).get(CA) or None)
 
-    def _crd(self) -> str:
-        return crd_problem(_items(self._extensions.list_custom_resource_definition))
+    def _crd(self, name: str) -> str:
+        return crd_problem(_items(self._extensions.list_custom_resource_definition), name)
 
     def _watchers(self, labels: str) -> str:
         pods = _items(self._core.list_namespaced_pod, self._namespace, label_selector=labels)

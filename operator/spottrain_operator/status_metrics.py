@@ -1,7 +1,7 @@
-"""Metrics that a scrape reads from the newest pass over each job: its spec, its status and its agents' reports.
+"""Metrics that a scrape reads from the newest pass over each job.
 
-Values of the status survive a restart of the operator and vanish with the job. Those of a member are of the newest
-report of its agent, and reset with each generation.
+They show the job's spec, its status and its agents' reports. Values of the status survive a restart of the operator
+and vanish with the job. Those of a member are of the newest report of its agent, and reset with each generation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""A trace for each change of members: from the cloud's word to the first step of the next generation.
+"""A trace for each change of members.
+
+It covers the time from the cloud's notice to the first step of the next generation.
 
 The operator knows all times once that step is made, and writes the whole trace then. So nothing has to carry the
 trace's context from the watcher over agents to ranks. A trace that was open when an operator ended starts at the last
 step.
+
 https://opentelemetry.io/docs/specs/otel/trace/api/
 """
 
@@ -69,7 +72,10 @@ class ChangeTracer:
     def passed(
         self, key: JobKey, before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
     ) -> None:
-        """Look at a pass that turned the status `before` into `after`, and write what it completed."""
+        """Write the traces that a pass completed.
+
+        The pass turned the status `before` into `after`.
+        """
         if self._provider is None:
             return
         request = request_of(after, reports)
@@ -113,7 +119,10 @@ class ChangeTracer:
 
 
 def request_of(status: TrainingJobStatus, reports: Mapping[str, ReportView]) -> Request | None:
-    """The request for the newest generation's end, with the oldest notice of its agents. None without a request."""
+    """The request for the newest generation's end, or None without one.
+
+    It has the oldest notice of the generation's agents.
+    """
     generation = status.generation
     if generation is None or generation.requested_at is None:
         return None

@@ -1,1 +1,4 @@
-"""The watcher on each spot node: turns a cloud's preemption signals into notices for agents and the operator."""
+"""The watcher on each spot node.
+
+It turns a cloud's preemption signals into notices for agents and the operator.
+"""

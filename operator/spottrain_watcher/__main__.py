@@ -1,4 +1,7 @@
-"""`python -m spottrain_watcher`: one process on each spot node, on the host network."""
+"""`python -m spottrain_watcher`: run the watcher.
+
+One process runs on each spot node, on the host network.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,10 @@ LEAD = timedelta(seconds=30)
 
 
 class ScheduledEvent(BaseModel):
-    """One event. Times, types and states that are new or misspelt are no reason to refuse the document."""
+    """One scheduled event.
+
+    Times, types and states that are new or misspelt are no reason to refuse the document.
+    """
 
     id: str = Field(alias="EventId", min_length=1)
     type: str = Field(alias="EventType")
@@ -170,7 +173,10 @@ class AzureSource(Polls):
         )
 
     async def _acknowledge(self, events: Sequence[ScheduledEvent]) -> None:
-        """Let Azure start events of this VM alone, once nothing on the node needs the time."""
+        """Let Azure start events of this VM alone.
+
+        This happens once nothing on the node needs the time.
+        """
         waiting = [event.id for event in events if event.id not in self._acknowledged]
         if self._is_vacated is None or not waiting or not await self._is_vacated():
             return

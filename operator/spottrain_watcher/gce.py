@@ -41,7 +41,7 @@ def _utc_now() -> datetime:
 
 
 class GceSource(Polls):
-    """Waits for changes at the metadata server of the instance that this process runs on."""
+    """Waits for changes at the metadata server of this process' instance."""
 
     name = "gce"
 
@@ -110,7 +110,10 @@ class GceSource(Polls):
 
 
 class _LongPoll:
-    """Reads a value: the first time at once, then whenever it changes or `wait_seconds` are over."""
+    """Reads a value repeatedly.
+
+    The first answer comes at once. Later ones come whenever the value changes or `wait_seconds` are over.
+    """
 
     def __init__(self, server: MetadataServer, path: str, wait_seconds: int) -> None:
         self._server = server

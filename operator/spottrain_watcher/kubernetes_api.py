@@ -1,4 +1,4 @@
-"""The few calls that the watcher makes to the API server, without a client library."""
+"""The watcher's few calls to the API server, without a client library."""
 
 from __future__ import annotations
 

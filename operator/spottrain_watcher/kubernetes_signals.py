@@ -1,4 +1,6 @@
-"""Signals of Kubernetes: taints and the deletion of the node, and disruptions of trainer pods on it.
+"""Signals of Kubernetes about a node and the trainer pods on it.
+
+They are taints and the deletion of the node, and disruptions of the pods.
 
 The taints `node.kubernetes.io/not-ready` and `…/unreachable` are left out. They report what has happened already,
 they come and go with a restart of the kubelet, and the operator sees them itself.
@@ -47,8 +49,16 @@ class KubernetesSource:
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
+        """Why the source hears nothing at present, as a sentence.
+
+        None while its endpoint answers.
+        """
         return next(iter(self._troubles.values()), None)
+
+    @property
+    def starting(self) -> bool:
+        """Never: an API server that takes its time is trouble."""
+        return False
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
@@ -164,7 +174,10 @@ def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now:
 
 
 def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[str, str], since: datetime) -> float:
-    """Seconds from `since` until the pod is killed: the shortest of those that are known."""
+    """Seconds from `since` until the pod is killed.
+
+    The shortest of the known times counts.
+    """
     leads = [float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))]
     if (deleted_by := pod["metadata"].get("deletionTimestamp")) is not None:
         leads.append((_time(deleted_by, since + timedelta(seconds=leads[0])) - since).total_seconds())

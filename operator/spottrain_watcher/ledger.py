@@ -44,7 +44,10 @@ class Ledger:
         return replace(after, cancelled=cancelled)
 
     def standing(self) -> tuple[Notice, ...]:
-        """The notices in force, the earliest deadline first; of two with the same id the earlier one."""
+        """The notices in force, the earliest deadline first.
+
+        Of two with the same id, only the one with the earlier deadline counts.
+        """
         first: dict[str, Notice] = {}
         for notices in self.by_source.values():
             for notice in notices:
@@ -53,20 +56,24 @@ class Ledger:
                     first[notice.id] = notice
         return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
 
-    def notice_list(self, trouble: str | None = None) -> NoticeList:
+    def notice_list(self, trouble: str | None = None, *, starting: bool = False) -> NoticeList:
         """For the agents: the notices in force, then those that were cancelled lately.
 
         Args:
             trouble: Why some sources can't be heard.
+            starting: Whether that is only because they have not given their first answer yet.
         """
         gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
         notices = (*self.standing(), *gone)
-        content = [*(notice.to_json() for notice in notices), *([trouble] if trouble else ())]
+        content = [*(notice.to_json() for notice in notices), *([trouble, str(starting)] if trouble else ())]
         digest = hashlib.sha256("\n".join(content).encode())
-        return NoticeList(revision=digest.hexdigest()[:16], notices=notices, trouble=trouble)
+        return NoticeList(revision=digest.hexdigest()[:16], notices=notices, trouble=trouble, starting=starting)
 
     def for_node(self) -> Notice | None:
-        """The most important notice for the whole node: a loss comes before a risk of one."""
+        """The most important notice for the whole node.
+
+        A loss comes before a risk of one.
+        """
         notices = [notice for notice in self.standing() if not notice.id.startswith(POD_NOTICE_PREFIX)]
         return min(notices, key=lambda notice: (notice.kind is NoticeKind.REBALANCE, notice.deadline), default=None)
 
@@ -79,7 +86,10 @@ def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def merged(earlier: Notice | None, notice: Notice) -> Notice:
-    """Merge two signals of one event: the time at which it was first seen, and the earlier deadline."""
+    """Merge two signals of one event.
+
+    The result has the time at which the event was first seen, and the earlier deadline.
+    """
     if earlier is None:
         return notice
     return notice.model_copy(

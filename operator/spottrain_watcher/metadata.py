@@ -1,4 +1,6 @@
-"""What the sources of clouds share: bounded requests to a metadata server, and polls that never end.
+"""What the sources of clouds share.
+
+These are bounded requests to a metadata server, and polls that never end.
 
 A metadata server is slow, absent or wrong at times. Then what was known before stays valid, the source says why it
 hears nothing, and asks again ever more slowly. Each poll runs by itself, so that one path can't hide another.
@@ -107,13 +109,22 @@ def word(text: str) -> str | None:
 
 
 def http_time(text: str) -> datetime:
-    """A time such as "Mon, 19 Sep 2016 18:29:47 GMT", with or without the day of the week. Raises ValueError."""
+    """Parse a time such as "Mon, 19 Sep 2016 18:29:47 GMT".
+
+    The day of the week may be missing.
+
+    Raises:
+        ValueError: `text` is no such time.
+    """
     time = parsedate_to_datetime(text)
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def deadline_of(told: datetime | None, lead: timedelta, now: datetime) -> datetime:
-    """The time that the cloud gives; `lead` from now if it gives none, or one that can't be."""
+    """The deadline that the cloud gives.
+
+    If it gives none, or an impossible one, the deadline is `lead` from now.
+    """
     if told is None or not now - LONGEST_OVERDUE < told < now + LONGEST_NOTICE:
         return now + lead
     return told
@@ -147,8 +158,19 @@ class Polls:
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
+        """Why the source hears nothing at present, as a sentence.
+
+        None while its endpoint answers.
+        """
         return next(iter(self._troubles.values()), self._unheard)
+
+    @property
+    def starting(self) -> bool:
+        """Whether the first request still waits for its answer.
+
+        Each request is bounded by what the cloud allows.
+        """
+        return self._unheard is not None and not self._troubles
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         """Yield all notices whenever they change, for ever."""

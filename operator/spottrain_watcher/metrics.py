@@ -18,7 +18,10 @@ from spottrain_watcher.signal_source import SignalSource
 
 
 def hears_cloud(sources: Sequence[SignalSource]) -> bool:
-    """Whether a source beside Kubernetes is followed: the metadata of the node's cloud."""
+    """Whether the watcher follows a source beside Kubernetes.
+
+    That source is the metadata of the node's cloud.
+    """
     return any(source.name != KubernetesSource.name for source in sources)
 
 

@@ -1,4 +1,7 @@
-"""Marks the Node for the operator and the scheduler: the notice as an annotation, and a taint against new pods."""
+"""Marks the Node for the operator and the scheduler.
+
+The Node gets the notice as an annotation, and a taint against new pods.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ MAX_RETRY_SECONDS = 2.0
 
 
 def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any] | None:
-    """The merge patch that makes the Node show `notice`, or None if it shows it already.
+    """The merge patch that makes the Node show `notice`.
 
-    A recommendation is only annotated, as the node may well stay. Taints are one atomic list, so the patch carries
-    the resourceVersion that it was made from.
+    None if the Node shows it already. A recommendation is only annotated, as the node may well stay. Taints are one
+    atomic list, so the patch carries the resourceVersion from which it was made.
     """
     metadata = node["metadata"]
     annotation = notice.to_json() if notice else None

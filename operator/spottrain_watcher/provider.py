@@ -62,7 +62,10 @@ def provider_from_environment(environ: Mapping[str, str]) -> Provider | None:
 
 
 def detect_provider(node: Mapping[str, Any]) -> Provider:
-    """Detect it from the cloud controller's providerID, or from labels of EKS, Karpenter, GKE and AKS."""
+    """Detect the provider of a node.
+
+    The cloud controller's providerID names it, or labels of EKS, Karpenter, GKE and AKS do.
+    """
     provider_id = node.get("spec", {}).get("providerID", "")
     by_id = (provider for start, provider in _PROVIDER_IDS.items() if provider_id.startswith(start))
     labels = node["metadata"].get("labels") or {}

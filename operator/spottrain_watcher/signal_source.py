@@ -22,7 +22,18 @@ class SignalSource(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
+        """Why the source hears nothing at present, as a sentence.
+
+        None while its endpoint answers.
+        """
+        ...
+
+    @property
+    def starting(self) -> bool:
+        """Whether the trouble is only that the first answer takes its time.
+
+        It may take no longer than the cloud allows.
+        """
         ...
 
     def watch(self) -> AsyncIterator[tuple[Notice, ...]]: ...

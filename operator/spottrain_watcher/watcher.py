@@ -41,6 +41,7 @@ class Watcher:
         self._metrics = Metrics(sources)
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
+        self._starting = self._only_starting()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -57,7 +58,10 @@ class Watcher:
                 tasks.create_task(self._follow(source))
 
     def application(self) -> web.Application:
-        """The notice API: GET /v1/notice?after=<revision>; also /healthz, /readyz and /metrics."""
+        """The notice API: GET /v1/notice?after=<revision>.
+
+        It also serves /healthz, /readyz and /metrics.
+        """
         application = web.Application()
         application.router.add_get(PATH_NOTICE, self._serve_notices)
         application.router.add_get("/healthz", _serve_health)
@@ -70,16 +74,23 @@ class Watcher:
         troubles = [one_line(source.trouble) for source in self._sources if source.trouble]
         return " ".join(troubles) or None
 
+    def _only_starting(self) -> bool:
+        """Whether the first answers alone are missing, and none is late."""
+        troubled = [source for source in self._sources if source.trouble]
+        return bool(troubled) and all(source.starting for source in troubled)
+
     async def _follow_trouble(self) -> None:
         while True:
-            trouble = self._present_trouble()
-            if trouble != self._trouble:
-                if trouble:
+            trouble, starting = self._present_trouble(), self._only_starting()
+            if (trouble, starting) != (self._trouble, self._starting):
+                if starting:
+                    logger.info("waiting for the first answer: %s", trouble)
+                elif trouble:
                     logger.warning("notices may not be heard: %s", trouble)
                 else:
                     logger.info("all sources answer")
                 async with self._changed:
-                    self._trouble = trouble
+                    self._trouble, self._starting = trouble, starting
                     self._changed.notify_all()
             await asyncio.sleep(TROUBLE_SECONDS)
 
@@ -95,7 +106,7 @@ class Watcher:
                 self._marker.show(self._ledger.for_node())
 
     def _notice_list(self) -> NoticeList:
-        return self._ledger.notice_list(self._trouble)
+        return self._ledger.notice_list(self._trouble, starting=self._starting)
 
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")

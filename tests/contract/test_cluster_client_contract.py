@@ -1,8 +1,12 @@
-"""The contract of the cluster client, for the cluster in memory and for a real API server."""
+"""The contract of the cluster client.
+
+It holds for the cluster in memory and for a real API server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +17,7 @@ import yaml
 from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
+from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.control_address import ControlAddress
@@ -132,8 +137,8 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.get_job(JobKey(namespace=setup.namespace, name="nobody")) is None
     assert await setup.cluster.get_nodes({"nobody"}) == []
     assert await setup.cluster.read_lease(setup.namespace, "nobody") is None
-    assert await setup.cluster.read_config_map(setup.namespace, "nobody") is None
     assert await setup.cluster.read_secret(setup.namespace, "nobody") is None
+    assert await setup.cluster.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
 
 
 async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:
@@ -236,20 +241,21 @@ async def test_nodes_are_read_by_name(setup: Setup) -> None:
     assert [node["metadata"]["name"] for node in found] == setup.nodes
 
 
-async def test_leases_config_maps_and_secrets_are_written_by_the_fastest(setup: Setup) -> None:
+async def test_leases_histories_and_secrets_are_written_by_the_fastest(setup: Setup) -> None:
     metadata = {"namespace": setup.namespace, "name": "one"}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
+    history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"a": "MQ=="}}
+    key = JobKey(namespace=setup.namespace, name="one")
     for new, write, read in (
-        (lease, setup.cluster.write_lease, setup.cluster.read_lease),
-        (config_map, setup.cluster.write_config_map, setup.cluster.read_config_map),
-        (secret, setup.cluster.write_secret, setup.cluster.read_secret),
+        (lease, setup.cluster.write_lease, partial(setup.cluster.read_lease, key.namespace, key.name)),
+        (history, setup.cluster.write_history, partial(setup.cluster.read_history, key)),
+        (secret, setup.cluster.write_secret, partial(setup.cluster.read_secret, key.namespace, key.name)),
     ):
         await write(new)
         with pytest.raises(ConflictError):
             await write(new)
-        stored = await read(setup.namespace, "one")
+        stored = await read()
         assert stored is not None
         await write(stored | {"metadata": stored["metadata"] | {"labels": {"turn": "2"}}})
         with pytest.raises(ConflictError):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from minimal_job import MINIMAL
 from spottrain_api import crd, v1alpha1
+from spottrain_api.mistakes import mistakes
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
 
@@ -24,13 +25,10 @@ def _schemas(node: Any) -> list[dict[str, Any]]:
     return [node, *(schema for value in node.values() for schema in _schemas(value))]
 
 
-def test_the_file_is_what_the_models_give() -> None:
-    assert crd.CRD_FILE.read_text() == crd.to_yaml(), "run `make crds`"
-
-
-def test_the_chart_installs_the_same_crd() -> None:
-    chart = crd.CRD_FILE.parents[1] / "charts" / "spottrain" / "crds" / crd.CRD_FILE.name
-    assert chart.read_text() == crd.CRD_FILE.read_text(), "run `make crds`"
+def test_the_files_and_those_of_the_chart_are_what_the_models_give() -> None:
+    written = {f"{name}.yaml": crd.to_yaml(definition) for name, definition in crd.definitions().items()}
+    for folder in (crd.CRDS, crd.CRDS.parent / "charts" / "spottrain" / "crds"):
+        assert {path.name: path.read_text() for path in folder.iterdir()} == written, "run `make crds`"
 
 
 def test_every_rule_of_every_model_is_in_the_schema() -> None:
@@ -51,7 +49,10 @@ def test_the_schema_is_structural() -> None:
 
 
 def _fields(schema: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
-    """Every field below a schema by its path, and the items of lists that are objects."""
+    """Every field below a schema, by its path.
+
+    The items of a list count if they are objects.
+    """
     found = {f"{path}.{name}": field for name, field in schema.get("properties", {}).items()}
     found |= {f"{path}[]": schema["items"]} if schema.get("items", {}).get("properties") else {}
     return found | {name: each for below in found for name, each in _fields(found[below], below).items()}
@@ -105,7 +106,7 @@ def test_an_optional_field_of_the_spec_says_its_default_once() -> None:
         if path.startswith("spec") and name not in schema.get("required", ())
     }
     assert [path for path, text in optional.items() if text.count("Default: ") > 1] == []
-    scalars = {path: text for path, text in optional.items() if fields[path]["type"] != "object"}
+    scalars = {path: text for path, text in optional.items() if fields[path].get("type") != "object"}
     assert scalars["spec.runPolicy.hangTimeoutSeconds"].endswith(" Default: 600.")
     assert [path for path, text in scalars.items() if "Default: " not in text] == []
 
@@ -122,6 +123,28 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert spec.nodes.min == 1
     assert spec.run_policy.failure_budget == 3
     assert spec.to_dict()["batch"] == {"global": 8, "micro": 1}
+
+
+def resources_of(**limits: Any) -> v1alpha1.Resources:
+    spec = TrainingJobSpec.model_validate(MINIMAL | {"resources": {"limits": limits}})
+    assert spec.resources is not None
+    return spec.resources
+
+
+def test_an_amount_is_a_number_or_text_as_in_a_pod() -> None:
+    assert resources_of(cpu=8, memory="16Gi").limits == {"cpu": "8", "memory": "16Gi"}
+    assert resources_of(cpu=8) == resources_of(cpu="8"), "quotes are no edit"
+    template = MINIMAL | {"podTemplate": {"shmSize": 1_000_000_000}}
+    assert TrainingJobSpec.model_validate(template).pod_template.shm_size == "1000000000"
+
+
+@pytest.mark.parametrize(("amount", "shown"), [(0.5, "0.5"), (True, "true")])
+def test_an_amount_that_is_neither_is_refused_with_a_sentence(amount: Any, shown: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        resources_of(cpu=amount)
+    assert mistakes(error.value) == (
+        f"resources.limits.cpu: {shown} is neither a whole number nor text; write an amount such as 500m, 8 or 16Gi."
+    )
 
 
 @pytest.mark.parametrize(

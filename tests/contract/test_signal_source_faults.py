@@ -1,4 +1,7 @@
-"""What the sources of clouds do when their metadata server misbehaves or lies: never an exception, and recovery."""
+"""Sources of clouds whose metadata server misbehaves or lies.
+
+They never raise an exception, and they recover.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ WRITERS = 8
 
 @pytest.fixture(params=["memory", "file", "s3", "moto", "gs"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the same, at first empty, store again and again, as several processes would."""
+    """A function that opens the same store again, as several processes would.
+
+    The store is empty at first.
+    """
     if request.param == "memory":
         memory = MemoryStorage()
         return lambda: memory
@@ -262,7 +265,10 @@ def test_a_writer_that_ends_within_a_write_leaves_the_old_object(
 
 
 def test_a_folder_makes_a_write_durable_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk has of it whenever it is asked to have all, and whether readers see it yet."""
+    """The data is synced before readers see the object, and its folders after that.
+
+    At each fsync, the test notes what is synced and whether readers see the object yet.
+    """
     synced: list[tuple[Path | int, bool]] = []
 
     def fsync(descriptor: int) -> None:

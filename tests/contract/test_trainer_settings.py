@@ -1,4 +1,7 @@
-"""Settings of the spec reach the ranks, whatever the versions of operator and agent."""
+"""Settings of the spec reach the ranks.
+
+They do at any versions of operator and agent.
+"""
 
 from __future__ import annotations
 

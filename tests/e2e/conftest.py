@@ -22,9 +22,9 @@ SPEC = ClusterSpec(
 
 @pytest.fixture(scope="session")
 def operator_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with the operator: 1 system, 2 on-demand and 4 spot nodes, of three clouds.
+    """A cluster with the operator, shared by the whole run.
 
-    One for the whole run: each test leaves all nodes, and no job.
+    It has 1 system, 2 on-demand and 4 spot nodes, of three clouds. Each test leaves all nodes, and no job.
     """
     with throw_away_cluster(tmp_path_factory.mktemp("e2e") / "cluster", SPEC) as cluster:
         install_operator(cluster)

@@ -1,4 +1,7 @@
-"""What can happen to a job with notice: each incident in the moment that is worst for it."""
+"""What can happen to a job with notice.
+
+Each incident happens at the moment that is worst for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ Act = Callable[[Rehearsal, random.Random], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """`act` happens once `num_spot` spot nodes train, and as many nodes as that and one more train or are ready."""
+    """Something that happens to a job, by `act`.
+
+    It happens when `num_spot` spot nodes train, and `num_spot + 1` nodes train or are ready.
+    """
 
     title: str
     act: Act
@@ -34,7 +40,10 @@ def some(count: int, notice_seconds: float) -> Incident:
 
 
 def _host_is_evicted(run: Rehearsal, choose: random.Random) -> None:
-    """The host of the store is on-demand where there is one: it goes as for maintenance, by `kubectl drain`."""
+    """Evict the host of the store, as `kubectl drain` does for maintenance.
+
+    The host is an on-demand node if there is one.
+    """
     host = run.members()[0]
     run.kubectl("cordon", host.node)
     run.kubectl("delete", "pod", host.pod, "--wait=false")
@@ -103,7 +112,10 @@ SPECIAL = (
 
 
 def incidents(num: int, choose: random.Random) -> list[Incident]:
-    """The special cases, filled up with preemptions of one to three nodes at once, in random order."""
+    """The special incidents, filled up with preemptions to `num`, in random order.
+
+    Each of these preemptions takes one to three nodes at once.
+    """
     others = [some(1 + i % 3, choose.choice((15, 30, 120))) for i in range(num - len(SPECIAL))]
     found = [*SPECIAL, *others][:num] if num >= len(SPECIAL) else list(SPECIAL)
     choose.shuffle(found)

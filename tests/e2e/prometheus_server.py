@@ -88,7 +88,10 @@ def _finite(answer: dict[str, Any]) -> tuple[tuple[float, float], ...]:
 def prometheus_server(
     binaries: Prometheus, folder: Path, targets: list[str], rules: Path
 ) -> Iterator[PrometheusServer]:
-    """Run Prometheus, which scrapes the targets every second and evaluates the alerts of `rules` as often."""
+    """Run Prometheus while the block runs.
+
+    It scrapes the targets every second, and evaluates the alerts of `rules` as often.
+    """
     every = f"{SECOND_BETWEEN_SCRAPES}s"
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},

@@ -1,4 +1,7 @@
-"""Rehearsals: one job on a local cluster, what happens to its nodes, and what that cost by the ranks' own records."""
+"""Rehearsals: one job on a local cluster, and what happens to its nodes.
+
+The ranks' own records show what that cost.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Evidence:
 
 
 def manifest(name: str, folder: Path, *, strategy: str = "ddp", **spec: Any) -> dict[str, Any]:
-    """The job of a rehearsal, with its records in `folder`; `spec` replaces fields of the spec."""
+    """The job of a rehearsal, with its records in `folder`.
+
+    `spec` replaces fields of the spec.
+    """
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "TrainingJob",
@@ -105,7 +111,10 @@ class Rehearsal:
         return generation
 
     def members(self, capacity_type: CapacityType | None = None) -> list[Member]:
-        """The members of the generation that trains, in the order of their ranks; none while none trains."""
+        """The members of the generation that trains, in the order of their ranks.
+
+        The list is empty while no generation trains.
+        """
         generation = self.status().generation
         if generation is None or generation.state is not GenerationState.ACTIVE or generation.first_step_at is None:
             return []
@@ -141,7 +150,10 @@ class Rehearsal:
 
     @contextmanager
     def operator_stopped(self) -> Iterator[None]:
-        """No operator runs inside; afterwards one does again, also when the test failed: others share the cluster."""
+        """Stop the operator while the block runs.
+
+        The operator runs again afterwards, even if the test failed, because other tests share the cluster.
+        """
         self._scale_operator(0)
         try:
             yield
@@ -161,7 +173,10 @@ class Rehearsal:
     # --- waits -------------------------------------------------------------------------------------------
 
     def wait(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until a condition holds; fails with `what` was missing and how the job was then."""
+        """Wait until a condition holds.
+
+        If it never does, the failure says `what` was missing, and describes the job.
+        """
         try:
             wait_for(condition, what, seconds)
         except AssertionError as error:
@@ -181,7 +196,10 @@ class Rehearsal:
         self.wait(f"{num} nodes train", lambda: len(self.members()) >= num, seconds)
 
     def wait_for_spot(self, num: int, *, ready: int, seconds: float = 90.0) -> None:
-        """Until `num` spot nodes train, and `ready` nodes of any kind train or wait, warm."""
+        """Wait until `num` spot nodes train and `ready` nodes of any kind are ready.
+
+        A node is ready if it trains, or waits and is warm.
+        """
 
         def enough() -> bool:
             return len(self.spot_nodes()) >= num and len(self.members()) + self.status().members.waiting >= ready
@@ -189,7 +207,10 @@ class Rehearsal:
         self.wait(f"{num} spot nodes train and {ready} nodes are ready to", enough, seconds)
 
     def wait_until_settled(self, since_step: int, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until a generation trains, on nodes that stay, past all steps that were made before."""
+        """Wait until training goes on past all steps that were made before.
+
+        A generation must train on nodes that stay.
+        """
 
         def settled() -> bool:
             status = self.status()
@@ -216,7 +237,10 @@ class Rehearsal:
         self.cluster.preempt(list(nodes), notice_seconds=notice_seconds)
 
     def bring_back(self) -> None:
-        """The cloud takes what it has announced, if it hasn't yet, and gives fresh nodes for them."""
+        """Take the nodes whose preemption is announced, and give fresh ones for them.
+
+        Nodes that the cloud has taken already get fresh ones, too.
+        """
         nodes = sorted(self.announced())
         staying = [node for node in nodes if node not in self.gone()]
         if staying:
@@ -226,7 +250,10 @@ class Rehearsal:
 
     @contextmanager
     def incident(self, title: str) -> Iterator[None]:
-        """What happens inside is one incident: afterwards waits until training has settled, and notes the cost."""
+        """Treat what happens in the block as one incident.
+
+        Afterwards, wait until training has settled, and note the cost.
+        """
         before, redone_before, begin = self.status(), num_redone(self.records()), time.time()
         assert before.generation is not None
         yield
@@ -297,7 +324,10 @@ class Rehearsal:
         self.wait_for_nodes(members)
 
     def finish(self) -> TrainingJobStatus:
-        """Let the script end; the job must succeed, with the samples of an undisturbed run, and leave nothing."""
+        """Let the script end, and check that the job succeeds.
+
+        Its samples must be those of an undisturbed run, and no process may be left.
+        """
         (self.folder / "over").touch()
         self.wait("the job succeeds", lambda: self.status().phase in FINISHED_PHASES)
         status = self.status()
@@ -309,7 +339,10 @@ class Rehearsal:
 
 @contextmanager
 def rehearsal(cluster: Cluster, name: str, folder: Path, *, members: int, **spec: Any) -> Iterator[Rehearsal]:
-    """A job that trains once it has so many members; deleted afterwards, with all nodes back."""
+    """A job that trains once it has so many members.
+
+    Afterwards the job is deleted, and all nodes are back.
+    """
     run = Rehearsal(cluster=cluster, name=name, folder=folder)
     try:
         run.begin(manifest(name, folder, **spec), members)
@@ -343,5 +376,8 @@ def kill(process: psutil.Process) -> None:
 
 
 def num_redone(records: Iterable[AuditRecord]) -> int:
-    """Steps that more than one generation recorded, each as often as it was done again."""
+    """The number of steps that were done again.
+
+    A step counts once for each generation that recorded it after the first.
+    """
     return len({(record.step, record.generation) for record in records}) - len({record.step for record in records})

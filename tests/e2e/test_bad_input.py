@@ -1,6 +1,7 @@
-"""Jobs that are wrong in ways that only show when they run: each ends with a sentence, and disturbs nobody.
+"""Jobs that are wrong in ways that only show when they run.
 
-All of them run side by side on one cluster, beside a healthy job.
+Each ends with a sentence, and disturbs no other job. All of them run side by side on one cluster, beside a healthy
+job.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ ROOMY = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="on-de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """A job that is wrong: `spec` replaces fields of a good one; it must fail for `reason`, and say `sentences`."""
+    """A job that is wrong, and how it must fail.
+
+    `spec` replaces fields of a good job. The job must fail for `reason`, and say `sentences`.
+    """
 
     name: str
     reason: str

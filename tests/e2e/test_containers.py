@@ -1,4 +1,7 @@
-"""The chart, a job and a preemption in containers, on a local cluster whose nodes run podman."""
+"""The chart, a job and a preemption in containers.
+
+They are on a local cluster whose nodes run podman.
+"""
 
 import os
 import signal
@@ -44,7 +47,7 @@ def network(cluster: Cluster) -> int:
 
 
 def containers(cluster: Cluster, node: str = "") -> list[str]:
-    """Containers of the cluster or of a node that podman knows of, whatever became of them."""
+    """The cluster's or a node's containers that podman knows of, in any state."""
     filters = [f"--filter=label={NETWORK_LABEL}={network(cluster)}"]
     filters += [f"--filter=label={NODE_LABEL}={node}"] if node else []
     return command("podman", "ps", "--all", "--quiet", *filters).split()

@@ -1,4 +1,7 @@
-"""Editing a running job: what can change is applied through a drain and loses no step; what can't is refused."""
+"""Editing a running job.
+
+What can change is applied through a drain, and loses no step. What can't change is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Helm installs, upgrades, rolls back and uninstalls the operator while jobs train. They lose no step."""
+"""Helm installs, upgrades, rolls back and uninstalls the operator.
+
+Jobs train meanwhile, and lose no step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A real Prometheus scrapes the operator while a job is preempted: every panel and every alert has data."""
+"""A real Prometheus scrapes the operator while a job is preempted.
+
+Every panel and every alert has data.
+"""
 
 from __future__ import annotations
 

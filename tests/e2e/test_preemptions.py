@@ -1,4 +1,6 @@
-"""Preemptions of a running job on a local cluster: with notice no step is lost, without it none that was committed.
+"""Preemptions of a running job on a local cluster.
+
+With notice, no step is lost. Without notice, no committed step is lost.
 
 SPOTTRAIN_PREEMPTIONS=20 rehearses twenty preemptions instead of the seven special ones, and
 SPOTTRAIN_PREEMPTION_SEED repeats a run (the seed is printed).
@@ -69,7 +71,10 @@ def test_shards_lose_no_step_either(
 
 
 def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path) -> None:
-    """The example with hybrid shards: each node holds the whole state, shared out over its ranks."""
+    """Nodes with two ranks each lose no step, in the example with hybrid shards.
+
+    Each node holds the whole state, shared out over its ranks.
+    """
     example = yaml.safe_load((checkout_root() / "examples" / "gpt" / "hybrid.yaml").read_text())["spec"]
     several = {key: example[key] for key in ("processesPerNode", "nodes", "capacity", "strategy", "fsdp", "batch")}
     num_nodes, num_local = several["nodes"]["max"], several["processesPerNode"]
@@ -86,7 +91,10 @@ def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster,
 
 
 def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:
-    """Rank 0 and the rendezvous store are on a spot node, and go: with notice, then without."""
+    """A job goes on after its host is lost, with notice and then without.
+
+    The host is the spot node with rank 0 and the rendezvous store.
+    """
     capacity = {"onDemand": {"min": 0, "max": 0}}
     with rehearsal(
         operator_cluster, "spot", tmp_path, members=1, nodes={"max": 3}, capacity=capacity, strategy="auto"
@@ -108,7 +116,10 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
 
 
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
-    """Without it the ranks stop together, commit and end; only the next generation waits for it."""
+    """Without the operator, the ranks stop together, commit and end.
+
+    Only the next generation waits for the operator.
+    """
     with rehearsal(operator_cluster, "alone", tmp_path, members=3, nodes={"max": 3}) as run:
         with run.incident("one node, while the operator is stopped"), run.operator_stopped():
             generation, node = run.generation(), run.spot_nodes()[0]

@@ -1,4 +1,7 @@
-"""Loss of nodes without notice, with replicas in the members' memory: at most two steps are lost."""
+"""Loss of nodes without notice, with replicas in the members' memory.
+
+At most two steps are lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The product by hand, as the README tells it: the commands that a user types, and what they then see."""
+"""The product by hand, as the README shows it.
+
+The tests run the commands that a user types, and check what the user then sees.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class Shell:
         self.run("kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(job))
 
     def unhurried(self) -> dict[str, Any]:
-        """What makes an example a job that leaves the processors to others between its steps."""
+        """Fields that make an example leave the processors to others between its steps."""
         return {
             "entrypoint": {"script": "tests/e2e/jobs/mlp.py", "args": ["--until", str(self.folder / "never")]},
             "checkpoint": {"uri": "s3://checkpoints/unhurried"},

@@ -1,6 +1,6 @@
-"""The training script that test_adapters.py runs as ranks, in the loop of a framework or in spottrain's own.
+"""The training script that test_adapters.py runs as ranks.
 
-RANK_SETTINGS comes from the test.
+It trains in the loop of a framework or in spottrain's own. RANK_SETTINGS comes from the test.
 """
 
 import math
@@ -63,7 +63,10 @@ class Model(nn.Module):
         return self.layers(x).squeeze(1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The mean loss, as most models return it; spoilt in the first micro-batch after a step with that fault."""
+        """Return the mean loss, as most models do.
+
+        The fault that spoils it affects the first micro-batch after its step.
+        """
         loss = (self.predict(x) - labels).square().mean()
         if IS_ODD and self.training:
             self.num_batches += 1
@@ -73,7 +76,10 @@ class Model(nn.Module):
 
 
 class ModelThatCounts(Model):
-    """As language models do in Hugging Face's Trainer: divides by the labels of the whole global batch."""
+    """A model that divides by the labels of the whole global batch.
+
+    Language models do so in Hugging Face's Trainer.
+    """
 
     def forward(
         self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None, **_: Any
@@ -85,8 +91,10 @@ class ModelThatCounts(Model):
 
 
 class ModelThatIgnoresTheCount(Model):
-    """Is passed what models that count labels are, and takes a mean all the same, as BERT's classifiers do. Where all
-    labels are ignored that is no number."""
+    """A model that is passed the count of labels and takes a mean all the same.
+
+    BERT's classifiers do so. If all labels are ignored, the mean is not a number.
+    """
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
         squares = (self.predict(x) - labels).square()

@@ -1,9 +1,12 @@
-"""SIGKILL a process at each of its operations on a store, in turn; test_checkpoint_kills.py starts it.
+"""SIGKILL a process at each of its operations on a store, in turn.
 
-Arguments: storage URI, and at how many points (0: at each). One import of torch serves them all: every point
-forks a rank, with a writer process beside it, that resumes, saves, commits and cleans up until it is killed, and
-looks at what it left. At every other point it is only the process which has come there that is killed: a rank
-without its writer goes on. The last line that is printed is the count, as JSON.
+test_checkpoint_kills.py starts this script. Its arguments are the storage URI and the number of points (0: every
+point).
+
+One import of torch serves all points. Each point forks a rank, with a writer process beside it. The rank resumes,
+saves, commits and cleans up until it is killed. The script then looks at what the rank left. At every other point, it
+kills only the process that has come there, so a rank goes on without its writer. The last line of the output is the
+count, as JSON.
 """
 
 from __future__ import annotations
@@ -84,7 +87,10 @@ def resume(saver: Checkpointer) -> int:
 
 
 def save(storage: CheckpointStorage, generation: int, writer: WriterProcess, acknowledged: int) -> None:
-    """Resume, and save three times: in the background with a clean-up after it, and once at the end."""
+    """Resume, and save three times.
+
+    Two saves are in the background and the last one is not. A clean-up follows.
+    """
     saver = checkpointer(storage, generation, writer)
     step = resume(saver)
     for number in range(1, SAVES + 1):
@@ -97,8 +103,12 @@ def save(storage: CheckpointStorage, generation: int, writer: WriterProcess, ack
 
 
 def run_rank(uri: str, storage: CheckpointStorage, generation: int, point: KillPoint) -> tuple[int, int]:
-    """Fork a rank: how many commits it could still acknowledge, and how many operations it and its writer made if
-    nobody killed it."""
+    """Fork a rank, and count its commits and operations.
+
+    Returns:
+        How many commits the rank could still acknowledge, and how many operations it and its writer made, if nobody
+        killed it.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -136,7 +146,10 @@ def left_over(storage: CheckpointStorage) -> int:
 
 
 def wrongly_kept(storage: CheckpointStorage) -> int:
-    """Commits that HEAD names and retention doesn't, or the other way round: every step was committed once."""
+    """The number of commits that only HEAD names or only retention keeps.
+
+    Every step was committed once.
+    """
     head = read_head(storage)
     assert head is not None
     assert head.newest is not None
@@ -146,7 +159,10 @@ def wrongly_kept(storage: CheckpointStorage) -> int:
 
 
 def kill_points(operations: int, wanted: int) -> Iterator[tuple[int, float]]:
-    """At each operation and into each; or that many of these, evenly spread from a random one on."""
+    """Points at each operation and into each, or `wanted` of them.
+
+    These are evenly spread, from a random one on.
+    """
     # Google's client needs fewer requests: more moments of each.
     moments = (0.0, SECONDS_INTO) if operations >= 100 else (0.0, SECONDS_INTO / 2, SECONDS_INTO, 2 * SECONDS_INTO)
     points = [(number, into) for number in range(1, operations + 1) for into in moments]

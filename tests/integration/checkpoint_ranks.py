@@ -1,4 +1,7 @@
-"""What one gloo rank does in the tests of checkpoints; test_checkpoint_ranks.py starts it."""
+"""What one gloo rank does in the tests of checkpoints.
+
+test_checkpoint_ranks.py starts it.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ class Rank:
 
 
 def save(me: Rank) -> None:
-    """Two commits, the second in the background, and beside them what they should hold."""
+    """Make two commits, and write beside them what they should hold.
+
+    The second save is in the background.
+    """
     assert me.checkpointer.latest() is None
     me.checkpointer.prepare(me.state())
     for step, save in ((3, me.save), (5, me.save_in_background)):
@@ -164,7 +170,10 @@ class FailingStorage:
 
 
 class UnreachableStorage(FailingStorage):
-    """A store to which this rank can't write at all, and for its receipt with an error that nobody expects."""
+    """A store to which this rank can't write at all.
+
+    Writing its receipt fails with an error that nobody expects.
+    """
 
     def put(self, key: str, data: Any, **condition: Any) -> str:
         raise RuntimeError("rank 1 is cut off")
@@ -186,7 +195,10 @@ class ForgetfulStorage(FailingStorage):
 
 
 def one_rank_is_cut_off(me: Rank) -> None:
-    """It can't say so in the store, where rank 0 would wait for its receipt; the ranks tell each other."""
+    """A save is given up on all ranks if one of them can't write to the store.
+
+    That rank can't say so in the store, where rank 0 would wait for its receipt. The ranks report it to each other.
+    """
     me.checkpointer.latest()
     if me.rank == 1:
         me.storage = UnreachableStorage(me.storage)
@@ -224,7 +236,10 @@ def one_rank_fails(me: Rank) -> None:
 
 
 def one_answer_is_lost(me: Rank) -> None:
-    """Rank 1's receipt is stored, though it can't know, and rank 0 commits: the step isn't saved again."""
+    """A step is not saved again if a receipt is stored but its answer is lost.
+
+    Rank 1 can't know that its receipt is stored. Rank 0 commits.
+    """
     me.checkpointer.latest()
     if me.rank == 1:
         me.storage = ForgetfulStorage(me.storage)
@@ -255,7 +270,10 @@ class SlowStorage(FailingStorage):
 
 
 def busy(me: Rank) -> None:
-    """While one rank still uploads, a save is skipped on all; one that commits waits for it."""
+    """All ranks skip a save in the background while one rank still uploads.
+
+    A save that commits waits for the upload.
+    """
     slow = SlowStorage(me.storage)
     slow.gate = me.folder / "gate"
     if me.rank == 1:
@@ -282,8 +300,11 @@ def busy(me: Rank) -> None:
 
 
 def frozen_weights_change(me: Rank) -> None:
-    """Ranks share out which of the weights they look at; what one of them notices is saved by all. The next
-    generation refers to what never changed, and says on all ranks what it replaced."""
+    """All ranks save a frozen weight whose change one of them notices.
+
+    The ranks share out which of the weights they check. The next generation refers to the weights that never changed,
+    and reports on all ranks what it replaced.
+    """
     names = [f"w{number}" for number in range(8)]
     frozen = {f"model.{name}" for name in names}
     state: dict[str, Any] = {"model": {name: torch.zeros(100) for name in names}, "trained": torch.zeros(10)}
@@ -332,7 +353,10 @@ def main(
     log: Path,
     environment: dict[str, str],
 ) -> None:
-    """`folder` is for what the scenarios expect of each other, `log` for what this rank prints."""
+    """Run a scenario as one rank.
+
+    `folder` is for what the scenarios expect of each other, `log` for what this rank prints.
+    """
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())

@@ -1,7 +1,7 @@
-"""One of several writers that save the same steps at the same time; test_checkpoint_rivals.py runs it.
+"""One of several writers that save the same steps at the same time.
 
-RIVAL comes from the test: the store, this writer's generation, where to meet the others, and where to leave what
-became of each round.
+test_checkpoint_rivals.py runs it. RIVAL comes from the test: the store, this writer's generation, where to meet the
+others, and where to write the outcome of each round.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""What test_engine_collectives.py runs as ranks: two steps of four micro-batches under each strategy. Counts the
-collectives of each backward, and returns what the trained model makes of fixed inputs.
+"""Two steps of four micro-batches under each strategy, with their collectives.
 
-RANK_SETTINGS comes from the test. Rank 0 writes what came out of each case as JSON.
+test_engine_collectives.py runs it as ranks. The script counts the collectives of each backward, and returns what the
+trained model makes of fixed inputs. RANK_SETTINGS comes from the test. Rank 0 writes the results of each case as
+JSON.
 """
 
 import json
@@ -28,7 +29,10 @@ WIDTH, BATCH, MICRO_BATCHES = 16, 2, 4
 
 
 class Model(nn.Module):
-    """Two blocks and a head, gathered as three, and a scalar, which FSDP2 leaves whole."""
+    """Two blocks and a head, gathered as three.
+
+    It also has a scalar, which FSDP2 leaves whole.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +47,11 @@ class Model(nn.Module):
 
 
 class Partly(Model):
-    """Uses an expert by the number of the micro-batch and the rank, one expert never, and the second block in the
-    first micro-batches alone."""
+    """A model that uses only some of its parts in a micro-batch.
+
+    It chooses an expert by the number of the micro-batch and by the rank, and never uses one of them. It skips the
+    second block in the last micro-batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,8 +27,10 @@ if RANK_SETTINGS["cpu_has_fp16"] is not None:
 
 
 class Model(nn.Module):
-    """Odd sizes, so that the parts of ranks end within rows; dropout, a scalar, a frozen parameter, and a buffer that
-    follows the samples."""
+    """Odd sizes, so that the parts of ranks end within rows.
+
+    It has dropout, a scalar, a frozen parameter, and a buffer that follows the samples.
+    """
 
     scale: torch.Tensor
 
@@ -51,7 +53,10 @@ class Model(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Ranks use the same expert, another in each micro-batch; after `mixed_after` of these each has its own."""
+    """Experts, of which all ranks use the same one in a micro-batch.
+
+    The next micro-batch uses a different one. After `mixed_after` micro-batches, each rank has an expert of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +71,10 @@ class Mixture(nn.Module):
 
 
 class InBlocks(torch.optim.Optimizer):
-    """Keeps a number for each two elements of what it is given, as 8-bit optimizers do for more."""
+    """An optimizer that keeps a number for each two elements of a parameter.
+
+    8-bit optimizers do so for more elements.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -1,6 +1,7 @@
-"""What test_engine_ranks.py runs as ranks: every case trains twice with an engine, once with a break in between.
+"""What test_engine_ranks.py runs as ranks.
 
-RANK_SETTINGS comes from the test. Rank 0 writes what came out of each case as JSON.
+Every case trains twice with an engine, once with a break in between. RANK_SETTINGS comes from the test. Rank 0 writes
+the results of each case as JSON.
 """
 
 import json
@@ -100,7 +101,10 @@ class EncoderDecoder(nn.Module):
 
 
 class Nested(nn.Module):
-    """Lists in a list, whose items are called one by one; and two parameters of the model's own, one a scalar."""
+    """Lists in a list, whose items are called one by one.
+
+    The model has two parameters of its own, and one of them is a scalar.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,8 +123,10 @@ class Nested(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Each sample goes to one expert, so that ranks use different ones, and one more is never used, nor is the last
-    block. A buffer follows the samples."""
+    """Experts, of which each sample goes to one.
+
+    So ranks use different ones. One more expert is never used, nor is the last block. A buffer follows the samples.
+    """
 
     mean: torch.Tensor
 
@@ -242,8 +248,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def hand_over(begun: Trained, resumed: Trained, uri: str) -> tuple[int, bool]:
-    """Commit the state of one model and load it into another; the bytes that all ranks wrote, and whether an export
-    of the commit is the model."""
+    """Commit the state of one model and load it into another.
+
+    Returns:
+        The bytes that all ranks wrote, and whether an export of the commit is the model.
+    """
     storage = open_storage(uri)
     checkpointer = Checkpointer(
         storage, generation=1, attempt_id="a", rank=RANK, world_size=WORLD, process_group=dist.group.WORLD
@@ -271,7 +280,10 @@ def is_exported(trained: Trained, storage: CheckpointStorage, commit: Commit) ->
 
 
 def tensors(trained: Trained) -> dict[str, torch.Tensor]:
-    """Weights, buffers and optimizer state by name; names of different kinds don't meet."""
+    """Weights, buffers and optimizer state, by name.
+
+    Names of different kinds don't meet.
+    """
     state = trained.engine.state()
     return {name: value for part in state.values() for name, value in part.items() if isinstance(value, torch.Tensor)}
 

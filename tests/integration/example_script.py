@@ -1,4 +1,7 @@
-"""Runs an example as `python examples/…/train.py ARGS` would, in a rank that is forked."""
+"""Runs an example in a forked rank.
+
+It runs as `python examples/…/train.py ARGS` would.
+"""
 
 import contextlib
 import os

@@ -28,14 +28,20 @@ def in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def in_a_world_of_two(work: Callable[..., Any], *arguments: Any) -> None:
-    """Both ranks do `work`, with their rank as the first argument, in a group on gloo."""
+    """Run `work` on two ranks, in a group on gloo.
+
+    Its first argument is the rank.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     _run([(_join, (rank, port, work, arguments)) for rank in range(2)])
 
 
 def save_with_a_writer(folder: str) -> dict[str, Any]:
-    """Which keys of data the rank has uploaded itself, and whether what is in the store is what was on the device."""
+    """Save twice with a writer process beside the rank, and report how that went.
+
+    The report says which keys of data the rank has uploaded itself, and whether the store holds what the device held.
+    """
     writer = WriterProcess.fork()
     uri = f"file://{folder}/store"
     writer.connect(uri)

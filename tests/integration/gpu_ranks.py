@@ -1,4 +1,7 @@
-"""What test_gpu_engines.py and test_memory_measured.py run, each in a process and a world of its own."""
+"""What test_gpu_engines.py and test_memory_measured.py run.
+
+Each piece runs in a process and a world of its own.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def peaks_and_estimates(device: str, cases: list[Case]) -> list[tuple[Peaks, Pea
 
 
 def start_of_zero_3() -> tuple[int, int]:
-    """The most of the GPU's memory while a model is spread whose parts are kept on the CPU, and its bytes in bf16."""
+    """Peak GPU memory while ZeRO 3 spreads a model, and the model's bytes in bf16.
+
+    The parts of the model are kept on the CPU.
+    """
     device = torch.device("cuda", 0)
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(32)))
     model_bytes = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -76,7 +82,10 @@ def start_of_zero_3() -> tuple[int, int]:
 
 
 class Moved(torch.nn.Linear):
-    """Notes how many parameters it has as a whole whenever it is moved, on the CPU as on a GPU."""
+    """A layer that notes how many parameters it has as a whole whenever it is moved.
+
+    It does so on the CPU as on a GPU.
+    """
 
     most = 0
 
@@ -86,7 +95,10 @@ class Moved(torch.nn.Linear):
 
 
 def moved_as_a_whole(stage: int) -> int:
-    """Parameters that are moved at once while DeepSpeed spreads a model in bf16, of 272."""
+    """How many of 272 parameters are moved at once while DeepSpeed spreads a model.
+
+    The model is in bf16.
+    """
     model = Moved(16, 16)
     config = EngineConfig(
         device=torch.device("cpu"),
@@ -107,7 +119,11 @@ def moved_as_a_whole(stage: int) -> int:
 
 
 def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:
-    """Losses of six steps, those of three and three with a commit between, and the scale at the end."""
+    """Train six steps in fp16, with and without a commit after the third.
+
+    Returns:
+        The losses of six steps, those of three and three with a commit between, and the scale at the end.
+    """
 
     device = torch.device("cuda", 0)
 

@@ -1,6 +1,7 @@
-"""What test_gpu_training.py runs: a job's generations on the devices of this machine, each rank a process of its own.
+"""What test_gpu_training.py runs: a job's generations on this machine's devices.
 
-Processes are spawned, not forked: what has touched CUDA can't be.
+Each rank is a process of its own. Processes are spawned, not forked, because a process that has touched CUDA can't be
+forked.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Generation:
 
 
 class Model(nn.Module):
-    """Dropout draws on the device; a scalar, a frozen parameter, and a buffer that follows the samples."""
+    """A model with dropout that draws on the device.
+
+    It has a scalar, a frozen parameter, and a buffer that follows the samples.
+    """
 
     mean: torch.Tensor
 
@@ -87,8 +91,11 @@ class Model(nn.Module):
 
 
 def run_job(case: Case, folder: Path) -> dict[str, Any]:
-    """Train without a break, and once more with one after the third step: the generations, and what was committed
-    last."""
+    """Train without a break, and once more with a break after the third step.
+
+    Returns:
+        The generations, and what was committed last.
+    """
     steady = _generation(case, folder / "steady", 1, drain_at=None)
     drained = _generation(case, folder / "resumed", 1, drain_at=3)
     resumed = _generation(case, folder / "resumed", 2, drain_at=None)

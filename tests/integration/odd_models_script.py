@@ -1,6 +1,7 @@
-"""What test_odd_models.py runs as ranks: every model under every strategy, at one world size after the other.
+"""Every model under every strategy, at one world size after the other.
 
-RANK_SETTINGS comes from the test. Every run leaves its state in commits; rank 0 writes losses and errors as JSON.
+test_odd_models.py runs it as ranks. RANK_SETTINGS comes from the test. Every run leaves its state in commits, and
+rank 0 writes losses and errors as JSON.
 """
 
 import json
@@ -31,8 +32,11 @@ BATCH, MICRO_BATCHES, WIDTH, CONTEXT, CLASSES, STEPS = 2, 4, 8, 5, 12, 4
 
 
 class Experts(nn.Module):
-    """Each sample goes to one expert, so that a rank uses others in every micro-batch; the last is never used. A
-    branch is only taken for some samples."""
+    """Experts, of which each sample goes to one.
+
+    So a rank uses different ones in every micro-batch. The last expert is never used. A branch is only taken for some
+    samples.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +68,10 @@ class Balanced(Experts):
 
 
 class Branches(nn.Module):
-    """Each micro-batch goes through one of two layers, so that ranks may use different ones at the same time."""
+    """Two layers, of which each micro-batch goes through one.
+
+    So ranks may use different ones at the same time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +310,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def samples(step: int) -> Iterator[torch.Tensor]:
-    """This rank's micro-batches; all ranks together have the same ones, however many they are."""
+    """This rank's micro-batches.
+
+    All ranks together have the same ones at any world size.
+    """
     generator = torch.Generator().manual_seed(step)
     every = [torch.randint(0, CLASSES, (BATCH, CONTEXT), generator=generator) for _ in range(MICRO_BATCHES)]
     share = MICRO_BATCHES // WORLD
@@ -369,7 +379,10 @@ def _checkpointer(uri: str) -> Checkpointer:
 
 
 def run(model: str, strategy: str) -> dict[str, Any]:
-    """Undisturbed, up to half, and on from each half that is there, of whichever world size."""
+    """Train undisturbed, then up to half, and on from each half that is there.
+
+    A half may come from any world size.
+    """
     folder = f"{RANK_SETTINGS['folder']}/{model}/{strategy}"
     found: dict[str, Any] = {}
     if RANK_SETTINGS["begins"]:

@@ -1,7 +1,7 @@
-"""What test_refused_scripts.py runs as ranks: a session is handed one thing after another that it can't train, under
-every strategy, and at last a good one and a second.
+"""What test_refused_scripts.py runs as ranks.
 
-RANK_SETTINGS comes from the test. Each rank writes what it was told as JSON.
+Under every strategy, a session is handed one thing after another that it can't train, and at last a good one and a
+second. RANK_SETTINGS comes from the test. Each rank writes the messages that it got, as JSON.
 """
 
 import json

@@ -1,6 +1,7 @@
-"""What test_script_habits.py runs as ranks: a model under each strategy, treated as people's scripts treat theirs.
+"""A model under each strategy, treated as people's scripts treat theirs.
 
-RANK_SETTINGS comes from the test. Each rank writes what came out of each habit as JSON.
+test_script_habits.py runs it as ranks. RANK_SETTINGS comes from the test. Each rank writes the results of each habit
+as JSON.
 """
 
 import json

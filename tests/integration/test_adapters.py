@@ -1,4 +1,7 @@
-"""Loops of other frameworks on real ranks: drained, resized, and the same run as in spottrain's own loop."""
+"""Loops of other frameworks on real ranks, drained and resized.
+
+The run is the same as in spottrain's own loop.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,12 @@ def test_a_finished_run_trains_on_with_a_larger_total(loop: str, tmp_path: Path,
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
-    """Although one step is left out, as a loss was not finite on one rank, the evaluation at the drain is put off,
-    and not all parameters are used. Both end where the evaluations, or an object of the script's own, say so."""
+    """A drained and resumed run has bit for bit the weights of a steady one.
+
+    It has them although one step is left out because a loss was not finite on one rank, the evaluation at the drain
+    is put off, and not all parameters are used. Both runs end when the evaluations, or an object of the script's own,
+    say so.
+    """
     more: dict[str, Any] = {"dropout": 0.2, "stability": SKIP, "environment": {"EVALUATES": "yes", "IS_ODD": "yes"}}
     steady = run_of(loop, tmp_path / "steady", fork, **more)
     steady.generate(2, {1: {3: "nan"}})
@@ -108,7 +115,10 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
 
 
 def test_the_trainer_evaluates_once_at_the_end_of_an_epoch(tmp_path: Path, fork: Any) -> None:
-    """Also where a drain puts that off, and at the end of the run, of which the Trainer makes an epoch of its own."""
+    """The Trainer evaluates once, even if a drain puts the evaluation off.
+
+    The same holds at the end of the run, which the Trainer treats as an epoch of its own.
+    """
     run = run_of("transformers", tmp_path, fork, environment={"BY_EPOCHS": "yes"})
     run.generate(2, {0: {4: "drain"}})
     assert assert_drained(run) == 5
@@ -191,7 +201,11 @@ def test_what_would_be_another_run_at_another_world_size_is_refused(
 def test_what_is_set_in_the_framework_instead_makes_no_other_commits(
     loop: str, own_loop: Run, tmp_path: Path, fork: Any
 ) -> None:
-    """Precision, activations that are recomputed and, but in Lightning, compilation; then all of them off."""
+    """A framework's own settings don't change the commits.
+
+    The run sets precision, activations that are recomputed and, except in Lightning, compilation. Then it turns all
+    of them off.
+    """
     run = run_of(loop, tmp_path, fork, environment={"ALL_ON": "yes"})
     run.generate(2, {1: {3: "drain"}})
     assert 3 <= assert_drained(run) <= 5

@@ -1,4 +1,7 @@
-"""Real agents, a real zygote and real torchrun on gloo, under an operator that the test plays."""
+"""Real agents, a real zygote and real torchrun on gloo.
+
+The test plays their operator.
+"""
 
 from __future__ import annotations
 

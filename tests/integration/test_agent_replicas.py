@@ -1,4 +1,7 @@
-"""The process that holds replicas beside a real agent: it outlives generations, and is started again when it dies."""
+"""The process that holds replicas beside a real agent.
+
+It outlives generations. When it dies, the agent starts it again.
+"""
 
 from __future__ import annotations
 

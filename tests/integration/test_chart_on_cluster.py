@@ -1,4 +1,7 @@
-"""The chart on a real cluster: what Helm prints about it, what it refuses, and what `helm test` finds."""
+"""The chart on a real cluster.
+
+The tests show what Helm prints about it, what it refuses, and what `helm test` finds.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Every object of the newest commit damaged in every way, and real ranks that resume: all of it is noticed, and
-training goes on from the commit before. On each store; `make kill-points` does all of it on all of them."""
+"""Real ranks resume after damage to any object of the newest commit.
+
+They notice damage of every kind, and train on from the commit before. Each store runs a few cases. `make kill-points`
+runs all cases on all stores.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def flip(whole: bytes, other: bytes) -> bytes | None:
 
 
 def swap(whole: bytes, other: bytes) -> bytes | None:
-    """With the same object of the commit before, which is sound in itself and of the same size."""
+    """Replace it by the same object of the commit before.
+
+    That object is sound in itself and of the same size.
+    """
     return other
 
 
@@ -48,7 +54,10 @@ WAYS: tuple[Way, ...] = (cut, flip, swap, delete)
 
 @pytest.fixture
 def run(job_store: JobStore, tmp_path: Path, fork: Any) -> Run:
-    """Two ranks of FSDP, each of which reads another part of a checkpoint, with nothing committed."""
+    """Two ranks of FSDP, with nothing committed.
+
+    Each rank reads a different part of a checkpoint.
+    """
     return Run(
         tmp_path,
         fork,
@@ -76,7 +85,11 @@ def shards(storage: CheckpointStorage, commit: Commit) -> list[str]:
 
 
 def resumed_from(run: Run) -> int:
-    """Start a generation that drains at once: the step that it would have gone on from."""
+    """Start a generation that drains at once.
+
+    Returns:
+        The step that it would have gone on from.
+    """
     run.generate(WORLD_SIZE, {0: {0: "drain"}})
     step = run.progress().start_step
     ended = [outcome and (outcome.kind, outcome.step) for outcome in run.outcomes]

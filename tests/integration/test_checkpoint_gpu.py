@@ -1,4 +1,7 @@
-"""States on a GPU: staged into pinned memory, and back on the device bit for bit, from a store and from memory."""
+"""States on a GPU, staged into pinned memory and restored bit for bit.
+
+They come back to the device from a store and from memory.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,11 @@ TOKEN = "secret"
 
 
 def state(fill: bool) -> dict[str, Any]:
-    """Larger than one read, with views that aren't contiguous, in several types; some of it is on the CPU, pinned and
-    not, as what engines offload."""
+    """A state on the GPU that is larger than one read.
+
+    It has several types, and views that aren't contiguous. Some of it is on the CPU, pinned and not, like the state
+    that engines offload.
+    """
     make = torch.randn if fill else torch.zeros
     return {
         "model": {
@@ -99,7 +105,10 @@ def test_staging_memory_is_pinned_and_used_again() -> None:
 
 
 def test_what_the_device_has_still_to_compute_is_staged_as_it_will_be() -> None:
-    """The step's own kernels are under way when it is staged, also where they were started on another stream."""
+    """State is staged as the step's kernels that are under way will leave it.
+
+    That holds even if they were started on another stream.
+    """
     work, weights = torch.randn(4096, 4096, device=DEVICE), torch.zeros(1 << 20, device=DEVICE)
     tensors, _ = codec.split({"w": weights})
     plan, buffer = plan_save(tensors, rank=0, group=None), StagingBuffer()

@@ -1,6 +1,7 @@
-"""SIGKILL while saving, committing, cleaning up and loading: no commit is lost, none is torn, nothing is left over.
+"""SIGKILL while saving, committing, cleaning up and loading.
 
-At some points here; at each with `make kill-points`, which sets SPOTTRAIN_KILL_POINTS.
+No commit is lost, none is torn, and nothing is left over. The tests kill at some points. With `make kill-points`,
+which sets SPOTTRAIN_KILL_POINTS, they kill at each.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def steady(tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
 def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not(
     steady: Run, job_store: JobStore, tmp_path: Path, fork: Any
 ) -> None:
-    """Real ranks, one of them killed at another of its operations on the store in each generation."""
+    """Real ranks that are killed again and again end with the same weights.
+
+    In each generation, one of them is killed at a different operation on the store.
+    """
     run = Run(tmp_path, fork, dropout=0.2, interval="1steps", step_seconds=0.02, uri=job_store.uri)
     run.endpoint_url, run.environment = job_store.endpoint_url, job_store.environment
     known, kills, most_redone = 0, 0, 0

@@ -1,6 +1,7 @@
-"""Two writers of a generation, and one of a fenced generation, save the same steps: exactly one wins each round.
+"""Rival writers save the same steps, and exactly one wins each round.
 
-Processes of their own, which meet before each round; 1,000 rounds with `make kill-points`.
+Two are of one generation, and one is of a fenced generation. They are processes of their own, which meet before each
+round. `make kill-points` runs 1,000 rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`spottrain checkpoints` on each store, with a Hugging Face model that comes out as from_pretrained wants it."""
+"""`spottrain checkpoints` on each store, with a Hugging Face model.
+
+The exported model is as from_pretrained wants it.
+"""
 
 from __future__ import annotations
 

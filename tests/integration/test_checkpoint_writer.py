@@ -1,4 +1,7 @@
-"""The process that writes what a rank has staged: on each store, and when it or its rank ends."""
+"""The process that writes what a rank has staged.
+
+The tests run it on each store, and end it or its rank.
+"""
 
 from __future__ import annotations
 

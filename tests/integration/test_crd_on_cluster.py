@@ -1,4 +1,7 @@
-"""The CRD on a real API server: bad jobs are refused with a sentence, good ones get the models' defaults."""
+"""The CRD on a real API server.
+
+It refuses bad jobs with a sentence, and gives good ones the models' defaults.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranks under DeepSpeed on gloo: ZeRO at every stage trains as DDP does, and is resumed at any world size."""
+"""Ranks under DeepSpeed on gloo.
+
+ZeRO trains as DDP does at every stage, and resumes at any world size.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,10 @@ def assert_succeeded(job: Job) -> None:
 
 
 def assert_same(job: Job, other: Job, *, exactly: bool = True, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    """Both have committed the same step (or its echo), weights, buffers and optimizer state, under the same names."""
+    """Check that two jobs have committed the same state.
+
+    The step (or its echo), weights, buffers and optimizer state are the same, under the same names.
+    """
     (step, tensors, tree), (other_step, other_tensors, other_tree) = job.committed(), other.committed()
     assert step == other_step or step > 1000
     assert tensors.keys() == other_tensors.keys()

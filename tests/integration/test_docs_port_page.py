@@ -32,7 +32,10 @@ def script_with(part: str) -> str:
 
 
 def trained_on_labels(backward: str, micro_batch: int) -> torch.Tensor:
-    """Weights of a model of 5 classes after two steps over samples with 1, 2, 3 and 4 labels."""
+    """Weights of a model of 5 classes after two steps.
+
+    The samples have 1, 2, 3 and 4 labels.
+    """
     labels = torch.arange(16).reshape(4, 4) % 5
     labels[torch.ones(4, 4).triu(1).bool()] = -100
     linear = nn.Linear(4, 20, bias=False)

@@ -1,4 +1,7 @@
-"""How often gradients cross the network in a step: two nodes of two ranks on gloo, four micro-batches a step."""
+"""How often gradients cross the network in a step.
+
+The ranks are two nodes of two on gloo, with four micro-batches a step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FSDP2 in all its settings, on models as people write them: real ranks on gloo, beside DDP and beside a resume."""
+"""FSDP2 in all its settings, on models as people write them.
+
+Real ranks on gloo are compared with DDP and with a resumed run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The examples as a person runs them without a cluster: under torchrun or alone, interrupted, and resumed."""
+"""The examples as a person runs them without a cluster.
+
+They run under torchrun or alone, and are interrupted and resumed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What only a GPU can show: that the estimate of memory holds there, and that fp16 trains and resumes."""
+"""What only a GPU can show about engines.
+
+The estimate of memory holds there, and fp16 trains and resumes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ CASE_BYTES = 40 << 30
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[Case, tuple[Peaks, Peaks]]:
-    """Measured and estimated, of each case, several at once where the GPU has the memory."""
+    """Measured and estimated peaks of each case.
+
+    Several cases run at once if the GPU has the memory.
+    """
 
     def measure(case: Case) -> tuple[Peaks, Peaks]:
         ((measured, estimated),) = in_a_world_of_one("cuda", peaks_and_estimates, "cuda", [case])
@@ -52,7 +58,10 @@ def test_the_estimate_is_near_the_allocators_peak(case: Case, peaks: dict[Case, 
 
 
 def test_zero_3_partitions_a_model_that_the_gpu_has_no_room_for() -> None:
-    """As a whole it takes 4 bytes a parameter, or in bf16 2; its parts are on the CPU."""
+    """On the GPU, ZeRO 3 needs less than half of the model's bytes in bf16.
+
+    As a whole, the model takes 4 bytes a parameter, or 2 in bf16. Its parts are on the CPU.
+    """
     most, model_bytes = in_a_world_of_one("cuda", start_of_zero_3)
     assert most < 0.5 * model_bytes
 

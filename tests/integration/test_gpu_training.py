@@ -1,4 +1,7 @@
-"""Jobs on a GPU, under each engine: drained, resumed in new processes, and the same bit for bit as without that."""
+"""Jobs on a GPU, under each engine, drained and resumed in new processes.
+
+They are the same, bit for bit, as jobs without a break.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The wheel beside the torch of an image: pip neither replaces a vendor's build nor complains about it.
+"""The wheel beside the torch of an image.
 
-pip looks in a folder that holds our wheel and stand-ins of all that it requires: their metadata, without their code.
+pip neither replaces a vendor's build nor complains about it. It looks in a folder that holds our wheel and stand-ins
+of all that it requires. They have the metadata, but no code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FINAL = "2.15.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A virtual environment, and the folder where pip looks for what it installs there."""
+    """A virtual environment, and the folder from which pip installs into it."""
 
     folder: Path
     index: Path
@@ -49,7 +50,10 @@ class Image:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our wheel and what it requires, at the versions of this environment; torch's final release alone."""
+    """Our wheel and what it requires, at the versions of this environment.
+
+    Of torch there is only the final release.
+    """
     folder = tmp_path_factory.mktemp("index")
     build_wheel(ROOT, folder)
     for name in closure(EXTRAS) - {"torch"}:

@@ -167,7 +167,10 @@ def test_state_survives_down_and_a_killed_supervisor_and_down_ends_one_that_hang
 
 
 async def test_nodes_can_not_touch_each_other(local_cluster: Cluster) -> None:
-    """The Node authorizer and NodeRestriction are on: a node's credentials are good for that node alone."""
+    """A node's credentials are good for that node alone.
+
+    The Node authorizer and NodeRestriction are on.
+    """
     pki = local_cluster.layout.pki
     client = ApiClient(
         local_cluster.running_status()["server"],

@@ -1,4 +1,7 @@
-"""spottrain is installed into a local cluster as into any other: CRD and Helm chart."""
+"""spottrain is installed into a local cluster as into any other.
+
+The installation uses the CRD and the Helm chart.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The estimate of memory beside the storages that a training keeps at the same time. `make bench-memory` has more."""
+"""The estimate of memory, compared with the storages that a training keeps.
+
+The storages are those that exist at the same time. `make bench-memory` has more cases.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Images and laptops without a store's client: the library works, and a sentence says what to install.
+"""Images and laptops without a store's client.
 
-Each test has an interpreter of its own, in which the clients can't be imported.
+The library works, and a sentence says what to install. Each test has an interpreter of its own, which can't import
+the clients.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ each_client = pytest.mark.parametrize(
 def run(
     code: str, *arguments: str, extras: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the code where nothing can be imported but what these extras of ours install."""
+    """Run the code with only the packages that these extras of ours install.
+
+    Nothing else can be imported.
+    """
     installed = closure(extras) | {"spottrain"}
     absent = [
         module

@@ -1,4 +1,7 @@
-"""The node runtime against a real control plane: a node of the tests' own joins the shared local cluster."""
+"""The node runtime against a real control plane.
+
+A node of the tests' own joins the shared local cluster.
+"""
 
 import base64
 import json
@@ -165,7 +168,10 @@ def test_probes_decide_on_readiness_and_restarts(pods: Pods) -> None:
 
 
 def test_a_pod_that_was_marked_not_ready_by_mistake_is_ready_again(pods: Pods, kubectl: Kubectl) -> None:
-    """The node lifecycle controller does so when it hasn't heard of a node, and leaves the way back to the node."""
+    """A node makes a pod ready again that was marked not ready.
+
+    The node lifecycle controller marks pods when it hasn't heard of their node, and leaves the way back to the node.
+    """
     pods.create("well", sh("sleep 1000"))
     ready = {"type": "Ready", "status": "True"}
 

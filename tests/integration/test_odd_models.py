@@ -1,5 +1,8 @@
-"""Models that no engine was made for, under every strategy: they train as one rank does, are resumed exactly, also at
-another world size, or end with a sentence. Real ranks on gloo."""
+"""Models that no engine was made for, under every strategy.
+
+They train as one rank does and resume exactly, also at a different world size, or they end with a sentence. Real
+ranks on gloo run them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pod templates on a real API server: bad ones are refused with a sentence, and no pod gets rights by one.
+"""Pod templates on a real API server.
+
+Bad templates are refused with a sentence, and no pod gets rights by one.
 
 What no rule refuses becomes a pod in a namespace that enforces the level `restricted`. There it is accepted, or
 refused with Kubernetes' own sentence, which the job's condition PodsHealthy quotes.
@@ -195,7 +197,10 @@ def node(name: str, zone: str, pool: str) -> dict[str, Any]:
 
 @pytest.fixture
 def zones(team: Namespace) -> Iterator[Namespace]:
-    """A namespace, and two nodes in each of the zones a and b whose label `pool` is its name."""
+    """A namespace with two nodes in each of the zones a and b.
+
+    The label `pool` of the nodes is the name of the namespace.
+    """
     names = {f"{team.name}-{number}": zone for number, zone in enumerate("aabb")}
     for name, zone in names.items():
         assert team.create(node(name, zone, team.name)) == ""

@@ -145,7 +145,10 @@ async def test_a_pod_knows_its_name_and_reaches_nothing_else(world: World) -> No
 
 @contextmanager
 def neighbour(network: int) -> Iterator[Callable[[str, int], str]]:
-    """Another network of this machine, with a route into the cluster's; gives what connects from there."""
+    """Another network of this machine, with a route into the cluster's.
+
+    Yields a function that connects from there.
+    """
     claim = claim_network(usable=is_network_free)
     try:
         create_bridge(claim.number)

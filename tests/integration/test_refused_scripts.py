@@ -1,5 +1,8 @@
-"""What a session can't train is refused with a sentence, the same on all ranks, under every strategy and from every
-framework. Real ranks on gloo."""
+"""What a session can't train is refused with a sentence.
+
+The sentence is the same on all ranks, under every strategy and from every framework. Real ranks on gloo run the
+scripts.
+"""
 
 from __future__ import annotations
 

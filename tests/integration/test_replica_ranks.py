@@ -1,4 +1,7 @@
-"""Ranks that replicate into members' memory: the cost of a loss without notice, and the next commit."""
+"""Ranks that replicate into members' memory.
+
+The tests show the cost of a loss without notice, and the next commit.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,10 @@ def newest_of(members: list[Member], world_size: int) -> ReplicatedStep:
 def test_a_member_lost_without_notice_costs_two_steps_at_most(
     strategy: str, world_after: int, members: list[Member], tmp_path: Path, fork: Any
 ) -> None:
-    """Nothing was ever committed: all comes from the memory of those that are left, and is committed at once."""
+    """The next generation resumes from the memory of the members that are left.
+
+    Nothing was ever committed. The generation commits what it has read at once.
+    """
     run = Run(tmp_path / "run", fork, strategy=strategy, dropout=0.2, interval="1000steps", step_seconds=0.04)
 
     def told(world_size: int, resume: ReplicatedStep | None = None) -> None:
@@ -109,7 +115,10 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
 
 
 def test_a_step_in_memory_outlasts_a_store_that_is_away(members: list[Member], tmp_path: Path, fork: Any) -> None:
-    """Nothing was ever committed, and HEAD can't be fenced when the next generation starts."""
+    """A generation resumes from memory while it can't fence HEAD.
+
+    Nothing was ever committed, and the store is away when the generation starts.
+    """
     run = Run(tmp_path, fork, interval="1000steps", step_seconds=0.04)
     run.replicas = lambda rank: ReplicaSettings(
         token=TOKEN, own=members[rank].address, peer=members[1 - rank].address, interval=1

@@ -1,4 +1,7 @@
-"""What scripts do to their model beside training it changes nothing, or ends with a sentence. Real ranks on gloo."""
+"""What scripts do to their model beside training it.
+
+It changes nothing, or ends with a sentence. Real ranks on gloo show it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Losses that go wrong on one rank: all ranks leave the same step out, and a resumed run decides alike."""
+"""Losses that go wrong on one rank.
+
+All ranks leave the same step out, and a resumed run decides alike.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranks on gloo with scripted faults: what is left of a run that was drained, killed and resized."""
+"""Ranks on gloo with scripted faults.
+
+The tests show what is left of a run that was drained, killed and resized.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
 def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
-    """Three epochs and a bit, with a global batch that doesn't divide, at worlds that are drawn anew each time."""
+    """A run with ten resizes uses every sample once and trains as a steady one.
+
+    It takes three epochs and a bit, with a global batch that doesn't divide. Each test run draws new world sizes.
+    """
     steps, batch = 24, 7
     steady = Run(tmp_path / "steady", fork, global_batch=batch)
     steady.generate(1, steps=steps)

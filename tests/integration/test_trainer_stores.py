@@ -1,4 +1,7 @@
-"""Stores that fail while ranks train: training goes on, a sentence says why, and what was committed stays."""
+"""Stores that fail while ranks train.
+
+Training goes on, a sentence says why saves fail, and what was committed stays.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def proxy(request: pytest.FixtureRequest, run: Run) -> Iterator[FaultyProxy]:
 
 
 def refuse_writes(to: Path, number: int) -> None:
-    """Let the ranks that look at this file get an error of the disk; they may look at any moment."""
+    """Give the ranks that look at this file an error of the disk.
+
+    They may look at any moment.
+    """
     written = to.with_suffix(".new")
     written.write_text(str(number))
     written.replace(to)
@@ -55,7 +61,10 @@ def newest_commit(run: Run) -> Commit | None:
 
 
 def await_failure(run: Run) -> Failure:
-    """What rank 0 reports of its saves, as soon as it does; and that training goes on meanwhile."""
+    """Wait for rank 0 to report a failed save, and return the report.
+
+    Training must go on meanwhile.
+    """
     wait_for(lambda: run.progress().checkpoint_failure, "a save fails", 90)
     failure, step = run.progress().checkpoint_failure, run.progress().step
     assert failure is not None
@@ -80,7 +89,10 @@ def await_commit(run: Run) -> Commit:
 
 @contextmanager
 def training(run: Run, *, redone: int = 0) -> Iterator[None]:
-    """Ranks train while the block runs; then they drain, with at most so many steps done again."""
+    """Train while the block runs, and then drain.
+
+    At most `redone` steps may be done again.
+    """
     with run.running(WORLD_SIZE, steps=MANY_STEPS):
         wait_for((run.run_dir(0) / "progress-0.json").exists, "rank 0 begins", 60)
         await_commit(run)
@@ -145,7 +157,11 @@ def test_training_survives_what_befalls_a_folder(run: Run) -> None:
 
 
 def test_a_rank_that_cannot_reach_the_store_is_not_waited_for(run: Run) -> None:
-    """Nor can it leave word there: its receipt would be awaited for ten minutes, without any other save."""
+    """The ranks give a save up if one of them can't reach the store.
+
+    That rank can't leave word in the store. Otherwise rank 0 would wait ten minutes for its receipt, without any
+    other save.
+    """
     unreachable = run.folder / "errno-1"
     with training(run):
         refuse_writes(unreachable, errno.EHOSTUNREACH)
@@ -243,7 +259,11 @@ def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
 
 @pytest.mark.parametrize("damaged", [0, 1], ids=["the-first", "another"])
 def test_ranks_that_read_a_commit_and_meet_different_errors_do_the_same(run: Run, damaged: int) -> None:
-    """One meets damage, which is passed over, and the other a store that doesn't answer, which is waited for."""
+    """Both ranks resume from an earlier commit.
+
+    One meets damage, which the ranks pass over. The other meets a store that doesn't answer, and the ranks wait for
+    it.
+    """
     run.strategy = "fsdp"  # of which each rank reads another part
     with run.running(WORLD_SIZE, {0: {4: "await", 8: "drain"}}):
         pass
@@ -279,7 +299,10 @@ def test_a_folder_with_commits_that_is_gone_is_not_made_anew(run: Run) -> None:
 
 
 def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:
-    """Another data set, another model, another version of the format, another engine: a sentence, and no change."""
+    """A checkpoint that doesn't fit is refused with a sentence, and stays.
+
+    It is of a different data set, model, format version or engine.
+    """
     run.generate(1, {0: {4: "drain"}})
     assert_drained(run)
     storage = run.storage()

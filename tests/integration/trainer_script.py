@@ -70,8 +70,11 @@ def slow_down_uploads(seconds: float) -> None:
 
 
 def obey_the_disk(errnos: list[Path]) -> None:
-    """While one of these files is there, writing checkpoints fails as it does with the error number in it; reading
-    them does while there is one whose name ends in -read."""
+    """Make checkpoints fail with a disk's error while one of these files is there.
+
+    The file holds the error number. A file whose name ends in -read makes reading fail, and the others make writing
+    fail.
+    """
     write, read_into = FileStorage._write, FileStorage.read_into
 
     def fail(suffix: str = "") -> None:

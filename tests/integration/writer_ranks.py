@@ -64,7 +64,10 @@ def open_files(pid: int) -> dict[str, str]:
 
 
 def save() -> dict[str, Any]:
-    """Twice in the background and once at the end; which files rank and writer hold then."""
+    """Save twice in the background and once at the end.
+
+    The result says which files rank and writer hold then.
+    """
     saver = checkpointer(without_uploads(open_storage(URI, endpoint_url=ENDPOINT)))
     before = len(open_files(os.getpid()))
     for step in (1, 2, 3):
@@ -78,7 +81,10 @@ def save() -> dict[str, Any]:
 
 
 def prepare() -> dict[str, Any]:
-    """What the writer has mapped of the rank's memory, and whether it is connected to the store, before it writes."""
+    """What the writer has ready before it writes.
+
+    That is how much of the rank's memory it has mapped, and whether it is connected to the store.
+    """
     saver = checkpointer()
     before = len(sockets(writer.pid))
     saver.prepare(state(1))
@@ -102,7 +108,10 @@ def mapped_staging(pid: int) -> int:
 
 
 def lose() -> dict[str, Any]:
-    """The writer is killed before the second save, which is committed all the same, as is the third."""
+    """Both saves after the writer's death are committed.
+
+    The writer is killed before the second save. The third follows.
+    """
     saver = checkpointer()
     saver.save(state(1), step=1)
     os.kill(writer.pid, signal.SIGKILL)
@@ -111,7 +120,10 @@ def lose() -> dict[str, Any]:
 
 
 def fail() -> dict[str, Any]:
-    """What the store says reaches the rank as the error that it would have had itself, and the writer lives on."""
+    """The writer hands an error of the store to its rank, and lives on.
+
+    The rank gets the error that it would have had itself.
+    """
     writer.connect(SETTINGS["missing_uri"], ENDPOINT)
     saver, found = checkpointer(), {}
     try:
@@ -129,8 +141,10 @@ class Interrupted(BaseException):
 
 
 def interrupt() -> dict[str, Any]:
-    """A handler raises while the rank waits for its writer, which is given up: it would answer the next request with
-    the answer to this one."""
+    """The rank gives its writer up if a handler raises while it waits for it.
+
+    Otherwise the writer would answer the next request with the answer to this one.
+    """
 
     def handle(*_: object) -> None:
         raise Interrupted
@@ -148,7 +162,10 @@ def interrupt() -> dict[str, Any]:
 
 
 def starve() -> dict[str, Any]:
-    """The rank has no descriptor left for a save, and a fork of it holds its end of the connection."""
+    """The rank has no descriptor left for a save.
+
+    A fork of it holds its end of the connection.
+    """
     saver = checkpointer()
     saver.save(state(1), step=1)
     child = os.fork()
@@ -175,7 +192,10 @@ def starve() -> dict[str, Any]:
 
 
 def change() -> dict[str, Any]:
-    """What is to be written is what was staged, whatever becomes of the buffer: here it grows meanwhile."""
+    """The writer writes what was staged, whatever becomes of the buffer.
+
+    Here the buffer grows meanwhile.
+    """
     saver = checkpointer()
     handle = saver.save_in_background(state(1), step=1)
     assert handle is not None

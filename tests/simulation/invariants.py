@@ -11,7 +11,9 @@ from spottrain_operator.core.timing import seconds_between
 
 
 def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[str]:
-    """What is wrong with a plan: nothing goes back, and a generation starts with members that can run it.
+    """What is wrong with a plan.
+
+    Nothing may go back, and a generation must start with members that can run it.
 
     `going` names the nodes that will be taken: a node object may still show the notice of a machine of its name
     that is gone.

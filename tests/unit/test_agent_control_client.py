@@ -1,4 +1,7 @@
-"""An agent whose operator does not answer says so: once, then ever less often, and when it is back."""
+"""What an agent logs while its operator doesn't answer.
+
+It says so once, then ever less often, and says when the operator is back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An agent knows whether the notices of its node can be heard: a watcher that answers, is blind, or is missing."""
+"""An agent knows whether it can hear the notices of its node.
+
+The watcher answers, is blind, or is missing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ BLIND = "EC2's metadata service gives no usable answer: refused."
 
 @dataclass(slots=True)
 class Watcher:
-    """Answers polls with `notices`, or with an error while there are none; `client` asks it, by `clock`."""
+    """Answers polls with `notices`, or with an error while there are none.
+
+    `client` asks it, by `clock`.
+    """
 
     notices: NoticeList | None = None
     clock: float = 0.0
@@ -37,8 +43,8 @@ class Watcher:
             return web.Response(status=204)
         return web.Response(text=self.body or (self.notices.to_json() if self.notices else ""))
 
-    async def says(self, revision: str, trouble: str | None = None) -> NodeWatch:
-        self.notices = NoticeList(revision=revision, trouble=trouble)
+    async def says(self, revision: str, trouble: str | None = None, *, starting: bool = False) -> NodeWatch:
+        self.notices = NoticeList(revision=revision, trouble=trouble, starting=starting)
         async with asyncio.timeout(10):
             while (await self.heard.get()).revision != revision:
                 pass
@@ -85,6 +91,14 @@ async def test_the_seconds_count_from_the_change_of_the_state_alone(watcher: Wat
     assert watcher.client.watch.state is WatchState.MISSING
 
 
+async def test_a_watcher_that_waits_for_its_clouds_first_answer_is_not_blind(watcher: Watcher) -> None:
+    first = "Azure's metadata server has not answered yet."
+    assert await watcher.says("1", first, starting=True) == NodeWatch(state=WatchState.STARTING, trouble=first)
+    watcher.clock = 150.0
+    late = await watcher.says("2", BLIND)
+    assert (late.state, late.seconds) == (WatchState.BLIND, 0.0), "from here on it is blind"
+
+
 async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:
     watcher.body = "<html>" + "x" * 10_000 + "\x00</html>"
     async with asyncio.timeout(10):
@@ -98,6 +112,6 @@ async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:
 
 
 def test_an_older_agent_reads_the_notices_of_a_blind_watcher() -> None:
-    """What it doesn't know is ignored: the fields of a message that a newer part added."""
+    """An agent ignores the fields of a message that a newer part added."""
     answer = NoticeList(revision="1", trouble=BLIND).to_json()
     assert NoticeList.from_json(answer.replace("trouble", "somethingNewer")) == NoticeList(revision="1")

@@ -1,4 +1,7 @@
-"""Where a rank that hangs stands: it writes its stack on a signal, and the agent's log shows the script's part."""
+"""A rank that hangs shows where it stands.
+
+It writes its stack on a signal, and the agent's log shows the script's part.
+"""
 
 from __future__ import annotations
 

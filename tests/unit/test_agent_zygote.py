@@ -1,4 +1,4 @@
-"""What the zygote imports ahead, and what it says of modules that it can't import."""
+"""What the zygote imports ahead, and what it says of failed imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The alerts: they fire when they should, by Prometheus' own promtool, and each says what to do."""
+"""The alerts fire when they should, and each says what to do.
+
+Prometheus' own promtool evaluates them.
+"""
 
 from __future__ import annotations
 

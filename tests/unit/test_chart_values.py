@@ -1,4 +1,4 @@
-"""The chart's values: the schema knows each of them, and what is wrong is refused with words that help."""
+"""The chart's schema knows each value, and refuses wrong ones in helpful words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reading parts of data files: every byte that is wanted comes once, verified, and no block is fetched twice."""
+"""Reading parts of data files.
+
+Every byte that is wanted comes once, verified, and no block is fetched twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the clouds' clients, and errors for credentials that aren't available."""
+"""The clouds' clients: settings, and errors for credentials that are missing."""
 
 from __future__ import annotations
 

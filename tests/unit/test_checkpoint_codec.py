@@ -31,7 +31,10 @@ trees = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality that tells 1 from True and 1.0, and takes NaN for NaN and -0.0 not for 0.0."""
+    """Return whether two values are equal, and of the same types.
+
+    1, True and 1.0 are different, and so are -0.0 and 0.0. NaN equals NaN.
+    """
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

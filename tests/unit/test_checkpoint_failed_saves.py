@@ -16,7 +16,7 @@ from spottrain.checkpoint.stores.storage import Buffer
 
 
 class BrokenStorage(MemoryStorage):
-    """Whatever writes, lists or deletes raises the next of these errors, while there is one."""
+    """Each write, list or delete raises the next of these errors, while there is one."""
 
     def __init__(self, *errors: BaseException) -> None:
         super().__init__()
@@ -80,7 +80,10 @@ def test_a_save_that_is_interrupted_is_not_taken_for_a_commit() -> None:
 
 
 class SilentStorage(MemoryStorage):
-    """When it is about to fall silent, it takes one more HEAD, and answers neither that nor anything after it."""
+    """Takes one more HEAD when it is about to fall silent, and then answers nothing.
+
+    The write of that HEAD gets no answer, either.
+    """
 
     about_to_fall_silent = False
     is_silent = False

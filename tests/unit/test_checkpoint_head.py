@@ -114,7 +114,7 @@ def test_prune_never_drops_the_newest() -> None:
 
 
 class UnclearStorage(MemoryStorage):
-    """Conditional writes take effect, or not, and time out either way, a number of times."""
+    """The first conditional writes time out, and take effect or not."""
 
     def __init__(self, times: int, takes_effect: bool) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_a_store_that_stays_away_is_reported() -> None:
 
 
 class LostResponse(MemoryStorage):
-    """The first write takes effect, is retried by the client, and the retry loses against the first."""
+    """The first write takes effect, but the client's retry loses against it."""
 
     lost = False
 

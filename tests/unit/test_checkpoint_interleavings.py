@@ -1,7 +1,7 @@
-"""Writers of several generations whose operations on one store come in any order, and which die at any of them.
+"""Writers of several generations whose operations come in any order.
 
-Whatever the order: HEAD never names what isn't whole, never goes back, and no acknowledged commit is lost to anything
-but a newer one.
+They share one store, and die at any operation. Whatever the order: HEAD never names what isn't whole, never goes
+back, and no acknowledged commit is lost to anything but a newer one.
 """
 
 from __future__ import annotations

@@ -46,7 +46,11 @@ def flipped(data: bytes, position: int, bit: int = 0) -> bytes:
 
 
 def damages(head: bytes) -> Iterator[bytes | None]:
-    """Cut anywhere, a bit of each byte flipped, gone, and what something else may have written there."""
+    """What may become of HEAD.
+
+    It is gone, cut anywhere, has a bit of one byte flipped (each byte in turn), or holds what a different program may
+    have written there.
+    """
     yield None
     yield from (head[:length] for length in range(len(head)))
     yield from (flipped(head, position, position % 8) for position in range(len(head)))

@@ -1,4 +1,7 @@
-"""Staging memory: what is pinned when, with a fake of CUDA's runtime where a test needs one."""
+"""Staging memory: what is pinned when.
+
+If a test needs CUDA's runtime, it has a fake of it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 
 
 class CudaRuntime:
-    """Registers host memory as CUDA does: no byte twice, and nothing at all where it `refuses`."""
+    """Registers host memory as CUDA does: no byte twice.
+
+    If it `refuses`, it registers nothing.
+    """
 
     def __init__(self) -> None:
         self.refuses = False

@@ -1,4 +1,7 @@
-"""`spottrain checkpoints` on a folder: what a person sees, also when the checkpoints are damaged."""
+"""`spottrain checkpoints` on a folder: what a person sees.
+
+The checkpoints may be damaged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`spottrain logs`: the lines of the wanted member, each once, over generations and broken connections."""
+"""`spottrain logs` prints each line of the wanted member once.
+
+Generations may change and connections may break in between.
+"""
 
 from __future__ import annotations
 

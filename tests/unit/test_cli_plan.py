@@ -1,4 +1,7 @@
-"""`spottrain plan`: what a person sees before a job runs, also where what they say makes no sense."""
+"""`spottrain plan`: what a person sees before a job runs.
+
+The input may make no sense.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def test_a_job_of_one_rank_is_singular(tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("parameters", ["350M", "7B", "400B", "4T", "40T"])
 def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_path: Path) -> None:
-    """No cell is cut or goes on in the next line; the parts of a step are left out where they have no room."""
+    """No cell is cut or goes on in the next line.
+
+    If there is no room, the parts of a step are left out.
+    """
     arguments = ("--parameters", parameters, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
     result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250})
     assert result.exit_code == 0, result.output

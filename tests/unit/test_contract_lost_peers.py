@@ -1,4 +1,4 @@
-"""Library and agent distinguish a lost peer from a script's own error in the same way."""
+"""Library and agent distinguish lost peers from a script's own errors alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truth tables of `plan`: one observation that differs from a training job in one thing, and what follows."""
+"""Truth tables of `plan` for a job that differs from a training job in one thing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Spot nodes are short: what the job says until on-demand nodes stand in, and when they don't."""
+"""A job that is short of spot nodes.
+
+The tests show what it says until on-demand nodes stand in, and when they don't.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Truth tables of `plan` about single pods: what one that answers strangely, or ends, does to a generation."""
+"""Truth tables of `plan` about single pods.
+
+They show what a pod that answers strangely, or ends, does to a generation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PodsHealthy shows, within one pass, why a pod doesn't start, in the words of the source."""
+"""PodsHealthy shows within one pass why a pod doesn't start.
+
+It quotes the source.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     ids=["one pod a node", "used up", "one zone", "no such node", "no claim", "unbound claim"],
 )
 def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
-    """Nodes of the other capacity type, and small ones such as those of the system, are not those that are meant."""
+    """The advice doesn't mean nodes of the other capacity type.
+
+    Nor does it mean small ones, such as those of the system.
+    """
     lacking = replace(unplaced(said), capacity_type=CapacityType.ON_DEMAND)
     message = condition(replace(waiting_job(0, **ON_DEMAND_ALONE), now=NOW).with_pod(lacking)).message
     quoted, _, _ = said.partition(". n")

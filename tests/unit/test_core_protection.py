@@ -1,4 +1,7 @@
-"""Members ask autoscalers to leave their nodes alone until a notice comes; nobody else does."""
+"""Members ask autoscalers to leave their nodes alone until a notice comes.
+
+No other pods do so.
+"""
 
 from __future__ import annotations
 

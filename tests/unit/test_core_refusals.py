@@ -1,4 +1,7 @@
-"""Truth tables of `plan` where Kubernetes refuses pods: nothing that trains is given up for it."""
+"""Truth tables of `plan` for pods that Kubernetes refuses.
+
+Nothing that trains is given up for a refusal.
+"""
 
 from __future__ import annotations
 

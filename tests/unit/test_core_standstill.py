@@ -1,4 +1,7 @@
-"""A job whose pods run but make no step: its message says so long before the limit that ends the generation."""
+"""A job whose pods run but make no step.
+
+Its message says so long before the limit that ends the generation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each constant of `timing`: what it decides changes exactly there, and not a millisecond before or after."""
+"""What a constant of `timing` decides changes exactly there, to the millisecond."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def is_lost_while_stuck(seconds: float) -> bool:
 
 
 def is_stuck(steps: float) -> bool:
-    """The others count as stuck, so that one that is silent for a moment longer is lost."""
+    """The others count as stuck, so a member that is silent a moment longer is lost."""
     scene = in_steps_of(10.0, training_job(), 10.0 * steps)
     return reason(scene.says(4, age=timing.SILENT_WHILE_STUCK + 1)) == "NodeLost"
 
@@ -233,7 +233,7 @@ def is_given_up_before_its_volume(seconds: float) -> bool:
 
 
 def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
-    """Kubernetes has refused the pods of a new job for so long, and did so last that long ago."""
+    """A new job with pods refused first `since` and last `tried` seconds ago."""
     times = {"since": ago(since), "tried_at": ago(tried)}
     refusal = Refusal(template_hash="t1", message="no", lasting=since > 0, **times, **changes)
     scene = waiting_job(0)
@@ -253,7 +253,7 @@ def is_tried_again_after_many_tries(seconds: float) -> bool:
 
 
 def ended_early(number: int, seconds: float) -> Scene:
-    """So many pods of a new job ended before they could train; they were made that long ago."""
+    """A new job with `number` pods that ended early, created `seconds` ago."""
     scene = replace(waiting_job(number), now=at(700))
     for sequence in range(1, number + 1):
         scene = scene.forgets(sequence).pod(sequence, **ENDED_EARLY, created_at=at(700 - seconds))
@@ -331,7 +331,10 @@ def keeps_the_oldest_transition(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What is true on one side of a constant alone, whether it is true at the constant, and the smallest step."""
+    """What is true on one side of a constant alone.
+
+    `at` says whether it holds at the constant. `step` is the smallest one.
+    """
 
     holds: Callable[[float], bool]
     at: bool

@@ -1,4 +1,7 @@
-"""Fetching of a rank's samples: the same with and without workers, which end with their rank."""
+"""Fetching a rank's samples is the same with and without workers.
+
+The workers end with their rank.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Clock:
 
 
 def batches_of(dataset: Any, *, steps: int = 8, seconds: float = 0.0, **how: Any) -> list[Any]:
-    """Of a rank of two, which draws random numbers itself between them; fetching one takes `seconds`."""
+    """The batches of one rank of two.
+
+    The rank draws random numbers itself between them. Fetching one takes `seconds`.
+    """
     order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=6, micro_batch=3, world_size=2)
     data = Data(dataset, **how)
     batches = load_batches(data, order, plan, rank=1, first_step=5, device=torch.device("cpu"), now=Clock(seconds))

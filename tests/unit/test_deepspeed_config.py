@@ -1,4 +1,7 @@
-"""The configuration for DeepSpeed: job and user's JSON, merged or refused with a sentence."""
+"""The configuration for DeepSpeed: the job and the user's JSON.
+
+They are merged, or refused with a sentence.
+"""
 
 from __future__ import annotations
 

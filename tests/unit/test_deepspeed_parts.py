@@ -1,4 +1,7 @@
-"""Stretches of flattened tensors as boxes, and through a checkpoint to another number of stretches."""
+"""Stretches of flattened tensors as boxes.
+
+They also go through a checkpoint to a different number of stretches.
+"""
 
 from __future__ import annotations
 

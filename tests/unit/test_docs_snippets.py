@@ -1,4 +1,7 @@
-"""Snippets in the docs are valid: jobs pass the models, Python parses, and tables match the code."""
+"""Snippets in the docs are valid.
+
+Jobs pass the models, Python parses, and tables match the code.
+"""
 
 from __future__ import annotations
 

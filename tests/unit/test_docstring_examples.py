@@ -1,4 +1,7 @@
-"""The examples in the public API's docstrings run, and public functions say what they take, return and raise."""
+"""The docstrings of the public API: examples run, and functions are described.
+
+Public functions say what they take, return and raise.
+"""
 
 from __future__ import annotations
 

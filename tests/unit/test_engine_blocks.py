@@ -1,4 +1,7 @@
-"""Which modules of a model are gathered as one, on architectures as people write them."""
+"""The modules of a model that are gathered as one.
+
+The models have architectures as people write them.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Encoding(UserDict[str, Any]):
 
 
 class Ragged:
-    """A batch of a collate function that knows how to get to a device, and no other way."""
+    """A collate function's batch that gets to a device only by its own method."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self.rows = rows

@@ -14,7 +14,10 @@ from spottrain.world.failures import UserError
 
 
 class Block(nn.Module):
-    """Most of it in bf16, with a norm in fp32, a frozen weight of eight bits, and parameters that have no parts."""
+    """A block most of which is in bf16.
+
+    It also has a norm in fp32, a frozen weight of eight bits, and parameters that have no parts.
+    """
 
     def __init__(self) -> None:
         super().__init__()

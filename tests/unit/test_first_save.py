@@ -1,4 +1,7 @@
-"""A generation is ready for its first save, which may be the drain's, before that begins."""
+"""A generation is ready for its first save before that begins.
+
+The first save may be the drain's.
+"""
 
 from __future__ import annotations
 

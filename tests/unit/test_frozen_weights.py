@@ -62,7 +62,10 @@ def bytes_of(storage: MemoryStorage, step: int) -> int:
 
 
 def assert_whole(storage: MemoryStorage, *steps: int, generation: int = 9) -> None:
-    """HEAD names the commits of these steps, newest first; each holds what was saved, to the bit."""
+    """HEAD names the commits of these steps, newest first.
+
+    Each holds what was saved, to the bit.
+    """
     reader = checkpointer(storage, generation)
     commits = head_of(storage).commits
     assert [commit.step for commit in commits] == list(steps)

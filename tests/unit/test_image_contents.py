@@ -1,4 +1,7 @@
-"""The images: each holds its own code alone, and all that this code imports, whichever strategy the job asks for."""
+"""Each image holds its own code alone, and all that this code imports.
+
+That is true of each strategy that a job may ask for.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def copied(dockerfile: str) -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports, anywhere in it and also by importlib, by the first part of their names."""
+    """The modules that a file imports, by the first part of their names.
+
+    Imports count anywhere in the file, and also by importlib.
+    """
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:

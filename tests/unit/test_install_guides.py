@@ -1,6 +1,7 @@
-"""The guides for clouds: their commands run with tools that only take note, on the files that the reader saves.
+"""The commands of the guides for clouds run with tools that only take note.
 
-What needs the cloud is not checked: these guides say themselves that no cloud has run them.
+They run on the files that the reader saves. What needs the cloud is not checked: these guides say themselves that no
+cloud has run them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ NODE_GROUP = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A guide's commands, as its tools were called, and the folder with the files that it has the reader save."""
+    """A guide's commands, as its tools were called.
+
+    `folder` holds the files that the guide has the reader save.
+    """
 
     folder: Path
     calls: list[list[str]]

@@ -1,4 +1,7 @@
-"""The cloud: what is announced, what goes when, and what is recorded, with machines that only take notes."""
+"""The cloud: what is announced, what goes when, and what is recorded.
+
+The machines only take notes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -208,7 +208,10 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_a_fork_is_a_program_of_its_own(tmp_path: Path) -> None:
-    """It has nothing open of what its parent has, has a loop of its own, and ends on SIGTERM as it wishes."""
+    """A fork has nothing open of what its parent has, and has its own loop.
+
+    It ends on SIGTERM as it wishes.
+    """
     log = tmp_path / "log"
     with parent_of_two(log) as (parent, children):
         wait_for(lambda: "waiting" in log.read_text(), "the fork's loop runs", seconds=30)

@@ -164,7 +164,10 @@ def test_what_a_rank_builds_has_to_fit_the_host() -> None:
 
 
 def test_the_peak_may_be_at_the_start() -> None:
-    """64 ranks that compute on the CPU keep 16 bytes for each of 1/64 of the parameters, and build all of them."""
+    """64 ranks that compute on the CPU build all of the parameters.
+
+    They keep 16 bytes for each of 1/64 of them.
+    """
     given = workload(7.0, world_size=64, micro_batch=1, sequence_length=16, built_in_place=True)
     fsdp = by_name(given)["fsdp"]
     assert fsdp.start > 4 * 7e9 > 4 * fsdp.step

@@ -1,4 +1,7 @@
-"""The API client against a scripted server: watches that break off, versions that are too old, refusals."""
+"""The API client against a scripted server.
+
+Watches break off, versions are too old, and the server refuses requests.
+"""
 
 import asyncio
 import json
@@ -61,7 +64,10 @@ def gone() -> bytes:
 
 
 class ScriptedCollection:
-    """Lists at versions 10, 20, …; each watch sends the next of the scripted answers and breaks off."""
+    """Lists at versions 10, 20, …
+
+    Each watch sends the next of the scripted answers and breaks off.
+    """
 
     def __init__(self, *watches: list[bytes]) -> None:
         self._watches = list(watches)

@@ -1,4 +1,7 @@
-"""Log options, and reading a container's log as `kubectl logs` wants it; the node's configuration."""
+"""Log options, and reading a container's log as `kubectl logs` wants it.
+
+The node's configuration is here, too.
+"""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,7 @@
-"""A container's securityContext and resources as arguments of podman, and podman's errors as sentences."""
+"""A container's securityContext and resources as arguments of podman.
+
+Podman's errors become sentences.
+"""
 
 from pathlib import Path
 from typing import Any

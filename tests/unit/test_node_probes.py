@@ -13,7 +13,10 @@ from spottrain_local.node.probes import HandlerTarget, ProbeCounter, probe_forev
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """A server that answers /ok with 200, /bad with 500, /slow never, and shows the header X-Probe at /header."""
+    """The port of a server for probes.
+
+    It answers /ok with 200, /bad with 500, and /slow never, and shows the header X-Probe at /header.
+    """
 
     async def ok(_: web.Request) -> web.Response:
         return web.Response()

@@ -75,7 +75,10 @@ async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: st
 
 
 async def test_what_a_command_started_may_linger(tmp_path: Path, mark: str) -> None:
-    """It writes one file after the command has ended, and is killed before it could write the other."""
+    """What a command started writes one file after the command has ended.
+
+    It is killed before it could write the other.
+    """
     script = "(setsid sh -c 'while [ ! -e 0/exiting ]; do sleep 0.02; done; touch late; sleep 100; touch never' &); "
     process = await start(tmp_path, mark, "sh", "-c", script + "touch 0/exiting", linger_seconds=1.0)
     assert (await process.wait()).exit_code == 0
@@ -117,7 +120,10 @@ def test_a_killed_shim_leaves_nothing(tmp_path: Path, mark: str) -> None:
 
 
 def test_a_killed_node_process_leaves_nothing(tmp_path: Path, mark: str) -> None:
-    """The kernel tells the shim, and the shim kills all, sessions of their own included."""
+    """The kernel signals the shim, and the shim kills all processes.
+
+    That includes those with sessions of their own.
+    """
     script = "trap '' TERM; setsid sleep 100 & (setsid sh -c 'sleep 100 & sleep 100' &); echo ready; sleep 100"
     spec = {
         "argv": ["sh", "-c", script],

@@ -1,4 +1,4 @@
-"""Volumes as folders: content, live updates, tokens, and where containers find them."""
+"""Volumes as folders: content, live updates, tokens, and their places."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,10 @@ PLACE = PodPlace(node_name="n1", pod_ip="127.1.0.2", host_ip="127.1.0.1", cpu="8
 
 
 class FakeObjects:
-    """One ConfigMap `cm`, one Secret `s`, and numbered tokens that live as long as the test says."""
+    """One ConfigMap `cm`, one Secret `s`, and numbered tokens.
+
+    The test says how long the tokens live.
+    """
 
     def __init__(self) -> None:
         self.data: dict[str, str] | None = {"a": "1", "b": "2"}

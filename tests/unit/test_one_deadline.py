@@ -1,6 +1,7 @@
-"""One deadline a node: whatever source speaks first, and whoever takes a notice back, from the signals to the ranks.
+"""One deadline a node, from the signals to the ranks.
 
-The watcher's ledger, the agent's states and the operator's decision are the real ones. Only the wire is left out.
+It doesn't matter which source speaks first, or who takes a notice back. The watcher's ledger, the agent's states and
+the operator's decision are the real ones. Only the wire is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def cloud(seconds: float, id_: str = "ec2-terminate") -> Notice:
 
 
 def kubernetes(seconds: float) -> Notice:
-    """A taint that leaves 120 s, and was set so that the node is gone after `seconds`."""
+    """A taint that leaves 120 s; its time means that the node goes after `seconds`."""
     added = at(seconds - 120).isoformat()
     taint = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule", "timeAdded": added}
     [found] = node_notices("n4", {"n4": {"metadata": {"name": "n4"}, "spec": {"taints": [taint]}}}, START)
@@ -103,7 +104,10 @@ def test_a_source_takes_back_its_own_notice_alone(first: float, second: float, c
 
 
 def test_a_source_that_repeats_another_ones_notice_holds_it() -> None:
-    """Two sources may pass on the same event: node termination handlers read the metadata service, too."""
+    """Two sources may pass on the same event.
+
+    For example, node termination handlers read the metadata service, too.
+    """
     node = Node()
     node.announces("ec2", cloud(120))
     node.announces("kubernetes", cloud(100))

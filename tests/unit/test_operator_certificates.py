@@ -1,4 +1,7 @@
-"""The control API's authority and certificate: made, rotated without a cut, and served without a restart."""
+"""The authority and the certificate of the control API.
+
+They are made, rotated without a cut, and served without a restart.
+"""
 
 from __future__ import annotations
 

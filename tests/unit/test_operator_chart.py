@@ -1,4 +1,4 @@
-"""The chart: what it installs has no more rights than it needs, and is what the code expects."""
+"""The chart installs what the code expects, with no more rights than it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The control API over real HTTP: who may speak, for whom, and when a held poll ends."""
+"""The control API over real HTTP.
+
+The tests show who may speak, for whom, and when a held poll ends.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ def report(**changes: object) -> AgentReport:
             {"Authorization": f"Bearer {pod_token(POD, audience='vault')}"},
             "for the audience 'vault', not 'spottrain'",
         ),
-        ({"Authorization": f"Bearer {pod_token(POD, seconds=-600)}"}, "the token expired 6"),
+        ({"Authorization": f"Bearer {pod_token(POD, seconds=-600)}"}, "the token expired "),
     ],
     ids=["none", "other scheme", "not a token", "unknown", "other audience", "expired"],
 )

@@ -1,4 +1,7 @@
-"""The wake queue: coalescing, one pass at a time per job, back-off, and jobs that go away."""
+"""The wake queue: coalescing, back-off, and jobs that go away.
+
+Each job has one pass at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""The course of a job in its ConfigMap: what is kept or reset, and the cost of a failed write."""
+"""The course of a job in its TrainingJobHistory.
+
+The tests show what is kept or reset, and what a failed write costs.
+"""
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_api.history import HISTORY_KEY, history_name
+from spottrain_api.history import HISTORY_FIELD
 from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
 from spottrain_operator.cluster.history import HistoryKeeper
@@ -19,10 +23,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 class Unreachable(MemoryCluster):
     down = False
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
+    async def write_history(self, history: Manifest) -> Manifest:
         if self.down:
             raise ClusterError("connection refused")
-        return await super().write_config_map(config_map)
+        return await super().write_history(history)
 
 
 def job(uid: str = "u1") -> Manifest:
@@ -36,8 +40,8 @@ async def keep(keeper: HistoryKeeper, step: int, *, uid: str = "u1", phase: Phas
 
 
 def steps(cluster: MemoryCluster) -> list[int]:
-    data = cluster.config_maps[KEY.namespace, history_name(KEY.name)]["data"][HISTORY_KEY]
-    return [int(row.split(",")[1]) for row in data.splitlines()]
+    rows = cluster.histories[KEY.namespace, KEY.name][HISTORY_FIELD].splitlines()
+    return [int(row.split(",")[1]) for row in rows]
 
 
 async def test_a_new_operator_goes_on_with_what_the_one_before_kept() -> None:
@@ -47,18 +51,37 @@ async def test_a_new_operator_goes_on_with_what_the_one_before_kept() -> None:
     assert steps(cluster) == [1, 2]
 
 
-async def test_a_job_of_the_same_name_begins_its_own() -> None:
+async def test_a_job_of_the_same_name_begins_its_own_once_the_old_one_is_gone() -> None:
     cluster = MemoryCluster()
     await keep(HistoryKeeper(cluster), 1)
-    await keep(HistoryKeeper(cluster), 2, uid="u2")
-    assert steps(cluster) == [2]
+    keeper = HistoryKeeper(cluster)
+    await keep(keeper, 2, uid="u2")
+    assert steps(cluster) == [1]
+    cluster.histories.clear()
+    await keep(keeper, 3, uid="u2")
+    assert steps(cluster) == [2, 3]
+
+
+@pytest.mark.parametrize("owners", [[], [{"uid": "u1"}], [{"uid": "other", "controller": True}]])
+async def test_one_that_is_not_the_jobs_is_neither_read_nor_changed(
+    owners: list[Manifest], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = MemoryCluster()
+    metadata = {"namespace": KEY.namespace, "name": KEY.name, "ownerReferences": owners}
+    await cluster.write_history({"metadata": metadata, HISTORY_FIELD: "mine"})
+    before = copy.deepcopy(cluster.histories)
+    keeper = HistoryKeeper(cluster)
+    await keep(keeper, 1)
+    await keep(keeper, 2)
+    assert cluster.histories == before
+    assert "another TrainingJobHistory has its name; it is left alone" in caplog.text
 
 
 @pytest.mark.parametrize("row", ["1,2,3", "now,1,2.0,3.0,1,1,1,0,Running"], ids=["too few cells", "no number"])
 async def test_a_damaged_one_begins_anew(row: str) -> None:
     cluster = MemoryCluster()
     await keep(HistoryKeeper(cluster), 1)
-    cluster.config_maps[KEY.namespace, history_name(KEY.name)]["data"][HISTORY_KEY] = f"{row}\n"
+    cluster.histories[KEY.namespace, KEY.name][HISTORY_FIELD] = f"{row}\n"
     await keep(HistoryKeeper(cluster), 2)
     assert steps(cluster) == [2]
 
@@ -78,7 +101,7 @@ async def test_what_is_forgotten_is_read_again() -> None:
     cluster = MemoryCluster()
     keeper = HistoryKeeper(cluster)
     await keep(keeper, 1)
-    cluster.config_maps.clear()
+    cluster.histories.clear()
     keeper.forget(KEY)
     await keep(keeper, 2)
     assert steps(cluster) == [2]

@@ -1,4 +1,7 @@
-"""The metrics: names, labels and types that Prometheus and Grafana can rely on, and a dashboard that fits them."""
+"""The metrics, and a dashboard that fits them.
+
+Prometheus and Grafana can rely on the metrics' names, labels and types.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def report() -> ReportView:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """After a drain for a preemption has been decided, and the next generation has made its first step."""
+    """Metrics after a drain for a preemption and the next generation's first step."""
     metrics = Metrics(num_agents=lambda: 4)
     gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=1.5)
     draining = GENERATION.model_copy(update={"requested_at": NOW + timedelta(seconds=0.2)})
@@ -194,6 +197,7 @@ def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
         "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
         "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
         "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
+        "starting": NodeWatch(state=WatchState.STARTING, seconds=100.0),
         "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
         "on-demand": None,
         "old": None,

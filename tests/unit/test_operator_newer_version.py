@@ -1,4 +1,7 @@
-"""An operator that is older than the job: what runs goes on, and what hasn't begun waits."""
+"""An operator that is older than the job.
+
+What runs goes on, and what hasn't begun waits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parsing what the API server says: every state a pod, a node or a status can be met in."""
+"""Parsing what the API server says.
+
+The states are all those in which a pod, a node or a status can be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The parts of a pod that a job may choose: resources, memory, containers beside the trainer, zone, mesh, network."""
+"""The parts of a pod that a job may choose.
+
+They are resources, memory, containers beside the trainer, zone, mesh and network.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Passes over a job from beginning to end, with the operator crashing around every single write.
+"""Passes over a job, with the operator crashing around every single write.
 
-After Sieve (OSDI '22): the oracle is the undisturbed run. However the operator crashes, the job ends the same way,
-and no pod is created or deleted more often.
+The passes go from the job's beginning to its end. After Sieve (OSDI '22), the oracle is the undisturbed run. However
+the operator crashes, the job ends the same way, and no pod is created or deleted more often.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Pods that Kubernetes refuses: retried and reported, while the ranks continue to train."""
+"""Pods that Kubernetes refuses are retried and reported.
+
+The ranks continue to train meanwhile.
+"""
 
 from __future__ import annotations
 

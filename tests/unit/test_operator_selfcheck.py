@@ -40,7 +40,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ],
 )
 def test_the_crd_is_this_releases(crds: list[dict[str, Any]], problem: str) -> None:
-    found = selfcheck.crd_problem([{"metadata": {"name": "another"}}, *crds])
+    found = selfcheck.crd_problem([{"metadata": {"name": "another"}}, *crds], crd.NAME)
     assert problem in found
     assert bool(found) is bool(problem)
 

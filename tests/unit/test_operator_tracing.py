@@ -1,4 +1,7 @@
-"""The trace of a change of members, from the cloud's word to the next generation's first step."""
+"""The trace of a change of members.
+
+It goes from the cloud's word to the next generation's first step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whole lives of a job, with disturbances from a seed: it always ends Succeeded, and holds nothing then."""
+"""Whole lives of a job, with disturbances from a seed.
+
+The job always ends Succeeded, and holds nothing then.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ DISTURBED_SECONDS = 160.0
 
 
 def world_of(seed: int, **options: object) -> World:
-    """Two on-demand and four spot nodes, and a job that takes about 150 s undisturbed."""
+    """Two on-demand and four spot nodes, and a job.
+
+    Undisturbed, the job takes about 150 s.
+    """
     world = World(spec_of(), seed=seed, total_steps=240, **options)  # type: ignore[arg-type]
     for capacity_type in (ON_DEMAND, ON_DEMAND, SPOT, SPOT, SPOT, SPOT):
         world.add_node(capacity_type)
@@ -25,7 +31,10 @@ def world_of(seed: int, **options: object) -> World:
 
 
 def disturb(world: World, kinds: list[str], num: int = 8) -> None:
-    """`num` disturbances at random moments; then capacity comes back, and the job is left to end."""
+    """Disturb the world `num` times at random moments, and wait for the job's end.
+
+    Capacity comes back after the last disturbance.
+    """
     rng = random.Random(world.seed + 1)
     moments = sorted(rng.uniform(1.0, DISTURBED_SECONDS) for _ in range(num))
     for moment in moments:
@@ -65,7 +74,7 @@ def restart_an_agent(world: World, rng: random.Random) -> None:
 
 def break_the_script(world: World) -> None:
     generation = world.status.generation
-    world.fail_next_step = generation.number if generation is not None else None
+    world.trainings.fail_next_step = generation.number if generation is not None else None
 
 
 DISTURBANCES: dict[str, Callable[[World, random.Random, list[Node]], object]] = {
@@ -90,8 +99,8 @@ def assert_ended_well(world: World) -> None:
     assert status.phase is Phase.SUCCEEDED, f"{status.phase} {status.message}\n{world.story()}"
     world.run(120)
     assert not world.pods, f"{world.pods}\n{world.story()}"
-    assert world.head is not None
-    assert world.head.step == world.total_steps
+    assert world.trainings.head is not None
+    assert world.trainings.head.step == world.total_steps
     assert all(t.seconds_without_step is not None for t in status.transitions), world.story()
     assert sum(t.steps_redone or 0 for t in status.transitions) == status.steps_redone
 
@@ -247,7 +256,7 @@ def test_a_hang_is_stopped_and_resumed() -> None:
     world = world_of(9)
     world.edit(runPolicy={"hangTimeoutSeconds": 20})
     world.run(40)
-    world.hang.add(1)
+    world.trainings.hang.add(1)
     world.run(40)
     assert world.status.failures == 1, world.story()
     assert [t.reason for t in world.status.transitions] == ["Hang"]
@@ -257,6 +266,6 @@ def test_a_hang_is_stopped_and_resumed() -> None:
 
 def test_a_commit_that_an_earlier_job_left_is_not_fenced_out() -> None:
     world = world_of(10)
-    world.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
+    world.trainings.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
     world.run_until_finished(300)
     assert_ended_well(world)

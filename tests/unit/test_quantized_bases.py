@@ -1,4 +1,7 @@
-"""LoRA runs of a base whose weights are quantized: what commits hold of it, and what a resume makes of it."""
+"""LoRA runs of a base whose weights are quantized.
+
+The tests show what commits hold of the base, and what a resume makes of it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def _world_of_its_own() -> Iterator[None]:
 
 
 class Int8(torch.Tensor):
-    """Wraps int8 numbers and a scale for each row, as torchao's tensors do, and computes with their product."""
+    """Wraps int8 numbers and a scale for each row, as torchao's tensors do.
+
+    It computes with their product.
+    """
 
     packed: torch.Tensor
     scale: torch.Tensor

@@ -89,7 +89,7 @@ def messages(schema: dict[str, Any]) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         yield rule["message"]
     for each in schema.get("properties", {}).values():
-        yield from messages(each.get("items", each))
+        yield from messages(each.get("items") or each.get("additionalProperties") or each)
 
 
 def test_every_metric() -> None:
@@ -111,7 +111,10 @@ def test_every_environment_variable_that_the_sources_name() -> None:
 
 
 def environment_variables(tree: ast.Module) -> Iterator[str]:
-    """Constants that are called ENV_…, options' envvar, and literals that `environ` is asked for."""
+    """The names of environment variables in a module.
+
+    They are constants named ENV_…, options' envvar, and literals that `environ` is asked for.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))) if "ENV_" in name:
@@ -182,7 +185,10 @@ def events(tree: ast.Module) -> Iterator[str]:
 
 
 def conditions(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """Type and reason of each condition that is written; None where the reason isn't said there as a text."""
+    """Type and reason of each condition that is written.
+
+    The reason is None if it isn't a text there.
+    """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -207,8 +213,11 @@ def function_name(call: ast.Call) -> str:
 
 
 def texts(tree: ast.Module, *values: ast.expr) -> list[str]:
-    """What an expression may be: a member of an enumeration, or the first of what a function returns. A variable may
-    be that of any function that returns a reason and a message."""
+    """Return what an expression may be.
+
+    That is a member of an enumeration, or the first item that a function returns. A variable may be that of any
+    function that returns a reason and a message.
+    """
     found: list[str] = []
     for value in values:
         match value:

@@ -1,4 +1,7 @@
-"""Replicas in parts: what a member's process holds and whom it serves, and which step the operator names."""
+"""Replicas in parts.
+
+The tests show what a member's process holds and whom it serves, and which step the operator names.
+"""
 
 from __future__ import annotations
 

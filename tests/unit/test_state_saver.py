@@ -112,7 +112,10 @@ def test_a_save_that_takes_a_moment_is_no_failure(storage: HangingStorage, saved
 
 
 def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: HangingStorage) -> None:
-    """Otherwise a drain would give up a commit of adapters for want of time, as that of the large model took long."""
+    """A drain doesn't give up a commit of adapters for want of time.
+
+    The commit of the large model took long, and is no forecast.
+    """
     tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
     lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict))
     saver = saver_to(storage, slow_seconds=3600.0)

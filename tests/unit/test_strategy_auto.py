@@ -1,4 +1,7 @@
-"""`strategy: auto` in a session: chosen from model and machine, recorded in the commits, and kept."""
+"""`strategy: auto` in a session.
+
+It is chosen from model and machine, recorded in the commits, and kept.
+"""
 
 from __future__ import annotations
 

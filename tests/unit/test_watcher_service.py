@@ -1,4 +1,7 @@
-"""The watcher's notice API and what it shows on the Node, with a source in memory."""
+"""The watcher's notice API, and what it shows on the Node.
+
+The source is in memory.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,24 @@ async def test_a_source_that_hears_nothing_ends_the_long_poll_and_the_readiness(
     async with asyncio.timeout(5):
         assert (await service.ask(after=blind.revision)).trouble is None
     assert (await service.client.get("/readyz")).status == 200
+
+
+async def test_a_source_whose_first_answer_takes_its_time_is_no_blindness(service: Service) -> None:
+    ec2, kubernetes = service.sources
+    before = await service.ask()
+    ec2.trouble, ec2.starting = "EC2's metadata service has not answered yet.", True
+    async with asyncio.timeout(5):
+        starts = await service.ask(after=before.revision)
+    assert (starts.starting, starts.trouble) == (True, ec2.trouble)
+    assert (await service.client.get("/readyz")).status == 503, "nobody hears the cloud yet"
+    kubernetes.trouble = "The API server is away."
+    async with asyncio.timeout(5):
+        blind = await service.ask(after=starts.revision)
+    assert (blind.starting, blind.trouble) == (False, f"{ec2.trouble} {kubernetes.trouble}")
+    kubernetes.trouble, ec2.starting = None, False
+    async with asyncio.timeout(5):
+        late = await service.ask(after=blind.revision)
+    assert (late.starting, late.trouble) == (False, ec2.trouble)
 
 
 async def test_a_watcher_that_is_blind_still_passes_on_what_it_hears(service: Service) -> None:

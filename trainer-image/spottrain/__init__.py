@@ -1,7 +1,7 @@
-"""Training that survives preemptions: `import spottrain` in the script that every rank runs.
+"""Training that survives preemptions.
 
-`spottrain.session()` surrounds the script, `Session.prepare` takes the model and the data, and `Training.steps` is
-the loop. `Session.prepare` has an example.
+The script that every rank runs has `import spottrain`. `spottrain.session()` surrounds the script,
+`Session.prepare` takes the model and the data, and `Training.steps` is the loop. `Session.prepare` has an example.
 """
 
 from spottrain.loop.entry import session

@@ -1,7 +1,8 @@
-"""Learning rates as pure functions of the step, for `Session.prepare(scheduler=...)`.
+"""Learning rates as pure functions of the step.
 
-Each is torch's LambdaLR, whose rate depends on the number of the step alone: a resumed run, or one with another
-number of nodes, has the rates of one that was never interrupted. Steps are optimizer steps of the whole run.
+They are for `Session.prepare(scheduler=...)`. Each is torch's LambdaLR, whose rate depends on the number of the step
+alone. A run that was resumed, or has a different number of nodes, has the rates of one that was never interrupted.
+Steps are optimizer steps of the whole run.
 """
 
 from __future__ import annotations

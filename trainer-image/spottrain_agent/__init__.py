@@ -1,5 +1,5 @@
-"""PID 1 of a trainer pod: runs the generations that the operator assigns, and passes preemption notices on.
+"""PID 1 of a trainer pod: runs the generations that the operator assigns.
 
-The agent itself never imports torch. Its child, the *zygote*, does so once, and each generation's torchrun and its
-workers are forked from there (zygote.py says why).
+It also passes preemption notices on. The agent itself never imports torch. Its child, the *zygote*, does so once, and
+each generation's torchrun and its workers are forked from there (zygote.py says why).
 """

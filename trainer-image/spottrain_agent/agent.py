@@ -1,4 +1,7 @@
-"""The agent's shell: it feeds events to the state machine and carries out its commands."""
+"""The agent's shell.
+
+It feeds events to the state machine and carries out its commands.
+"""
 
 from __future__ import annotations
 
@@ -299,7 +302,10 @@ class Agent:
             self._report_soon()
 
     def _clear_away(self, activity: _Activity) -> None:
-        """After the ranks have ended: kill what is left, once torchrun has ended or has lingered too long."""
+        """After the ranks have ended, kill what is left.
+
+        That waits until torchrun has ended or has lingered too long.
+        """
         activity.ended_at = activity.ended_at or time.monotonic()
         if activity.run.is_launcher_gone() or time.monotonic() - activity.ended_at > LINGER_SECONDS:
             self._kill()

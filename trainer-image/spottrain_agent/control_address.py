@@ -1,4 +1,7 @@
-"""Where the agent reaches the control API, and whom it trusts there: in files that the kubelet renews."""
+"""Where the agent reaches the control API, and whom it trusts there.
+
+Both are in files that the kubelet renews.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,21 @@ class AddressMissingError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEndpoint:
-    """Where to send a request, and with which trust (`ssl` of aiohttp)."""
+    """Where to send a request.
+
+    Attributes:
+        url: The address.
+        trust: Whose certificate to accept (`ssl` of aiohttp).
+    """
 
     url: str
     trust: ssl.SSLContext | bool
 
 
 class ControlAddress:
-    """Reads the files for each request, so that a new port, scheme or authority needs no new pod.
+    """Reads the files for each request.
+
+    So a new port, scheme or authority needs no new pod.
 
     Without a folder, the address is `url` for ever: an operator of an older release has made the pod.
     """

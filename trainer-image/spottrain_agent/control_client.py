@@ -46,7 +46,10 @@ async def _require_success(response: aiohttp.ClientResponse) -> None:
 
 
 class BackOff:
-    """Waits between attempts: the pause doubles, with jitter, up to a second, so that it notices a restart soon."""
+    """Waits between attempts.
+
+    The pause doubles, with jitter, up to a second, so that a restart is noticed soon.
+    """
 
     def __init__(self) -> None:
         self._seconds = MIN_BACK_OFF_SECONDS
@@ -60,9 +63,10 @@ class BackOff:
 
 
 class Outage:
-    """Logs that the operator does not answer: at the start, then at growing intervals, and at the end.
+    """Logs that the operator does not answer.
 
-    It is over when none of the requests that failed, such as reports and polls, fails any more.
+    It logs at the start, then at growing intervals, and at the end. The outage is over when none of the requests that
+    failed, such as reports and polls, fails any more.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -180,7 +184,10 @@ class ControlClient:
         return True
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
-        """The new assignment, if there is one, and how far this clock is ahead of the operator's."""
+        """The new assignment, if there is one, and the clock's lead.
+
+        The lead is how far this clock is ahead of the operator's.
+        """
         endpoint = self._endpoint()
         async with self._session.get(
             endpoint.url + PATH_ASSIGNMENT,

@@ -67,7 +67,10 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
 
 
 def _has_module(name: str, base: Path) -> bool:
-    """Look for the top-level package only: to find a submodule would import its parents."""
+    """Whether a module exists, by its top-level package only.
+
+    To find a submodule would import its parents.
+    """
     top = name.partition(".")[0]
     if not top:
         return False
@@ -97,7 +100,10 @@ async def wait_for_rendezvous_store(endpoint: str) -> None:
 
 
 class GenerationRun:
-    """The processes of one generation on this member, and the directory it shares with them."""
+    """The processes of one generation on this member.
+
+    It also has the directory that it shares with them.
+    """
 
     def __init__(self, assignment: GenerationAssignment, settings: AgentSettings, grace_seconds: float) -> None:
         self.assignment = assignment
@@ -163,10 +169,10 @@ class GenerationRun:
         )
 
     def terminate_plain_scripts(self) -> None:
-        """Send SIGTERM to ranks that don't read drain.json, because their script doesn't use the library.
+        """Send SIGTERM to ranks that don't read drain.json.
 
-        Each worker gets it once. A rank that uses the library writes its progress when its session opens; a young
-        rank gets a little time for that.
+        Their script doesn't use the library. Each worker gets the signal once. A rank that uses the library writes
+        its progress when its session opens; a young rank gets a little time for that.
         """
         if self._drain is None:
             return
@@ -203,7 +209,10 @@ class GenerationRun:
         return progress
 
     def step_age_seconds(self) -> float:
-        """Seconds since the newest step, or since the start, on this process's monotonic clock."""
+        """Seconds since the newest step, or since the start.
+
+        By this process's monotonic clock.
+        """
         step = max((progress.step for progress in self._all_progress() if progress), default=-1)
         if step > self._step_seen[0]:
             self._step_seen = (step, time.monotonic())

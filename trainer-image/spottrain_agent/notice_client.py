@@ -1,4 +1,7 @@
-"""The agent's client of the watcher on its node: the notices, and whether they can be heard."""
+"""The agent's client of the watcher on its node.
+
+The watcher reports the notices, and whether they can be heard.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class NoticeClient:
             back_off.reset()
             if notices is not None:
                 revision = notices.revision
-                self._now(WatchState.BLIND if notices.trouble else WatchState.WATCHED, notices.trouble)
+                self._now(_state(notices), notices.trouble)
                 on_notices(notices)
 
     async def _poll(self, revision: str) -> NoticeList | None:
@@ -62,3 +65,10 @@ class NoticeClient:
             self._since = self._clock()
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
         self._watch = NodeWatch(state=state, trouble=one_line(trouble) if trouble else None)
+
+
+def _state(notices: NoticeList) -> WatchState:
+    """What a watcher that answers says of itself."""
+    if notices.trouble is None:
+        return WatchState.WATCHED
+    return WatchState.STARTING if notices.starting else WatchState.BLIND

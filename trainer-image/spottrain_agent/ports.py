@@ -1,4 +1,7 @@
-"""Reserved ports of this pod: for a generation's rendezvous store, and for replicas."""
+"""Reserved ports of this pod.
+
+They are for a generation's rendezvous store, and for replicas.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import socket
 
 
 class ReservedPort:
-    """A port that is bound but not listened on, so that the system gives it to nobody else.
+    """A port that is bound but not listened on.
+
+    So the system gives it to nobody else.
 
     torch's store can bind it anyway, because both set SO_REUSEADDR. Each generation gets a port of its own, so that a
     late member can't reach the store of the previous generation.

@@ -63,10 +63,10 @@ def send_signal(pid: int, number: int) -> None:
 
 
 async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.02) -> None:
-    """Send SIGKILL to every descendant of this process except `keep`, until none is left.
+    """Send SIGKILL to every descendant of this process except `keep`.
 
-    It repeats, because a process may fork between the look and the kill. It waits as long as it takes: a process in
-    uninterruptible sleep can't be killed, and to start its successor beside it would be worse.
+    It repeats that until none is left, because a process may fork between the look and the kill. It waits as long as
+    it takes: a process in uninterruptible sleep can't be killed, and to start its successor beside it would be worse.
     """
     while left := [pid for pid in descendants(os.getpid()) if pid not in keep]:
         for pid in left:
@@ -75,9 +75,10 @@ async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.
 
 
 class Reaper:
-    """Collects every child that ends, including adopted ones, and reports the end to those who wait for it.
+    """Collects every child that ends, including adopted ones.
 
-    Only this class calls waitpid: a second caller would steal the exit statuses.
+    It reports the end to those who wait for it. Only this class calls waitpid: a second caller would steal the exit
+    statuses.
     """
 
     def __init__(self) -> None:

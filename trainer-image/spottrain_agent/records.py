@@ -1,4 +1,7 @@
-"""Files that the agent's own forked processes leave in the run directory, besides those of the contract."""
+"""Files that the agent's own forked processes leave in the run directory.
+
+They are in addition to those of the contract.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The agent's side of replicas: runs the process that holds them, if a generation asks for it."""
+"""The agent's side of replicas.
+
+It runs the process that holds them, if a generation asks for it.
+"""
 
 from __future__ import annotations
 

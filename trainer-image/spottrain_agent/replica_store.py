@@ -1,4 +1,6 @@
-"""Process beside the agent that holds replicated shards of its own ranks and of a peer's.
+"""Process beside the agent that holds replicated shards.
+
+They are those of its own ranks and of a peer's.
 
 `python -m spottrain_agent.replica_store CONTROL LISTEN`, with two socket descriptors.
 
@@ -82,7 +84,10 @@ class ReplicaStore:
             return self._objects.get(place, {}).get(name)
 
     def hold(self, step: HeldShards) -> None:
-        """Note that the objects of these ranks are complete, and drop steps that are too old."""
+        """Note that the objects of these ranks are complete.
+
+        Also drop steps that are too old.
+        """
         with self._lock:
             place = (step.generation, step.sequence)
             known = self._steps.get(place)

@@ -1,4 +1,7 @@
-"""A generation's run directory: what the agent writes there, and what it reads from its ranks."""
+"""A generation's run directory.
+
+The module has what the agent writes there, and what it reads from its ranks.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ class RunDirectory:
         self._read: dict[Path, tuple[tuple[int, int], Message | None]] = {}
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Create it empty, except for run.json (a TrainerConfig), and drop the oldest run directories."""
+        """Create it with only run.json, and drop the oldest run directories.
+
+        run.json is a TrainerConfig.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         (self.path / FILE_RUN).write_text(json.dumps(config))

@@ -12,10 +12,10 @@ _LIBRARY = "spottrain"
 
 
 def opens_session(entrypoint: Entrypoint) -> bool:
-    """Whether the program is going to open a session of the library: it imports it, and names its `session`.
+    """Whether the program is going to open a session of the library.
 
-    A program whose own modules do that isn't recognised. A program that can't be read or parsed fails by itself when
-    it runs.
+    It does if it imports the library, and names its `session`. A program whose own modules do that isn't recognised.
+    A program that can't be read or parsed fails by itself when it runs.
     """
     path = _source(entrypoint)
     try:
@@ -25,7 +25,10 @@ def opens_session(entrypoint: Entrypoint) -> bool:
 
 
 def names_session(source: bytes) -> bool:
-    """Whether a source imports `spottrain` and uses `spottrain.session`, or imports `session` from there."""
+    """Whether a source uses the library's `session`.
+
+    It imports `spottrain` and uses `spottrain.session`, or imports `session` from there.
+    """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,7 @@
-"""Stacks of ranks that hang: a rank writes its own on a signal of the agent, also while it waits in native code."""
+"""Stacks of ranks that hang.
+
+A rank writes its own on a signal of the agent, also while it waits in native code.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,18 @@ def stack_file(local_rank: int) -> str:
 
 
 def write_stacks_on_signal(path: Path) -> None:
-    """Let this process write the stacks of all its Python threads to the file at `path` when it gets STACK_SIGNAL."""
+    """Let this process write its stacks to `path` on STACK_SIGNAL.
+
+    They are the stacks of all its Python threads.
+    """
     faulthandler.register(STACK_SIGNAL, file=path.open("wb"), all_threads=True)  # it keeps the file open
 
 
 async def written(path: Path) -> str:
-    """What a rank has written to `path`, once it writes no more; empty if it writes nothing."""
+    """What a rank has written to `path`, once it writes no more.
+
+    Empty if it writes nothing.
+    """
     size, changed_at = 0, time.monotonic()
     give_up_at = changed_at + _MAX_SECONDS
     while time.monotonic() < give_up_at and (size == 0 or time.monotonic() - changed_at < _QUIET_SECONDS):
@@ -36,7 +45,9 @@ async def written(path: Path) -> str:
 
 
 def script_first(stacks: str, caller: str) -> str:
-    """The stacks with the script's thread first, without the frames from which `caller` runs the script.
+    """The stacks with the script's thread first.
+
+    They come without the frames from which `caller` runs the script.
 
     faulthandler writes the newest thread first: helpers of torch, data loaders and checkpoints before the script.
 

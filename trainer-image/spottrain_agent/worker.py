@@ -1,7 +1,8 @@
-"""Runs the user's program in a forked worker, so that it looks the same as `python script.py`.
+"""Runs the user's program in a forked worker.
 
-The program has its own `__main__`, sys.argv and sys.path[0], default signal handlers and fresh random state. Exit
-codes and tracebacks are as usual, and at the end the worker waits for exit handlers and threads.
+It looks the same as `python script.py`. The program has its own `__main__`, sys.argv and sys.path[0], default signal
+handlers and fresh random state. Exit codes and tracebacks are as usual, and at the end the worker waits for exit
+handlers and threads.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _MAX_MESSAGE_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The pod's stdout and stderr, kept for the workers while torchrun itself writes to a file.
+    """The pod's stdout and stderr, kept for the workers.
+
+    Meanwhile, torchrun itself writes to a file.
 
     torchrun reports a failed worker with tracebacks of its own process handling. A member whose peers end first
     reports tracebacks of the rendezvous store. In the pod's log, these would bury the script's own words.
@@ -90,7 +93,10 @@ def _start_writer() -> None:
 
 
 def _reset_inherited_state() -> None:
-    """Undo what a fork inherits from launcher and zygote, and a new interpreter wouldn't have."""
+    """Undo what a fork inherits from launcher and zygote.
+
+    A new interpreter wouldn't have it.
+    """
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -151,7 +157,10 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _finish() -> None:
-    """Do what the interpreter does at its end, in the same order, before a fork leaves by os._exit."""
+    """Do what the interpreter does at its end, in the same order.
+
+    The fork then leaves by os._exit.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,7 @@
-"""The agent's side of the zygote: keep one running, and ask it to start generations."""
+"""The agent's side of the zygote.
+
+It keeps one running, and asks it to start generations.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class LaunchFailed(Exception):
 
 
 class ZygoteProcess:
-    """Runs zygotes, a new one whenever one dies, and sends launch requests to the living one."""
+    """Runs zygotes, a new one whenever one dies.
+
+    It sends launch requests to the living one.
+    """
 
     def __init__(self, reaper: Reaper, on_change: Callable[[], None]) -> None:
         self._reaper = reaper

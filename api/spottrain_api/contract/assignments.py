@@ -1,4 +1,4 @@
-"""Assignments, which the operator gives to agents, and the reports that agents send."""
+"""Assignments from the operator to agents, and reports from agents."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ _MAX = timedelta(days=100 * 365)
 
 
 def clock_offset(date: str | None, now: datetime) -> timedelta:
-    """How far our clock is ahead of a server's, by the `Date` header of its answer (RFC 9110, section 6.6.1).
+    """How far our clock is ahead of a server's, by the `Date` header of its answer.
 
-    Add it to the times in the answer. It is rounded to five seconds: the header has whole seconds, and the answer
-    took a moment.
+    RFC 9110, section 6.6.1, describes the header. Add the offset to the times in the answer. It is rounded to five
+    seconds: the header has whole seconds, and the answer took a moment.
 
     Args:
         date: The header's value; None if there is none.

@@ -1,4 +1,7 @@
-"""Names of conditions, and the reasons of conditions and events. contract/reasons.py says what each means."""
+"""Names of conditions, and the reasons of conditions and events.
+
+contract/reasons.py says what each means.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class ConditionReason(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Reasons of the condition Failed that are neither a failure of the ranks nor a cause."""
+    """Reasons of the condition Failed that belong to the job as a whole.
+
+    They are neither a failure of the ranks nor a cause.
+    """
 
     FAILURE_BUDGET_EXCEEDED = "FailureBudgetExceeded"
     NO_PROGRESS = "NoProgress"

@@ -1,4 +1,7 @@
-"""Messages to ranks in the run directory: settings of the job, and requests to drain."""
+"""Messages to ranks in the run directory.
+
+They are the settings of the job, and requests to drain.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from spottrain_api.settings import TrainingSettings
 
 
 class DrainRequest(Message):
-    """Request to stop together at a step boundary, commit there, and end as `drained`.
+    """Request to stop together at a step boundary.
+
+    The ranks commit there and end as `drained`.
 
     Attributes:
         is_preemption: Whether a cloud takes a node at the deadline. If so, stopping long before it gains nothing.
@@ -45,7 +50,9 @@ class Interruptions(Message):
 
 
 class TrainerConfig(TrainingSettings, Message):
-    """Configuration of the ranks of a generation (run.json): the job's settings, and its context.
+    """Configuration of the ranks of a generation (run.json).
+
+    It holds the job's settings and its context.
 
     Attributes:
         attempt_id: Unique for each generation; also torchrun's rendezvous id.

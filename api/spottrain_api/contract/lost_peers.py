@@ -18,7 +18,10 @@ _TEXTS = re.compile(
 
 
 def is_lost_peer(exception: str, message: str) -> bool:
-    """Whether an exception of the type `exception` (with its module) and this message means a lost peer."""
+    """Whether an exception means a lost peer.
+
+    `exception` is its type with its module, and `message` its text.
+    """
     if _ALONE.match(exception):
         return True
     return bool(_TYPES.match(exception) and _TEXTS.search(message))

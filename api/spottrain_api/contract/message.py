@@ -16,7 +16,10 @@ Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH])]
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable, camelCase on the wire, unknown fields ignored (newer peers)."""
+    """Base of all messages: immutable, and camelCase on the wire.
+
+    Unknown fields are ignored, because a newer peer may send them.
+    """
 
     model_config = ConfigDict(
         frozen=True, alias_generator=to_camel, populate_by_name=True, extra="ignore", allow_inf_nan=False

@@ -1,4 +1,7 @@
-"""Names that several parts share: labels and annotations, paths and ports, environment, files of a run directory."""
+"""Names that several parts share.
+
+They are labels and annotations, paths and ports, environment variables, and files of a run directory.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,10 @@ _PROVIDERS_SHUTDOWN_GRACE = {GKE_SPOT: 15.0, GKE_PREEMPTIBLE: 15.0}
 
 
 def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
-    """Seconds that the shutdown of the node leaves its pods; None if nothing limits a pod's own grace."""
+    """Seconds that the shutdown of the node leaves its pods.
+
+    None if nothing limits a pod's own grace period.
+    """
     stated = labels.get(LABEL_SHUTDOWN_GRACE, "")
     if stated.isdecimal():
         return float(stated)

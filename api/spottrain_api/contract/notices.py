@@ -1,4 +1,7 @@
-"""Notices, which the watcher gives to the agents of its node and, on the node, to the operator."""
+"""Notices about a node, from its watcher.
+
+The watcher gives them to the agents of the node and, on the Node object, to the operator.
+"""
 
 from __future__ import annotations
 
@@ -49,22 +52,26 @@ class NoticeList(Message):
 
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
     """
 
     revision: str
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
+    starting: bool = False
 
 
 class WatchState(StrEnum):
     """Whether an agent can hear the notices for its node.
 
     - watched: a watcher answers, and hears all of its sources.
+    - starting: a watcher answers, and waits for the first answer of a source, within the time that the cloud allows.
     - blind: a watcher answers, but can't hear some of its sources.
     - missing: no watcher answers.
     """
 
     WATCHED = "watched"
+    STARTING = "starting"
     BLIND = "blind"
     MISSING = "missing"
 

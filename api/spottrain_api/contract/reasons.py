@@ -1,7 +1,7 @@
-"""What conditions, events and reasons mean, for the reference pages and for people who write tools.
+"""What conditions, events and reasons mean.
 
-The tables name every condition and reason that the operator writes. tests/unit/test_reference.py compares them with
-the operator's sources.
+The reference pages show these texts, and people who write tools read them. The tables name every condition and reason
+that the operator writes. tests/unit/test_reference.py compares them with the operator's sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionMeaning:
-    """A condition of a job's status; `reasons` are those that only this condition has."""
+    """What a condition of a job's status means.
+
+    `reasons` are those that only this condition has.
+    """
 
     when_true: str
     when_false: str
@@ -165,7 +168,8 @@ _FELL_BACK = Reason(
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
 )
 _URI_IN_USE = Reason(
-    meaning="Another unfinished job comes first at the same checkpoint.uri. This one gets no pods until it ends.",
+    meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
+    "until it ends.",
     action="For a run of its own, create this job with another checkpoint.uri. Otherwise wait, or delete the other "
     "job: this one then continues from its newest commit.",
 )
@@ -278,12 +282,14 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         "ends for it.",
         reasons={
             ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished, and holds no nodes."),
             EventReason.WATCHER_MISSING: _WATCHER_MISSING,
             EventReason.WATCHER_BLIND: _WATCHER_BLIND,
         },
     ),
     ConditionType.BLOCKED: ConditionMeaning(
-        when_true="Another unfinished job uses the same checkpoint.uri. Absent for a job that was never blocked.",
+        when_true="Another unfinished job of the namespace uses the same checkpoint.uri. "
+        "Absent for a job that was never blocked.",
         when_false="The job was blocked, and no longer is.",
         reasons={
             EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,

@@ -1,4 +1,7 @@
-"""Replicas: shards of a step in the members' memory, who holds which, and where ranks send them."""
+"""Replicas: shards of a step in the members' memory.
+
+The messages say who holds which, and where ranks send them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class ReplicaHolder(Message):
 
 
 class ReplicatedStep(Message):
-    """A replicated step of which every rank's shard is in the memory of a member that is still there."""
+    """A replicated step that the remaining members hold completely.
+
+    Every rank's shard is in the memory of one of them.
+    """
 
     generation: Annotated[int, Field(description="Number of the generation that replicated it.")]
     sequence: Annotated[int, Field(description="Number of the replica in that generation.")]
@@ -41,7 +47,9 @@ class ReplicatedStep(Message):
 
 
 class ReplicaSettings(Message):
-    """Where a member's ranks replicate their shards: into its own memory and its peer's.
+    """Where a member's ranks replicate their shards.
+
+    They replicate into the memory of their own member and of its peer.
 
     - token: opens the replicas of all members of the generation, and of no others.
     - own, peer: "address:port" of the two. `peer` None: there is no other member.

@@ -1,4 +1,7 @@
-"""What ranks report through the run directory: progress, failures, and how they ended."""
+"""What ranks report through the run directory.
+
+They report progress, failures, and how they ended.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ class CommitRef(Message):
 
 
 class CheckpointTimings(Message):
-    """Measured durations of the newest checkpoint, in seconds, and the bytes that this rank wrote.
+    """Measured durations of the newest checkpoint, in seconds, and its bytes.
 
-    `forecast_seconds` is the forecast for the whole save, made before its start; None for the first save.
+    The bytes are those that this rank wrote. `forecast_seconds` is the forecast for the whole save, made before its
+    start; None for the first save.
     """
 
     staging_seconds: float
@@ -134,7 +138,10 @@ class StrategyChoice(Message):
 
 
 class TrainerPhase(StrEnum):
-    """Stage that a rank is in: STARTING until it has resumed, then TRAINING, SAVING before its end, and DONE."""
+    """Stage that a rank is in.
+
+    It is STARTING until the rank has resumed, then TRAINING, SAVING before its end, and DONE.
+    """
 
     STARTING = "starting"
     TRAINING = "training"

@@ -9,10 +9,10 @@ from pydantic.alias_generators import to_camel
 
 
 class Resource(BaseModel):
-    """Base of everything in a TrainingJob: immutable, camelCase, unknown fields refused.
+    """Base of everything in a TrainingJob: immutable, with camelCase keys.
 
-    `cel_rules` are (rule, message) pairs that the API server checks; `self` is the object of that class. A rule
-    with `oldSelf` restricts changes after creation.
+    Unknown fields are refused. `cel_rules` are (rule, message) pairs that the API server checks; `self` is the object
+    of that class. A rule with `oldSelf` restricts changes after creation.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="forbid")
@@ -24,7 +24,10 @@ class Resource(BaseModel):
 
 
 class FreeForm(Resource):
-    """A part of another API, passed through unchanged; the API server checks it on the pod."""
+    """A part of another API, passed through unchanged.
+
+    The API server checks it on the pod.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}

@@ -1,4 +1,7 @@
-"""How many nodes a job has, and where they come from: on-demand and spot, pools, fallback."""
+"""How many nodes a job has, and where they come from.
+
+They come from on-demand and spot capacity and from pools, with a fallback.
+"""
 
 from __future__ import annotations
 

@@ -38,6 +38,6 @@ class Checkpoint(CheckpointConfig):
             max_length=1024,
             description="Folder of the commits: s3://bucket/prefix, gs://bucket/prefix or file:///absolute/path on a "
             "volume that all pods share. A job resumes from the newest commit that it finds there. If another "
-            "unfinished job writes there, this one waits. Can't change while the job exists.",
+            "unfinished job of the namespace writes there, this one waits. Can't change while the job exists.",
         ),
     ]

@@ -1,4 +1,7 @@
-"""The pods of a job: labels, placement, volumes, containers beside the trainer's, network."""
+"""The pods of a job.
+
+The template sets labels, placement, volumes, containers beside the trainer's, and the network.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pydantic import Field
 
 from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
-from spottrain_api.v1alpha1.containers import OWN_PREFIX, Container, Name, Quantity, VolumeMount
+from spottrain_api.v1alpha1.containers import OWN_PREFIX, Container, Name, VolumeMount
+from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
@@ -68,7 +72,7 @@ class Volume(Resource):
 
 
 class ResourceClaim(Resource):
-    """Devices by dynamic resource allocation (DRA), from an object of the job's namespace."""
+    """Devices by dynamic resource allocation (DRA), from the job's namespace."""
 
     cel_rules = (
         (
@@ -190,10 +194,6 @@ class PodTemplate(Resource):
             "self.resourceClaims.all(a, self.resourceClaims.exists_one(b, a.name == b.name))",
             "podTemplate.resourceClaims: two claims have the same name; rename one of them",
         ),
-        (
-            "!has(self.shmSize) || (isQuantity(self.shmSize) && quantity(self.shmSize).compareTo(quantity('0')) > 0)",
-            "podTemplate.shmSize: not a Kubernetes quantity above 0; write one such as 64Gi",
-        ),
     )
     labels: Annotated[
         dict[str, LabelValue],
@@ -263,7 +263,7 @@ class PodTemplate(Resource):
         Field(max_length=32, description="Mounts of the volumes in the trainer's container of each pod."),
     ] = ()
     shm_size: Annotated[
-        Quantity | None,
+        PositiveQuantity | None,
         Field(
             description="Size of /dev/shm, as a quantity of bytes (64Gi). It lives in memory: what it holds counts "
             "against resources.limits.memory. Default: that limit, or the node's memory if there is none."

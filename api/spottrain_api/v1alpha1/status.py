@@ -13,7 +13,10 @@ from spottrain_api.settings import Resource
 
 
 class StatusResource(Resource):
-    """Base of the status: unknown fields are ignored, so that an older operator can read a newer status."""
+    """Base of the status.
+
+    Unknown fields are ignored, so that an older operator can read a newer status.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -165,7 +168,7 @@ class ProgressStatus(StatusResource):
 
 
 class Transition(StatusResource):
-    """One change of membership: the end of a generation, the start of the next, and what that cost."""
+    """One change of membership, from one generation to the next, and its cost."""
 
     generation: Annotated[int, Field(description="Number of the generation that ended.")]
     reason: Annotated[
@@ -209,7 +212,7 @@ class Transition(StatusResource):
 
 
 class Counts(StatusResource):
-    """Number of ranks and members of the running generation, and of pods that are ready for the next."""
+    """Ranks and members of the running generation, and pods for the next one."""
 
     world_size: Annotated[int, Field(description="Number of ranks that train together. 0 if none train.")] = 0
     on_demand: Annotated[int, Field(description="Number of members on on-demand nodes.")] = 0

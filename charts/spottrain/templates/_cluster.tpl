@@ -83,7 +83,8 @@
 
 {{/* Helm installs what is in crds/, but never upgrades it. */}}
 {{- define "spottrain.missingCrd" -}}
-{{- $ours := .Files.Get "crds/trainingjobs.spottrain.dev.yaml" | fromYaml }}
+{{- range $path, $_ := .Files.Glob "crds/*.yaml" }}
+{{- $ours := $.Files.Get $path | fromYaml }}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $ours.metadata.name }}
 {{- if not $found }}
 - No CRD {{ $ours.metadata.name }}: the operator waits for it. Apply it:
@@ -92,6 +93,7 @@
 - The CRD {{ $ours.metadata.name }} is that of another release, because Helm leaves CRDs alone when it upgrades. If this
   release is the newer one, apply its CRD:
   helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -
+{{- end }}
 {{- end }}
 {{- end }}
 

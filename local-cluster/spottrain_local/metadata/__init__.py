@@ -1,1 +1,1 @@
-"""The clouds' metadata servers: one view for each node, which shows its interruption."""
+"""The clouds' metadata servers: each node has a view with its interruption."""

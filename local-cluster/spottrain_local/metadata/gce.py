@@ -46,7 +46,10 @@ def etag(value: str) -> str:
 
 
 async def _changed(instance: Instance, path: str, value: str, request: web.Request, timeout_seconds: float) -> str:
-    """Wait until the value differs from the one that the caller knows (last_etag), or from the current one."""
+    """Wait until the value differs from the one that the caller knows (last_etag).
+
+    Without last_etag, that is the current value.
+    """
     known = request.query.get("last_etag") or etag(value)
     give_up = time.monotonic() + timeout_seconds
     while etag(value) == known and time.monotonic() < give_up and request.transport is not None:

@@ -1,4 +1,6 @@
-"""The node runtime: an API client like a kubelet that runs the pods bound to it, as processes or with podman.
+"""The node runtime: runs the pods bound to it, as processes or with podman.
+
+It is an API client like a kubelet.
 
 Processes differ from a kubelet's containers:
 

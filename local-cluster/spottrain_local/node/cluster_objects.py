@@ -1,4 +1,4 @@
-"""The objects of the cluster that pods refer to: ConfigMaps, Secrets and service account tokens."""
+"""The objects that pods refer to: ConfigMaps, Secrets, service account tokens."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

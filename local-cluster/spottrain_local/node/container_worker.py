@@ -101,7 +101,10 @@ class ContainerWorker:
         self._exec_count = 0
 
     async def run(self) -> None:
-        """Run the container, and restart it if the policy says so, until it is done or stopped."""
+        """Run the container until it is done or stopped.
+
+        It restarts if the policy says so.
+        """
         ended, ran_seconds = self._already_ended(), 0.0
         while True:
             if ended:
@@ -177,7 +180,10 @@ class ContainerWorker:
     # -- configuration ------------------------------------------------------------------------------------
 
     async def _configured(self) -> ContainerRun | None:
-        """Wait until the container can be started, with the reason in its state; None if it is stopped before."""
+        """Wait until the container can be started; None if it is stopped before.
+
+        While it waits, the container's state has the reason.
+        """
         while not self._stopping.is_set():
             try:
                 run = await self._container_run()
@@ -252,7 +258,10 @@ class ContainerWorker:
     # -- health -------------------------------------------------------------------------------------------
 
     async def _watch_health(self, container: RunningContainer) -> None:
-        """Run the post-start hook, then the startup probe, then the liveness and readiness probes."""
+        """Run the post-start hook and the startup probe, then the other two probes.
+
+        Those are the liveness probe and the readiness probe.
+        """
         assert self._target is not None
         hook = (self._spec.get("lifecycle") or {}).get("postStart")
         if hook:
@@ -316,7 +325,10 @@ class ContainerWorker:
     # -- stopping -----------------------------------------------------------------------------------------
 
     async def stop(self, kill: asyncio.Event) -> None:
-        """Stop the container for good: preStop hook, SIGTERM, and SIGKILL as soon as `kill` is set."""
+        """Stop the container for good: preStop hook, SIGTERM, then SIGKILL.
+
+        SIGKILL follows as soon as `kill` is set.
+        """
         self._stopping.set()
         async with self._starting:
             container = self._container

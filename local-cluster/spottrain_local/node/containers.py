@@ -28,7 +28,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminated:
-    """Ended. `exit_code` is 128 + signal for a process that a signal ended, 128 for one that never started."""
+    """The state of a container that has ended.
+
+    `exit_code` is 128 + signal if a signal ended the process, and 128 if the process never started.
+    """
 
     exit_code: int
     reason: str
@@ -217,7 +220,10 @@ class ContainerRuntime(Protocol):
     def exec_command(
         self, run: ContainerRun, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> HostCommand:
-        """Return the command of this machine that runs `command` in the container, as `kubectl exec` does."""
+        """Return this machine's command that runs `command` in the container.
+
+        It does what `kubectl exec` does.
+        """
         ...
 
     async def execute(self, command: HostCommand, directory: Path) -> RunningContainer:
@@ -229,5 +235,5 @@ class ContainerRuntime(Protocol):
         ...
 
     def recover(self, directory: Path, container_id: str) -> Terminated | None:
-        """Return how a run of an earlier node process ended, or None if there is no record."""
+        """Return how an earlier node process's run ended, or None without a record."""
         ...

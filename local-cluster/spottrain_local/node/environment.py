@@ -27,9 +27,10 @@ def expand(text: str, variables: dict[str, str]) -> str:
 async def build_environment(
     pod: JSONObject, container: JSONObject, *, config: NodeConfig, place: PodPlace, source: ObjectSource
 ) -> dict[str, str]:
-    """Return the container's variables: those that every container on this node gets, and the pod's own, which win.
+    """Return the container's variables.
 
-    The node process's own environment is not passed on.
+    They are the ones that every container on this node gets, and the pod's own, which win. The node process's own
+    environment is not passed on.
 
     Raises:
         ContainerConfigError: Something that a variable refers to is missing.
@@ -53,7 +54,10 @@ def hostname(pod: JSONObject) -> str:
 
 
 def metadata_environment(config: NodeConfig) -> dict[str, str]:
-    """Return the variables that name the metadata server, unless it has the clouds' own address."""
+    """Return the variables that name the metadata server.
+
+    There are none if the server has the clouds' own address.
+    """
     if config.metadata_ip:
         return {}
     match config.provider:

@@ -209,7 +209,10 @@ class Kubelet:
                     shutil.rmtree(folder, ignore_errors=True)
 
     async def _shut_down(self) -> None:
-        """Shut the node down gracefully: every pod ends as Failed, within its grace period or the node's."""
+        """Shut the node down gracefully: every pod ends as Failed.
+
+        Each has its own grace period or, if that is shorter, the node's.
+        """
         await self._registration.shut_down()
         workers = list(self._workers.values())
         for worker in workers:

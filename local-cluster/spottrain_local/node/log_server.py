@@ -73,7 +73,10 @@ def _time(text: str) -> datetime:
 
 
 def render(record: bytes, options: LogOptions) -> bytes:
-    """Write one CRI log line (`TIME stdout F text`) as requested; empty if it is too old."""
+    """Write one CRI log line (`TIME stdout F text`) as requested.
+
+    The result is empty if the line is too old.
+    """
     stamp, _, rest = record.partition(b" ")
     _, tag, text = rest.split(b" ", 2)
     if options.since and _time(stamp.decode()) < options.since:

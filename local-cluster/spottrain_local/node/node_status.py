@@ -24,7 +24,10 @@ _CONDITIONS = (
 
 
 def instance_id(config: NodeConfig) -> str:
-    """Return the cloud instance's id: as configured, or created once and kept in the state folder."""
+    """Return the cloud instance's id: as configured, or created once.
+
+    A created id is kept in the state folder.
+    """
     if config.instance_id:
         return config.instance_id
     kept = config.state_dir / "instance-id"

@@ -1,11 +1,11 @@
-"""Mount paths without mounts: rewrites a mount path in text to the path of the volume."""
+"""Mount paths without mounts: replaces them in text by the volumes' paths."""
 
 import re
 from collections.abc import Mapping
 
 
 class PathRewriter:
-    """Rewrites mount paths in environment values, commands, arguments and working directories.
+    """Rewrites mount paths in variables, commands, arguments and working directories.
 
     A mount path counts if a path starts with it: at the start of the text, after `://`, or after a character that
     cannot be part of a path (`=`, `:`, a space, a quote). The path must end there or continue with `/`. So a mount at

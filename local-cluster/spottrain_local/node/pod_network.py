@@ -58,11 +58,14 @@ class PodNetwork:
             remove_namespaces([self.namespace(uid).name])
 
     def _device(self, ip: str) -> str:
-        """Return the name of the device at the bridge's end, which has at most 15 characters."""
+        """Return the name of the device at the bridge's end: at most 15 characters."""
         return f"{self.bridge}-{'-'.join(ip.split('.')[2:])}"
 
     def listen(self, ip: str, port: int) -> socket.socket:
-        """Return a socket that listens in the node's namespace, and that this process serves."""
+        """Return a socket that listens in the node's namespace.
+
+        This process serves it.
+        """
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(_listen_in, self.namespace(), ip, port).result()
 

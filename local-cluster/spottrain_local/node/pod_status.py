@@ -1,4 +1,7 @@
-"""A pod's status from the records of its containers: pure functions that follow the kubelet's rules."""
+"""A pod's status from the records of its containers.
+
+The functions are pure and follow the kubelet's rules.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +52,10 @@ def compute_status(
 
 
 def pod_phase(pod: JSONObject, records: Sequence[ContainerRecord], *, final: bool) -> str:
-    """Return Pending until all init containers are done and a container has started, then what the containers say."""
+    """Return the pod's phase.
+
+    It is Pending until all init containers are done and a container has started. After that, the containers decide.
+    """
     mains = [r for r in records if r.kind == "main"]
     policy = pod["spec"].get("restartPolicy", "Always")
     ended = [r for r in mains if isinstance(r.state, Terminated)]
@@ -179,7 +185,10 @@ def _without_empty(**values: Any) -> JSONObject:
 
 
 def qos_class(pod: JSONObject) -> str:
-    """Return Guaranteed, Burstable or BestEffort, from the containers' requests and limits of CPU and memory."""
+    """Return Guaranteed, Burstable or BestEffort.
+
+    The containers' requests and limits of CPU and memory decide.
+    """
     containers = (pod["spec"].get("initContainers") or []) + pod["spec"]["containers"]
     amounts = []
     guaranteed = True

@@ -175,7 +175,7 @@ class PodWorker:
         return [w for w in self.workers if w.record.kind in kinds]
 
     async def _run_init_containers(self, running: list[asyncio.Task[None]]) -> bool:
-        """Run the init containers in order, and return whether the main containers may start.
+        """Run the init containers in order, and return whether the main ones may start.
 
         A sidecar only has to have started.
         """

@@ -1,4 +1,4 @@
-"""The arguments of `podman create` for a container, and podman's errors as sentences."""
+"""A container's arguments of `podman create`, and podman's errors as sentences."""
 
 import json
 import re
@@ -84,7 +84,9 @@ def _limits(limits: ContainerLimits) -> list[str]:
 
 
 def check_user(limits: ContainerLimits, image_user: str) -> None:
-    """Check runAsNonRoot against the user of the container or, without one, of its image.
+    """Check runAsNonRoot against the container's user.
+
+    A container without a user has that of its image.
 
     Raises:
         ContainerConfigError: The container would run as root, or might.

@@ -280,7 +280,10 @@ async def _image_user(image: str) -> str | None:
 
 
 async def _started(ended: asyncio.Future[Terminated], pid_file: Path) -> int | None:
-    """Wait until the container has a first process, and return its id; None if it ended without one."""
+    """Wait until the container has a first process, and return its id.
+
+    None if the container ended without one.
+    """
     while True:
         over = ended.done()
         if pid_file.exists() and (text := pid_file.read_text()):

@@ -119,7 +119,9 @@ async def probe_forever(
     *,
     eager: bool = False,
 ) -> None:
-    """Run a probe in its period until `verdict`, which gets each verdict with its message, returns False.
+    """Run a probe in its period until `verdict` returns False.
+
+    `verdict` gets each verdict with its message.
 
     With `eager` the first success counts at once: until then a pause ends as soon as the handler would succeed.
     """

@@ -1,4 +1,7 @@
-"""The environment of a container that is a process: paths of mounts are rewritten, and there is no image."""
+"""The environment of a container that is a process.
+
+Paths of mounts are rewritten, and there is no image.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

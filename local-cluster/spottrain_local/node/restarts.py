@@ -6,7 +6,7 @@ from spottrain_local.node.containers import ContainerKind, Terminated
 
 
 def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:
-    """Return whether a container of this kind is restarted under the pod's restart policy."""
+    """Return whether the pod's restart policy restarts such a container."""
     if kind == "sidecar":
         return True
     if kind == "init":
@@ -16,7 +16,9 @@ def restarts(policy: str, kind: ContainerKind, ended: Terminated) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Backoff:
-    """Delays between restarts: none before the first, then `base_seconds`, doubling up to `max_seconds`.
+    """Delays between restarts.
+
+    There is none before the first restart. Then the delay is `base_seconds`, and doubles up to `max_seconds`.
 
     A kubelet has 10 s and 300 s. It starts again with the first delay after a container has run for ten minutes;
     here, for 60 times the base.

@@ -82,7 +82,10 @@ def kill_each(pids: list[int]) -> None:
 
 
 class LogFile:
-    """Appends CRI log lines; the file is moved to `PATH.1` when it grows past `max_bytes`."""
+    """Appends CRI log lines to a file.
+
+    When the file grows past `max_bytes`, it is moved to `PATH.1`.
+    """
 
     def __init__(self, path: str, max_bytes: int) -> None:
         self._path = path
@@ -193,7 +196,10 @@ class Shim:
         return self._kill_at < float("inf")
 
     def run(self, wakeup: int) -> dict[str, Any]:
-        """Serve signals and output until nothing of the container is left, and return the exit record."""
+        """Serve signals and output until nothing of the container is left.
+
+        Returns the exit record.
+        """
         delay = 0.005
         while True:
             sources = [wakeup] if self._output is None else [wakeup, self._output]

@@ -1,4 +1,7 @@
-"""Commands of this machine, each under a shim (see shim.py) that leaves nothing behind and records the output."""
+"""Commands of this machine, each under a shim (see shim.py).
+
+The shim leaves nothing behind and records the output.
+"""
 
 import asyncio
 import json
@@ -139,7 +142,7 @@ class ShimmedProcesses:
 
 
 def recover(directory: Path, container_id: str) -> Terminated | None:
-    """Return how a command of an earlier node process ended, or None if there is no record."""
+    """Return how an earlier node process's command ended, or None without a record."""
     try:
         return terminated(json.loads((directory / "exit.json").read_text()), container_id)
     except (OSError, ValueError):
@@ -147,7 +150,10 @@ def recover(directory: Path, container_id: str) -> Terminated | None:
 
 
 def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
-    """Fork on this thread: the kernel sends the parent death signal when the *thread* that forked ends."""
+    """Start a shim, and fork on this thread.
+
+    The kernel sends the parent death signal when the *thread* that forked ends.
+    """
     with open(spec.with_name("shim.err"), "ab") as errors:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _SHIM, str(spec), str(os.getpid())],

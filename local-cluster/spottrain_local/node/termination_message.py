@@ -1,4 +1,7 @@
-"""A container's termination message (terminationMessagePath and terminationMessagePolicy)."""
+"""A container's termination message.
+
+The container's spec has its terminationMessagePath and terminationMessagePolicy.
+"""
 
 from spottrain_local.node.api import JSONObject
 from spottrain_local.node.containers import ContainerRun, Terminated
@@ -9,7 +12,10 @@ FALLBACK_LINES = 80
 
 
 def termination_message(spec: JSONObject, run: ContainerRun, ended: Terminated) -> str:
-    """Return the text of the container's termination file, or its last output if the policy says so."""
+    """Return the text of the container's termination file, or its last output.
+
+    The policy says whether the last output may stand in.
+    """
     try:
         text = (run.directory.parent / "termination").read_bytes()[:MAX_BYTES].decode(errors="replace")
     except OSError:

@@ -1,1 +1,4 @@
-"""What the operator reads from Kubernetes and writes to it: JSON on one side, values of the core on the other."""
+"""What the operator reads from Kubernetes and writes to it.
+
+One side is JSON. The other side is values of the core.
+"""

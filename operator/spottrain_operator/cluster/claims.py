@@ -1,4 +1,7 @@
-"""Which job comes first at a checkpoint folder: an index of the unfinished jobs by folder."""
+"""Index of the unfinished jobs by checkpoint folder.
+
+It says which job comes first at a folder.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ class RivalFinder:
         self._knows_all = False
 
     async def rival_of(self, job: JobView) -> Rival | None:
-        """The unfinished job that comes first at this job's checkpoint folder, unless it is the job itself."""
+        """The unfinished job that comes first at this job's checkpoint folder.
+
+        None if that is the job itself.
+        """
         if not self._knows_all:  # a new operator, which may not have passed over the others yet
             for manifest in await self._cluster.list_jobs():
                 self._note(manifest)

@@ -18,7 +18,10 @@ class ClusterError(Exception):
 
 
 class ConflictError(ClusterError):
-    """The object has changed since it was read (optimistic lock), or has a different uid."""
+    """The object has changed since it was read, or has a different uid.
+
+    The API server's optimistic lock refused the write.
+    """
 
 
 class AlreadyExistsError(ClusterError):
@@ -30,7 +33,10 @@ class RefusedError(ClusterError):
 
 
 class InvalidObjectError(RefusedError):
-    """Refused for the object's content, by a rule of Kubernetes or by an admission webhook."""
+    """The API server refused the object for its content.
+
+    A rule of Kubernetes or an admission webhook forbids it.
+    """
 
 
 class ForbiddenError(RefusedError):
@@ -120,7 +126,9 @@ class ClusterClient(Protocol):
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
     ) -> None:
-        """Set or remove (None) annotations of this pod, but of no other one of the same name.
+        """Set annotations of a pod, or remove them (None).
+
+        A different pod of the same name stays as it is.
 
         Raises:
             RefusedError: The operator may not do that.
@@ -140,7 +148,10 @@ class TokenReviewer(Protocol):
     """Finds out which pod a token belongs to."""
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
-        """The pod to which the token is bound; None if the token isn't valid for this audience."""
+        """The pod to which the token is bound.
+
+        None if the token isn't valid for this audience.
+        """
         ...
 
 
@@ -172,12 +183,12 @@ class SecretClient(Protocol):
         ...
 
 
-class ConfigMapClient(Protocol):
-    """ConfigMaps that the operator keeps beside its jobs."""
+class HistoryClient(Protocol):
+    """The TrainingJobHistories that the operator keeps beside its jobs."""
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None: ...
+    async def read_history(self, key: JobKey) -> Manifest | None: ...
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
+    async def write_history(self, history: Manifest) -> Manifest:
         """Create it, or replace it if it has a resourceVersion.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The states of a pod's containers: the trainer's, and of those beside it what keeps the trainer from starting."""
+"""The state of a pod's trainer, and of the container that keeps it from starting."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def trainer_status(status: Manifest) -> Manifest:
 
 
 def state_beside(status: Manifest) -> Manifest:
-    """State of the init container or sidecar for which the trainer waits, or that has failed the pod. Empty: none.
+    """State of the init container or sidecar that keeps the trainer from starting.
 
-    Its message or reason names the container.
+    The trainer waits for it, or it has failed the pod. Its message or reason names the container. Empty if there is
+    none.
     """
     state = trainer_status(status).get("state", {})
     if "running" in state or "terminated" in state:

@@ -1,4 +1,7 @@
-"""Where agents reach the control API. Pods carry it as annotations, which reach those that run, too."""
+"""Where agents reach the control API.
+
+Pods carry it as annotations, which also reach pods that run.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from spottrain_operator.cluster.client import Manifest
 class ControlAddress:
     """The address, and how agents know that it is the operator's.
 
-    - url: https://host:port.
-    - ca: certificates of authorities, in PEM. Empty: those that the pod's image trusts.
-    - plain_port: port without TLS for agents of older releases, if it is open.
+    Attributes:
+        url: https://host:port.
+        ca: Certificates of authorities, in PEM. Empty: those that the pod's image trusts.
+        plain_port: Port without TLS for agents of older releases, if it is open.
     """
 
     url: str
@@ -59,7 +63,10 @@ CONTROL_FILES: Manifest = {
 
 
 def with_old_address(pods: Iterable[Manifest], address: ControlAddress) -> Iterator[Manifest]:
-    """The pods that run and have another address. Those of releases without the annotations keep theirs."""
+    """The pods that run and have another address.
+
+    Pods of releases without the annotations keep theirs.
+    """
     for pod in pods:
         annotations = pod["metadata"].get("annotations") or {}
         lives = pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")

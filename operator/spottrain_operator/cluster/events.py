@@ -24,7 +24,10 @@ MAX_MESSAGE_BYTES = 1000
 
 
 class EventRecorder:
-    """Writes events, except one that it wrote for the same job within the last five minutes."""
+    """Writes events to the API server, without frequent repeats.
+
+    It leaves out an event that it wrote for the same job within the last five minutes.
+    """
 
     def __init__(self, cluster: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -44,7 +47,10 @@ class EventRecorder:
 
 
 def _manifest(job: Manifest, event: Event) -> Manifest:
-    """The event. Its name begins with the time: kubectl sorts by whole seconds, and lists by name within one."""
+    """Manifest of the event.
+
+    Its name begins with the time, because kubectl sorts by whole seconds, and by name within a second.
+    """
     meta = job["metadata"]
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     instance = os.environ.get("POD_NAME", COMPONENT)

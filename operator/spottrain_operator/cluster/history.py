@@ -1,4 +1,4 @@
-"""The course of a job in a ConfigMap beside it, from which reports are drawn later.
+"""The course of a job in a TrainingJobHistory beside it, for later reports.
 
 No decision depends on it. If it can't be written, the job continues without it.
 """
@@ -12,9 +12,10 @@ import math
 from datetime import datetime
 
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, CapacityType
-from spottrain_api.history import HISTORY_KEY, HistoryPoint, history_name, thin_out
+from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HistoryPoint, thin_out
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
-from spottrain_operator.cluster.client import ClusterError, ConfigMapClient, JobKey, Manifest
+from spottrain_operator.cluster.client import ClusterError, HistoryClient, JobKey, Manifest
+from spottrain_operator.cluster.observe import owned_by
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +24,13 @@ WRITE_SECONDS = 10.0
 
 
 class HistoryKeeper:
-    """Adds a point if a job's status has changed, and writes the points from time to time."""
+    """Collects points of a job's course, and writes them from time to time.
 
-    def __init__(self, config_maps: ConfigMapClient) -> None:
-        self._config_maps = config_maps
+    It adds a point if the job's status has changed.
+    """
+
+    def __init__(self, histories: HistoryClient) -> None:
+        self._histories = histories
         self._points: dict[JobKey, tuple[HistoryPoint, ...]] = {}
         self._written_at: dict[JobKey, float] = {}
 
@@ -34,7 +38,7 @@ class HistoryKeeper:
         key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
         try:
             if key not in self._points:
-                self._points[key] = parse(await self._config_maps.read_config_map(*_name(key)), job)
+                self._points[key] = parse(await self._histories.read_history(key), job)
             points = self._points[key]
             point = history_point(status, now)
             if points and _same(points[-1], point):
@@ -42,35 +46,32 @@ class HistoryKeeper:
             self._points[key] = thin_out((*points, point))
             turning = not points or (points[-1].phase, points[-1].generation) != (point.phase, point.generation)
             if turning or point.at - self._written_at.get(key, 0.0) >= WRITE_SECONDS:
-                await self._write(key, job)
                 self._written_at[key] = point.at
+                await self._write(key, job)
         except ClusterError as error:
             logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
-        stored = await self._config_maps.read_config_map(*_name(key))
-        namespace, name = _name(key)
-        owner = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": key.name,
-            "uid": job["metadata"]["uid"],
-            "controller": True,
-        }
+        stored = await self._histories.read_history(key)
+        uid = job["metadata"]["uid"]
+        if stored is not None and not owned_by(stored, uid):
+            # Kubernetes deletes that of an earlier job of this name.
+            raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
+            "apiVersion": API_VERSION,
+            "kind": HISTORY_KIND,
             "metadata": {
-                "namespace": namespace,
-                "name": name,
+                "namespace": key.namespace,
+                "name": key.name,
                 "labels": {LABEL_JOB: key.name, LABEL_MANAGED_BY: MANAGED_BY},
                 "ownerReferences": [owner],
             },
-            "data": {HISTORY_KEY: "\n".join(point.to_row() for point in self._points[key]) + "\n"},
+            HISTORY_FIELD: "\n".join(point.to_row() for point in self._points[key]) + "\n",
         }
         if stored is not None:
             new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-        await self._config_maps.write_config_map(new)
+        await self._histories.write_history(new)
 
     def forget(self, key: JobKey) -> None:
         self._points.pop(key, None)
@@ -95,23 +96,19 @@ def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:
     )
 
 
-def parse(config_map: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...]:
-    """The points so far; none if the ConfigMap is damaged, or belongs to an earlier job of the same name."""
-    if config_map is None:
-        return ()
-    owners = config_map["metadata"].get("ownerReferences", ())
-    if all(owner["uid"] != job["metadata"]["uid"] for owner in owners):
+def parse(history: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...]:
+    """The points so far.
+
+    None are returned if the history is damaged, or isn't that of this job.
+    """
+    if history is None or not owned_by(history, job["metadata"]["uid"]):
         return ()
     try:
-        rows = csv.reader(io.StringIO(config_map.get("data", {}).get(HISTORY_KEY, "")))
+        rows = csv.reader(io.StringIO(history.get(HISTORY_FIELD, "")))
         return tuple(HistoryPoint.from_row(row) for row in rows if row)
     except ValueError as error:
         logger.warning("the history of %s can't be read, and starts again: %s", job["metadata"]["name"], error)
         return ()
-
-
-def _name(key: JobKey) -> tuple[str, str]:
-    return key.namespace, history_name(key.name)
 
 
 def _same(before: HistoryPoint, after: HistoryPoint) -> bool:

@@ -1,4 +1,7 @@
-"""A real cluster: the official Kubernetes client, in a limited pool of threads and with timeouts."""
+"""Access to a real cluster through the official Kubernetes client.
+
+Calls run in a limited pool of threads and have timeouts.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
@@ -82,7 +86,10 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 
 
 class KubernetesCluster:
-    """Implements the protocols of `client.py` on a real API server."""
+    """All clients of the operator on a real API server.
+
+    Implements ClusterClient, TokenReviewer, LeaseClient, SecretClient and HistoryClient.
+    """
 
     def __init__(self, configuration: k8s.Configuration) -> None:
         client = k8s.ApiClient(configuration)
@@ -195,12 +202,22 @@ class KubernetesCluster:
         create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
         return await self._write(secret, create, replace)
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._core.read_namespaced_config_map, name, namespace))
+    async def read_history(self, key: JobKey) -> Manifest | None:
+        get = self._custom.get_namespaced_custom_object
+        return await _found(self._call(get, GROUP, VERSION, key.namespace, HISTORY_PLURAL, key.name))
 
-    async def write_config_map(self, config_map: Manifest) -> Manifest:
-        create, replace = self._core.create_namespaced_config_map, self._core.replace_namespaced_config_map
-        return await self._write(config_map, create, replace)
+    async def write_history(self, history: Manifest) -> Manifest:
+        def create(namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.create_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, body, **options
+            )
+
+        def replace(name: str, namespace: str, body: Manifest, **options: Any) -> Any:
+            return self._custom.replace_namespaced_custom_object(
+                GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
+            )
+
+        return await self._write(history, create, replace)
 
     async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
         """Create an object that has no resourceVersion yet; replace one that has.
@@ -222,7 +239,10 @@ class NotFoundError(ClusterError):
 
 
 def translated(error: k8s.ApiException) -> ClusterError:
-    """Translate an error of the client into one of ours, with the API server's own sentence."""
+    """Translate an error of the client into one of ours.
+
+    The result keeps the API server's own sentence.
+    """
     try:
         answer = json.loads(error.body or "{}")
     except ValueError:
@@ -261,7 +281,10 @@ async def _found(call: Any) -> Manifest | None:
 
 
 async def _gone(call: Any) -> None:
-    """Ignore that an object to delete is gone, or was replaced by another one of the same name."""
+    """Ignore that an object to delete is gone.
+
+    A new object of the same name may have replaced it.
+    """
     try:
         await call
     except (NotFoundError, ConflictError):
@@ -269,7 +292,10 @@ async def _gone(call: Any) -> None:
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
-    """The pod to which a token is bound, from the status of its TokenReview; None if to none."""
+    """The pod to which a token is bound, from the status of its TokenReview.
+
+    None if it is bound to no pod.
+    """
     if not status.get("authenticated") or audience not in status.get("audiences", ()):
         return None
     user = status.get("user", {})

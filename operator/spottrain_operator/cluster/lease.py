@@ -1,4 +1,6 @@
-"""Leader election by a coordination.k8s.io Lease: only the leader reconciles and serves assignments.
+"""Leader election by a coordination.k8s.io Lease.
+
+Only the leader reconciles and serves assignments.
 
 As in client-go, another holder's lease has expired once it has not *changed* for its duration, by this process' own
 clock. The times in the lease are never compared with that clock. The holder's name is the pod's name. So a container

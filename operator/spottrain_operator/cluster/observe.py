@@ -40,7 +40,10 @@ _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<li
 
 
 class NotUnderstoodError(Exception):
-    """A newer version wrote the job, and this one can't manage it without understanding `fields`."""
+    """This version doesn't understand `fields`, so it can't manage the job.
+
+    A newer version wrote the job.
+    """
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         super().__init__(f"can't read {', '.join(fields)}")
@@ -177,7 +180,10 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
 
 
 def _is_above_quota(said: str) -> bool:
-    """Whether one pod asks for more than the whole quota, so that no other pod can make room for it."""
+    """Whether one pod asks for more than the whole quota.
+
+    Then no other pod can make room for it.
+    """
     found = _OF_QUOTA.search(said)
     if found is None:
         return False

@@ -1,4 +1,6 @@
-"""Where a pod may run: affinity and tolerations for spot and on-demand nodes, one pod a node, one zone a job.
+"""Where a pod may run: affinity and tolerations for spot and on-demand nodes.
+
+A node takes one pod, and a job stays in one zone.
 
 The labels and taints are those of EKS managed node groups, Karpenter, GKE, AKS, OKE and Together. GKE, AKS and OKE
 mark only spot nodes. So an on-demand node there has the provider's label, but no spot mark.
@@ -99,7 +101,9 @@ DEFAULT_SITE = Site()
 def affinity(
     spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, *, job_uid: str, site: Site = DEFAULT_SITE
 ) -> dict[str, Any]:
-    """Affinity of a pod: to nodes of its capacity type, away from the job's other pods, and to their zone.
+    """Affinity of a pod to nodes of its capacity type.
+
+    It also keeps the pod away from the job's other pods, and in their zone.
 
     Raises:
         ValueError: The job has pools, but none of this type.
@@ -157,9 +161,10 @@ def node_affinity(
 def tolerations(
     spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, site: Site = DEFAULT_SITE
 ) -> list[dict[str, Any]]:
-    """Tolerations for the GPU taint, for spot taints (spot pods only), and those of the pools and the podTemplate.
+    """Tolerations for GPU and spot taints, and those of pools and the podTemplate.
 
-    GKE, AKS and OKE taint spot nodes with the key of their label. Elsewhere, whoever sets up the nodes does.
+    Only spot pods tolerate spot taints. GKE, AKS and OKE taint spot nodes with the key of their label. Elsewhere,
+    whoever sets up the nodes does.
     """
     result: list[dict[str, Any]] = [GPU_TOLERATION]
     if capacity_type is CapacityType.SPOT:

@@ -1,4 +1,6 @@
-"""The manifest of a trainer pod: a pure function of the job, the place and the operator's address.
+"""The manifest of a trainer pod.
+
+It is a pure function of the job, the place and the operator's address.
 
 Pods pass the `restricted` Pod Security Standard, unless the job asks for a network that needs more and that the
 administrator allows. They get no Kubernetes credentials, only a token that the operator alone accepts. They are never
@@ -159,7 +161,10 @@ def _annotations(template: PodTemplate) -> dict[str, str]:
 
 
 def _no_mesh(defaults: dict[str, str], template: PodTemplate) -> dict[str, str]:
-    """What keeps a service mesh out of the pod, as far as the template says nothing about it."""
+    """Those `defaults` that keep a service mesh out of the pod.
+
+    The template's own settings take precedence.
+    """
     return {key: value for key, value in defaults.items() if key not in template.labels | template.annotations}
 
 

@@ -9,10 +9,11 @@ from spottrain_operator.cluster.client import Manifest
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:
-    """`status` as JSON, with what a newer operator wrote into `found` and this one doesn't know.
+    """`status` as JSON, with the fields of a newer operator.
 
-    A part that hasn't changed since it was read as `before` stays as it was found. In a changed part, unknown fields
-    stay at the top level, and in a generation that is still the same. Elsewhere they would describe something else.
+    They are those in `found` that this operator doesn't know. A part that hasn't changed since it was read as
+    `before` stays as it was found. In a changed part, unknown fields stay at the top level, and in a generation that
+    is still the same. Elsewhere they would describe something else.
     """
     written = _kept(TrainingJobStatus, status.to_dict(), before.to_dict(), found)
     generation, known = status.generation, before.generation

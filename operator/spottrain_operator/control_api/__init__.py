@@ -1,1 +1,1 @@
-"""The HTTP API that agents call, and what it keeps for them: assignments and reports."""
+"""The HTTP API that agents call, with their assignments and reports."""

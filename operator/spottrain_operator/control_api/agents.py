@@ -29,7 +29,10 @@ class AssignmentBoard:
         self._num_waiting = 0
 
     def publish(self, job: JobKey, assignments: Mapping[str, Assignment]) -> None:
-        """Replace all assignments of the job, and drop those of pods that it no longer has."""
+        """Replace all assignments of the job.
+
+        This drops those of pods that the job no longer has.
+        """
         for uid in self._pods.get(job, frozenset()) - assignments.keys():
             self._assignments.pop(uid, None)
             self._changed.pop(uid, None)

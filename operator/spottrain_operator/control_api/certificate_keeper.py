@@ -1,6 +1,7 @@
-"""Keeps the certificate of the control API: reads its Secret, rotates the authority, and renews what is served.
+"""Keeps the certificate of the control API.
 
-All of it happens while the operator runs. Connections that are open stay.
+The keeper reads the Secret, rotates the authority, and renews what is served, while the operator runs. Connections
+that are open stay.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 class CertificateSource(StrEnum):
     """Who makes the certificate.
 
-    - operator: the operator, with an authority of its own.
-    - secret: somebody else, such as cert-manager, who keeps it in the Secret.
+    Attributes:
+        OPERATOR: The operator, with an authority of its own.
+        SECRET: Somebody else, such as cert-manager, who keeps it in the Secret.
     """
 
     OPERATOR = "operator"
@@ -42,7 +44,14 @@ class CertificateSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A certificate to serve, and what agents have to trust for it. Empty `ca`: what their images trust."""
+    """A certificate to serve.
+
+    Attributes:
+        pair: The certificate and its key.
+        ca: What agents have to trust for it, in PEM. Empty: what their images trust.
+        signer: The authority that the operator signed it with.
+        renew_at: When the operator issues the next one.
+    """
 
     pair: KeyPair
     ca: str
@@ -92,7 +101,10 @@ class CertificateKeeper:
         return self._served.ca if self._served is not None else ""
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Keep it until cancelled. Calls `on_change` when agents have to trust something else."""
+        """Keep it until cancelled.
+
+        `on_change` is called when agents have to trust something else.
+        """
         while True:
             before = self.ca
             try:
@@ -107,7 +119,9 @@ class CertificateKeeper:
             await asyncio.sleep(LOOK_SECONDS if self._served is not None else RETRY_SECONDS)
 
     async def refresh(self) -> None:
-        """Read the Secret, write it if an authority is due, and serve the newest certificate.
+        """Read the Secret, and serve the newest certificate.
+
+        If an authority is due, write it first.
 
         Raises:
             ClusterError: The Secret can't be read or written.

@@ -1,4 +1,4 @@
-"""The certificate authority of a release, and the certificates of the control API that it issues.
+"""The certificate authority of a release, and what it issues.
 
 The next authority is made and trusted a day before it starts to sign, so that every agent trusts it by then. Time is
 an argument: `certificate_keeper` stores what these functions return.

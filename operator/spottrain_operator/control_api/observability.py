@@ -1,4 +1,4 @@
-"""The ports for the kubelet and for Prometheus: /healthz and /readyz, and /metrics."""
+"""The ports for the kubelet (/healthz, /readyz) and for Prometheus (/metrics)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 def require_leader(is_ready: Callable[[], bool]) -> None:
-    """Refuse a request if this process doesn't lead, or has not observed the cluster yet."""
+    """Refuse a request if this process doesn't lead, or hasn't observed anything yet."""
     if not is_ready():
         raise web.HTTPServiceUnavailable(
             text="this operator doesn't lead, or has not observed the cluster yet; retry in a second",

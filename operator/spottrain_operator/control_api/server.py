@@ -1,4 +1,6 @@
-"""The control API for agents: GET /v1/assignment and POST /v1/report; also /healthz and /readyz.
+"""The control API for agents: GET /v1/assignment and POST /v1/report.
+
+It also serves /healthz and /readyz.
 
 An agent speaks for its own pod only, which is one that the operator made. Kubernetes binds its token to that pod, and
 the pod's uid comes from the review of the token, never from the agent's report.
@@ -68,7 +70,10 @@ class ControlApi:
         return application
 
     async def get_assignment(self, request: web.Request) -> web.Response:
-        """Answer with the assignment once its revision differs from `?after=`; 204 if that takes too long."""
+        """Answer with the assignment once its revision differs from `?after=`.
+
+        The answer is 204 if that takes too long.
+        """
         pod = await self._authenticated(request)
         after = request.query.get("after") or None
         assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._long_poll_seconds)

@@ -1,4 +1,7 @@
-"""What the job has cost, what on-demand nodes alone would have cost, and the share of time with training."""
+"""The job's cost and goodput.
+
+The cost is compared with that of on-demand nodes alone. Goodput is the share of time with training.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Draft:
-    """Charge the nodes that the job's pods hold for the time since the last record, and update the goodput."""
+    """Charge the nodes that the job's pods hold, and update the goodput.
+
+    The charge is for the time since the last record.
+    """
     status, now = draft.status, situation.now
     if not (at_once or is_due(status, now)):
         return draft
@@ -49,7 +55,10 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
 
 
 def _holds_node(facts: PodFacts) -> bool:
-    """Whether its node costs money: also while the image is pulled, and until the pod is gone."""
+    """Whether the pod's node costs money.
+
+    It does also while the image is pulled, and until the pod is gone.
+    """
     return facts.pod.node is not None and not facts.finished and not facts.unreachable
 
 

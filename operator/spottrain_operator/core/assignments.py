@@ -67,7 +67,10 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 
 
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
-    """Count the preemptions before `generation`, so that the counts stay the same while it runs."""
+    """Count the preemptions before `generation`.
+
+    So the counts stay the same while it runs.
+    """
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
     # If the job no longer asks for replicas, the losses that they covered count again.
     covers = job.spec.checkpoint.peer_replicas > 0
@@ -98,7 +101,7 @@ def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: by
 
 
 def _trainer_config(job: JobView, generation: GenerationStatus, replicas: ReplicaSettings | None) -> TrainerConfig:
-    """The spec's settings for ranks, and the facts about this generation that they need."""
+    """The spec's settings for ranks, and the facts about this generation."""
     return TrainerConfig(
         **{name: getattr(job.spec, name) for name in TrainingSettings.model_fields},
         job=job.name,

@@ -1,4 +1,7 @@
-"""Which pods the job should have: an on-demand floor, spot above it, and on-demand if there is no spot."""
+"""Which pods the job should have.
+
+They are an on-demand floor, spot pods above it, and on-demand pods if there is no spot.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ from spottrain_operator.core.understanding import waits_to_be_understood
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """How many pods of each type the job wants if nodes are free, and the limit of on-demand."""
+    """How many pods of each type the job wants if nodes are free.
+
+    `max_on_demand` is the limit of on-demand.
+    """
 
     on_demand: int
     spot: int
@@ -165,9 +171,10 @@ def may_fall_back(spec: TrainingJobSpec) -> bool:
 
 
 def spot_sentence(situation: Situation, draft: Draft) -> str:
-    """How many spot nodes the job has, and from when on-demand nodes stand in for the others; empty if no pod waits.
+    """How many spot nodes the job has, and from when on-demand nodes stand in.
 
-    Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
+    Empty if no pod waits. Only nodes are counted: pods that this pass creates are not there yet, and those that it
+    deletes still are.
     """
     since, spec = draft.status.spot_pending_since, situation.spec
     if draft.finished or draft.status.fallback_since is not None or since is None:
@@ -191,9 +198,10 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
 
 
 def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
-    """Whether `pod` may have no node just because there is no spot node, so that an on-demand node would do.
+    """Whether `pod` may lack a node only because no spot node is free.
 
-    Otherwise no spot node suits it: the pod is too large, or the job's own pods or labels leave it none.
+    Then an on-demand node would do. Otherwise no spot node suits it: the pod is too large, or the job's own pods or
+    labels leave it none.
     """
     spec = situation.spec
     if pod.capacity_type is not CapacityType.SPOT or spec.pod_template.node_selector or not may_fall_back(spec):
@@ -202,7 +210,10 @@ def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
 
 
 def advice(situation: Situation, pod: PodView) -> str:
-    """What to change so that `pod` gets a node; empty if on-demand nodes stand in for spot nodes."""
+    """What to change so that `pod` gets a node.
+
+    Empty if on-demand nodes stand in for spot nodes.
+    """
     return "" if lacks_only_spot(situation, pod) else scheduler_advice(pod)
 
 
@@ -258,7 +269,10 @@ def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> 
 
 
 def _pauses(situation: Situation, draft: Draft) -> bool:
-    """Whether to pause: pods that are refused, or that ended before they trained, are replaced ever more slowly."""
+    """Whether to pause before pods are replaced.
+
+    Pods that are refused, or that ended before they trained, are replaced ever more slowly.
+    """
     refusal = situation.refusal
     if refusal is not None:
         pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))

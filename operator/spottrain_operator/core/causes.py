@@ -1,4 +1,4 @@
-"""Which causes count as failures or preemptions, and which of several causes wins."""
+"""Which causes are failures or preemptions, and which of several wins."""
 
 from __future__ import annotations
 

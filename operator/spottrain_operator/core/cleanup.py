@@ -1,4 +1,7 @@
-"""Deletes pods that are no longer of use, and a finished job after its time to live."""
+"""Deletes pods that are no longer of use, and expired jobs.
+
+A finished job expires after its time to live.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def delete_useless(situation: Situation, draft: Draft) -> Draft:
 
 
 def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
-    """Delete the pods of a finished job, except those that have ended and may be asked for their logs."""
+    """Delete the pods of a finished job, except those that keep logs.
+
+    A pod that has ended may be asked for its log.
+    """
     for facts in situation.pods.values():
         if _keeps_log(situation, draft, facts):
             continue
@@ -39,7 +45,10 @@ def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
 
 
 def _keeps_log(situation: Situation, draft: Draft, facts: PodFacts) -> bool:
-    """Whether the pod has failed, or was in the last generation and has ended, or is about to."""
+    """Whether the pod stays for its log.
+
+    It has failed, or it was in the last generation and has ended or is about to end.
+    """
     if situation.spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL or facts.unreachable or facts.pod.deleting:
         return False
     if facts.pod.phase == "Failed":

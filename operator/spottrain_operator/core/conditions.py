@@ -48,7 +48,7 @@ def describe_finished(situation: Situation, draft: Draft) -> Draft:
 
 
 def count_members(situation: Situation, draft: Draft) -> Draft:
-    """Count the members of the running generation by type, and the other pods that are up."""
+    """Count the running generation's members by type, and the other pods that are up."""
     running = draft.running
     members = running.members if running is not None else ()
     uids = {m.pod_uid for m in members}
@@ -155,10 +155,11 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
 
 
 def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
-    """Set CheckpointsHealthy: whether saves become commits, by the ranks' last reports.
+    """Set CheckpointsHealthy: whether saves become commits.
 
-    A change to False, or of its reason, records an event. Between generations no rank reports, and the condition
-    stays as it was. False stays until a save succeeds: a new generation, or its failure, does not repair a store.
+    The ranks' last reports say so. A change to False, or of its reason, records an event. Between generations no rank
+    reports, and the condition stays as it was. False stays until a save succeeds: a new generation, or its failure,
+    does not repair a store.
     """
     said = reported_at_all(situation, generation) if generation is not None else []
     known = draft.status.condition(ConditionType.CHECKPOINTS_HEALTHY)
@@ -190,7 +191,10 @@ def _suspension(phase: Phase) -> str:
 
 
 def _preempted(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
-    """Set Preempted: True from a preemption until a new generation replaces the nodes."""
+    """Set Preempted.
+
+    It is True from a preemption until a new generation replaces the nodes.
+    """
     if generation is not None and generation.reason in PREEMPTIONS:
         message = f"Nodes of generation {generation.number} are being taken, or were"
         return draft.condition(ConditionType.PREEMPTED, True, Cause(generation.reason), message, situation.now)

@@ -96,10 +96,13 @@ def _may_step(m: MemberFacts) -> bool:
     return runs_script or unheard or m.progress is not None
 
 
-def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str) -> Draft:
+def finish(
+    situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str, *, event: str = ""
+) -> Draft:
     """End the job, as SUCCEEDED or FAILED.
 
-    Its agents leave, so that its pods end. Nothing is retried.
+    Its agents leave, so that its pods end. Nothing is retried. The event is `message`, unless an event before it has
+    said a part of that and `event` is the rest.
     """
     now = situation.now
     draft = record_progress(situation, draft, at_once=True)
@@ -112,7 +115,7 @@ def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, me
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
-    draft = draft.record(reason, message, warning=failed)
+    draft = draft.record(reason, f"{event[0].upper()}{event[1:]}" if event else message, warning=failed)
     if failed:
         message = f"{message.removesuffix('.')}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)

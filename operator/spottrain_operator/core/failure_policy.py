@@ -61,7 +61,10 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
 
 
 def failure_message(members: tuple[MemberFacts, ...]) -> str:
-    """The sentence that says most about why a generation failed, after the pod and rank that it is about."""
+    """The sentence that says most about why a generation failed.
+
+    It starts with the pod and rank that it is about.
+    """
     pod, failure = _first_failure(members)
     if failure is None:
         return next((m.message for m in members if m.message), "ranks failed without saying why")
@@ -70,7 +73,10 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
 
 
 def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
-    """The end of the traceback of that failure, on lines of its own; empty if there is none."""
+    """The end of the traceback of that failure, on lines of its own.
+
+    Empty if there is none.
+    """
     _, failure = _first_failure(members)
     return f"\n{failure.traceback}" if failure is not None and failure.traceback else ""
 
@@ -118,14 +124,15 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     elif not worked_unseen(situation, generation):
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
+    # The event of the generation's end has said the message already.
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        text = f"{_clause(message)}; {counted(stuck, 'generation')} in a row failed like this, without making a step"
-        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text)
+        why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
     if failures > policy.failure_budget:
-        text = (
-            f"{_clause(message)}; this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
-        )
-        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text)
+        why = f"this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text, event=why)
     return draft
 
 
@@ -200,9 +207,10 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
-    """Pods whose container ended by itself before they joined a generation, oldest first.
+    """Pods whose container ended before they joined a generation, oldest first.
 
-    They are kept for a while. To count existing pods never counts one twice, even if the operator restarts.
+    Their containers ended by themselves. The pods are kept for a while. Counting existing pods never counts one
+    twice, even if the operator restarts.
     """
     generation = draft.status.generation
     joined = {m.pod_uid for m in generation.members} if generation is not None else set()

@@ -5,32 +5,48 @@ Two jobs that write to the same folder would fence each other.
 
 from __future__ import annotations
 
+import posixpath
+from urllib.parse import urlsplit
+
 from spottrain_operator.core.model import JobView
 
-Folder = tuple[str, ...]  # its container (an endpoint and a bucket, or a volume), and the path inside
+# Its namespace, its container (an endpoint and a bucket, or a volume), and the path inside.
+Folder = tuple[str, ...]
 
 
 def folder_of(job: JobView) -> Folder:
-    """The folder of a job. It is the same for two jobs whose commits would meet.
+    """The folder of a job. It is the same for two jobs of a namespace whose commits would meet.
+
+    Jobs of two namespaces never have the same: neither learns of the other, and the fences of a folder guard what
+    is in it.
 
     Slashes at the end, or two in a row, don't make a different folder. A store writes only HEAD and attempts/ below
     its folder, so a folder inside another one is a folder of its own.
     """
     checkpoint = job.spec.checkpoint
-    parts = _parts(checkpoint.uri)
-    if parts[:1] == ("file:",):
-        return _on_volume(job, parts[1:])
-    return ((checkpoint.endpoint_url or "").rstrip("/"), *parts)
+    scheme, bucket, path = _split(checkpoint.uri)
+    if scheme == "file":
+        return (job.namespace, *_on_volume(job, _parts(posixpath.normpath(path))))
+    return (job.namespace, (checkpoint.endpoint_url or "").rstrip("/"), scheme, bucket, *_parts(path))
+
+
+def _split(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and path, as the trainer reads them."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no store has that name, so the job is going to fail
+        return "", "", uri
+    return parts.scheme, parts.netloc, parts.path
 
 
 def _on_volume(job: JobView, path: Folder) -> Folder:
     """The volume that holds the folder.
 
-    The volume of a claim belongs to its namespace, any other volume to the job. If no volume is mounted, all jobs
-    count as seeing the same folder, as on a local cluster.
+    Jobs share the volume of a claim, and no other. If no volume is mounted, they count as seeing the same folder, as
+    on a local cluster.
     """
     template = job.spec.pod_template
-    mounts = {_parts(mount.mount_path): mount for mount in template.volume_mounts}
+    mounts = {_parts(posixpath.normpath(mount.mount_path)): mount for mount in template.volume_mounts}
     around = max((target for target in mounts if path[: len(target)] == target), key=len, default=None)
     if around is None:
         return ("no volume", *path)
@@ -39,7 +55,7 @@ def _on_volume(job: JobView, path: Folder) -> Folder:
     if volume is None or volume.persistent_volume_claim is None:
         return ("volume of", job.uid)
     claim = str(volume.persistent_volume_claim.to_dict().get("claimName"))
-    return ("claim", job.namespace, claim, *_parts(mount.sub_path or ""), *path[len(around) :])
+    return ("claim", claim, *_parts(mount.sub_path or ""), *path[len(around) :])
 
 
 def _parts(path: str) -> Folder:

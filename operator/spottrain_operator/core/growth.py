@@ -1,4 +1,7 @@
-"""A drain admits pods that wait, warm: seldom, many at a time, and only if it pays."""
+"""Growth: a drain admits pods that wait, warm.
+
+Such drains are rare, admit many pods at a time, and happen only if they pay.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from spottrain_operator.core.timing import (
 
 
 def grow(situation: Situation, draft: Draft) -> Draft:
-    """Drain the running generation for a larger or cheaper one, but not while saves fail: that would lose steps."""
+    """Drain the running generation for a larger or cheaper one.
+
+    While saves fail, it continues, because a drain would lose steps.
+    """
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
@@ -43,7 +49,10 @@ def grow(situation: Situation, draft: Draft) -> Draft:
 
 
 def coming(situation: Situation, uids: set[str]) -> list[PodFacts]:
-    """Those of `uids` that will be candidates soon: they have a node, or are just being scheduled."""
+    """Those of `uids` that will be candidates soon.
+
+    They have a node, or are just being scheduled.
+    """
     return [
         facts
         for uid in uids

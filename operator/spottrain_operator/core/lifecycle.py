@@ -1,4 +1,4 @@
-"""Requests of the user for the whole job: suspension, a deadline, and edits of settings."""
+"""The user's requests for the whole job: suspension, a deadline, new settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spottrain_operator.core.timing import seconds_between
 
 
 def heed_user(situation: Situation, draft: Draft) -> Draft:
-    """Drain the running generation if the user's wishes need a different one, or none."""
+    """Drain the running generation if the user wants a different one, or none."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
         return draft
@@ -47,7 +47,10 @@ def _holds_place(situation: Situation, uid: str) -> bool:
 
 
 def is_past_deadline(situation: Situation, draft: Draft) -> bool:
-    """Whether the job has run for longer than it may, counted from its first generation."""
+    """Whether the job has run for longer than it may.
+
+    The time counts from its first generation.
+    """
     limit, since = situation.spec.run_policy.active_deadline_seconds, draft.status.start_time
     return limit is not None and since is not None and seconds_between(since, situation.now) > limit
 

@@ -1,4 +1,7 @@
-"""The state of each member of the newest generation, from reports that may be late, old, missing or repeated."""
+"""The state of each member of the newest generation, from reports.
+
+Reports may be late, old, missing or repeated.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ class MemberFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Others:
-    """Whether some members have ended, some still make steps, or all that made steps have stopped making them."""
+    """What the members of a generation do as a whole.
+
+    Some have ended, some still make steps, or all that made steps have stopped making them.
+    """
 
     ended: bool
     stepping: bool
@@ -103,7 +109,10 @@ class _Others:
 
 
 def members_of(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:
-    """The members of `generation` (which must be the newest) in the order of their ranks."""
+    """The members of `generation` in the order of their ranks.
+
+    It must be the newest generation.
+    """
     # Each policy asks. The answer depends on nothing else of the generation.
     key = (generation.number, generation.state, generation.requested_at, generation.first_step_at)
     known: tuple[MemberFacts, ...] | None = situation.memo.get(key)
@@ -189,7 +198,10 @@ def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) 
 
 
 def _between(moment: datetime | None, received_at: datetime) -> float:
-    """Seconds from `moment` until a report arrived; negative if the report arrived before it."""
+    """Seconds from `moment` until a report arrived.
+
+    Negative if the report arrived before it.
+    """
     return -1.0 if moment is None else seconds_between(moment, received_at)
 
 
@@ -202,7 +214,10 @@ def _steps(m: MemberFacts) -> bool:
 
 
 def _stuck(members: tuple[MemberFacts, ...]) -> bool:
-    """Whether there was no step for several times its duration, so that ranks wait for a silent one."""
+    """Whether there was no step for several times its duration.
+
+    Then ranks wait for a silent one.
+    """
     ages = [
         (m.report.step_age_seconds, m.progress.step_seconds)
         for m in members
@@ -230,7 +245,10 @@ def _patience(others: _Others) -> float:
 def _without_patience(
     situation: Situation, generation: GenerationStatus, m: MemberFacts, *, others: _Others
 ) -> MemberFacts:
-    """`m`; given up if it is still in the generation, but is silent, or doesn't stop, for too long."""
+    """`m`, given up if it is silent for too long or doesn't stop.
+
+    Only a member that is still in the generation is given up.
+    """
     if m.state not in STILL_IN:
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)
@@ -265,7 +283,10 @@ def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
 
 
 def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
-    """Whether it ran a script without the library for a while, so that nobody knows whether it made steps."""
+    """Whether the generation ran a script without the library for a while.
+
+    Then nobody knows whether it made steps.
+    """
     return (
         _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
         and generation.first_step_at is None

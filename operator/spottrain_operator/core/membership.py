@@ -91,7 +91,10 @@ def press(situation: Situation, draft: Draft) -> Draft:
 
 
 def conclude(situation: Situation, draft: Draft) -> Draft:
-    """End the generation once no member is in it, and judge what that means for the job."""
+    """End the generation once no member is in it.
+
+    Then judge what that means for the job.
+    """
     generation = draft.running
     if generation is None:
         return draft
@@ -161,7 +164,10 @@ def _message(
 
 
 def start_next(situation: Situation, draft: Draft) -> Draft:
-    """Start a generation with the pods that are up, if they are enough and it doesn't pay to wait for more."""
+    """Start a generation with the pods that are up.
+
+    It starts if they are enough and it doesn't pay to wait for more.
+    """
     if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
         return draft
     if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
@@ -201,9 +207,10 @@ def _start(generation: GenerationStatus) -> str:
 
 
 def _highest_known(situation: Situation, draft: Draft) -> int:
-    """The highest generation that agents have seen, or that an earlier job left at this URI.
+    """The highest generation that agents have seen, or that the URI holds.
 
-    A generation that isn't numbered above it would be fenced, or count as an old one.
+    An earlier job may have left one at this URI. A generation that isn't numbered above it would be fenced, or count
+    as an old one.
     """
     commit = draft.status.commit
     reports = [view.report for view in situation.observed.reports.values()]

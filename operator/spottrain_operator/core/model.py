@@ -1,4 +1,4 @@
-"""The core's vocabulary: what is observed of one job, and what is decided about it.
+"""The core's vocabulary: observations of one job, and decisions about it.
 
 The reconciler makes an `Observed` from fresh reads of the API server and the agents' newest reports. It carries out
 the `Plan` in this order: status, assignments, actions, events.
@@ -62,9 +62,10 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A TrainingJob as it was read: what its user asks for, and what was decided so far.
+    """A TrainingJob as it was read.
 
-    `not_understood` names the fields of the spec that a newer version may have written. `spec` doesn't have them.
+    It holds what its user asks for, and what was decided so far. `not_understood` names the fields of the spec that a
+    newer version may have written. `spec` doesn't have them.
     """
 
     namespace: str
@@ -80,7 +81,10 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportView:
-    """The newest report of an agent, and its arrival by the operator's clock (agents' clocks may be off)."""
+    """The newest report of an agent, and when it arrived.
+
+    The time is by the operator's clock, because agents' clocks may be off.
+    """
 
     report: AgentReport
     received_at: datetime
@@ -193,7 +197,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do now, and after how many seconds to decide again if nothing happens before (None: never)."""
+    """What to do now, and when to decide again.
+
+    That is after so many seconds if nothing happens before. None means never.
+    """
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()

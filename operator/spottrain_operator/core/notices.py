@@ -62,7 +62,10 @@ def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
 
 
 def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
-    """The notices in force for `pod`: the newest version of each, unless that takes it back."""
+    """The notices in force for `pod`.
+
+    The newest version of each notice counts. If that one takes the notice back, the notice is not in force.
+    """
     annotated = [node.notice] if node is not None and node.notice is not None else []
     told = report.notices if report is not None else ()
     newest: dict[str, Notice] = {}
@@ -83,7 +86,10 @@ def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, n
 
 
 def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
-    """Whether the notice is neither about an earlier node of this name nor an old false alarm."""
+    """Whether the notice is about this node, and not an old false alarm.
+
+    An old notice may be about an earlier node of the same name.
+    """
     return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
 
 

@@ -1,4 +1,7 @@
-"""PodsHealthy: whether the job gets its pods, in the words of whoever refuses them."""
+"""PodsHealthy: whether the job gets its pods.
+
+If not, the message has the words of whoever refuses them.
+"""
 
 from __future__ import annotations
 

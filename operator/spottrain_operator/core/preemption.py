@@ -1,4 +1,7 @@
-"""Lost nodes: after a notice the generation drains in time; without one, the other members stop at once."""
+"""How a job reacts to lost nodes.
+
+After a notice the generation drains in time. Without a notice, the other members stop at once.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def heed_notices(situation: Situation, draft: Draft) -> Draft:
 
 
 def _drains_by_itself(m: MemberFacts) -> bool:
-    """Whether its agent acts on a notice: nothing else makes an agent drain by itself."""
+    """Whether the member's agent acts on a notice.
+
+    Nothing else makes an agent drain by itself.
+    """
     if m.state in (MemberState.DRAINED, MemberState.STOPPED):
         return True
     return m.state is MemberState.RUNNING and m.progress is not None and m.progress.drain_seen_at is not None

@@ -14,9 +14,10 @@ from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:
-    """Record the newest commit that any agent knows of, and the time of the generation's first step.
+    """Record the newest known commit, and the time of the generation's first step.
 
-    Both are recorded at once, without a limit on their rate, because later decisions depend on them.
+    Any agent may know of the commit. Both are recorded at once, without a limit on their rate, because later
+    decisions depend on them.
     """
     newest = max(_commits(situation), key=commit_order, default=None)
     known = draft.status.commit
@@ -42,7 +43,10 @@ def commit_order(commit: CommitRef) -> tuple[int, int]:
 
 
 def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False) -> Draft:
-    """Copy the newest progress into the status, at most every few seconds unless `at_once`."""
+    """Copy the newest progress into the status.
+
+    This happens at most every few seconds, unless `at_once`.
+    """
     generation = draft.status.generation
     if generation is None or not (at_once or is_due(draft.status, situation.now)):
         return draft
@@ -65,7 +69,10 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
 
 
 def found_commits(generation: GenerationStatus, newest: Progress) -> bool:
-    """Whether the generation resumed from a commit that was there before the job: an earlier job's, or a fork."""
+    """Whether the generation resumed from a commit that is older than the job.
+
+    The commit is that of an earlier job, or of a fork.
+    """
     return generation.resume is None and generation.replicated_step is None and newest.start_step > 0
 
 
@@ -75,9 +82,9 @@ def is_due(status: TrainingJobStatus, now: datetime) -> bool:
 
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
-    """Progress that members reported in this generation after their start, also of members that are gone by now.
+    """Progress that members reported in this generation after their start.
 
-    A member that ended during its start, drained or not, knows no step.
+    Reports of members that are gone count, too. A member that ended during its start, drained or not, knows no step.
     """
     said = reported_at_all(situation, generation)
     return [p for p in said if p.phase is not TrainerPhase.STARTING and p.total_steps is not None]
@@ -157,9 +164,9 @@ def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
 
 
 def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
-    """Record an event for what did not go as planned since the last record, such as a skipped step.
+    """Record an event for what did not go as planned since the last record.
 
-    The status of the next generation no longer shows it.
+    An example is a skipped step. The status of the next generation no longer shows it.
     """
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:

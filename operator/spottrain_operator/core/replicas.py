@@ -1,7 +1,9 @@
-"""Replicas in peers' memory: who holds whose shards, and which replicated step survives a loss.
+"""Replicas in peers' memory.
 
-A step is complete if the remaining members hold the shards of all its ranks between them. HEAD stays the truth
-for everyone else: a generation that resumes from replicas commits that step first.
+This module says who holds whose shards, and which replicated step survives a loss.
+
+A step is complete if the remaining members hold the shards of all its ranks between them. HEAD stays the truth for
+everyone else: a generation that resumes from replicas commits that step first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from spottrain_operator.core.situation import BUSY, Situation
 
 
 def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> ReplicatedStep | None:
-    """The newest replicated step that the pods that are up hold completely, if `commit` is older than it."""
+    """The newest replicated step that the pods that are up hold completely.
+
+    None if `commit` is not older than it.
+    """
     if not situation.spec.checkpoint.peer_replicas:
         return None
     held: dict[tuple[int, int, int, int], list[tuple[str, HeldShards]]] = {}
@@ -53,9 +58,9 @@ def _holders(held: Iterable[tuple[str, HeldShards]], world_size: int) -> tuple[R
 
 
 def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSettings | None:
-    """Where the ranks of a member replicate to; None if the job doesn't ask for replicas.
+    """Where the ranks of a member replicate to: the next member on another node.
 
-    The peer is the next member on another node.
+    None if the job doesn't ask for replicas.
 
     Args:
         job: The job, as the API server has it.

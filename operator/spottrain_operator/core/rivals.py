@@ -1,4 +1,7 @@
-"""Two jobs at one checkpoint folder would fence each other until both have spent their budgets. So one waits."""
+"""Only one of two jobs at the same checkpoint folder runs, and the other waits.
+
+Otherwise they would fence each other until both have spent their budgets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The situation at one moment: each pod with its node, its agent's report and its prospects."""
+"""The situation at one moment.
+
+It has each pod with its node, its agent's report and its prospects.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +162,11 @@ class Situation:
         return pod.template_hash == self.observed.template_hash
 
     def silence(self, uid: str, *, since: datetime) -> float:
-        """Seconds without a report from the agent of pod `uid`, at most since `since` and the operator's start."""
+        """Seconds without a report from the agent of pod `uid`.
+
+        Without any report, they count from `since` or the operator's start, whichever is later, less
+        OPERATOR_RESTART_GRACE.
+        """
         view = self.observed.reports.get(uid)
         if view is not None:
             return seconds_between(view.received_at, self.now)
@@ -167,22 +174,29 @@ class Situation:
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 
     def hears_someone_but(self, uid: str) -> bool:
-        """Whether another agent gets through, so that a silence isn't the operator's or the network's fault."""
+        """Whether an agent other than that of pod `uid` gets through.
+
+        Then a silence isn't the operator's or the network's fault.
+        """
         return any(
             other != uid and facts.received_at is not None and facts.silence <= SILENT_WHILE_OTHERS_ENDED
             for other, facts in self.pods.items()
         )
 
     def candidates(self, kept: Iterable[str]) -> list[PodFacts]:
-        """Those of `kept` that could start now: on-demand first, as rank 0 should be lost last; then the oldest."""
+        """Those of `kept` that could start now.
+
+        On-demand pods come first, as rank 0 should be lost last. Of the same type, the oldest comes first.
+        """
         chosen = [facts for uid in kept if (facts := self.pods[uid]).candidate]
         return sorted(chosen, key=lambda facts: (facts.pod.capacity_type.value, facts.pod.sequence))
 
     @cached_property
     def run_hash(self) -> str:
-        """Hash that changes if a generation would run differently: with the pod template or the ranks' settings.
+        """Hash that changes if a generation would run differently.
 
-        Defaults are left out, so that an operator with a new optional field doesn't drain all jobs.
+        It covers the pod template and the ranks' settings. Defaults are left out, so that an operator with a new
+        optional field doesn't drain all jobs.
         """
         return self.run_hash_on((self.observed.template_hash,))
 

@@ -17,7 +17,10 @@ from spottrain_operator.core.timing import NO_STEP, STUCK_STEPS, seconds_between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill:
-    """Seconds without a step of any rank, the limit, and the setting in runPolicy that sets the limit."""
+    """Seconds without a step of any rank, and their limit.
+
+    `setting` is the one in runPolicy that sets the limit.
+    """
 
     seconds: float
     limit: int
@@ -25,7 +28,10 @@ class Standstill:
 
 
 def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
-    """The standstill; None if the generation is ending, or if nobody can know whether it makes steps."""
+    """The standstill of the generation.
+
+    None if the generation is ending, or if nobody can know whether it makes steps.
+    """
     if generation.state is not GenerationState.ACTIVE:
         return None
     members = members_of(situation, generation)
@@ -49,9 +55,10 @@ def _step_age(m: MemberFacts) -> float:
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
-    """Since when no rank has made a step, and the command that shows the logs; empty while that is not unusual.
+    """Since when no rank has made a step, and the command that shows the logs.
 
-    All ranks wait for the one that hangs, so their steps do not show which one it is.
+    Empty while that is not unusual. All ranks wait for the one that hangs, so their steps do not show which one it
+    is.
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0

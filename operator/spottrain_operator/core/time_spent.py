@@ -98,7 +98,10 @@ def _add(time: TimeStatus, until: datetime, part: str) -> TimeStatus:
 
 
 def _gap(status: TrainingJobStatus) -> str:
-    """The part to which time between two generations belongs, if there are enough nodes."""
+    """The part to which time between two generations belongs.
+
+    It applies if there are enough nodes.
+    """
     return "start_up_seconds" if status.progress.last_step_at is None else "restart_seconds"
 
 

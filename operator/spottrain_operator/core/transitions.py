@@ -51,7 +51,10 @@ def _last_step_at(situation: Situation, draft: Draft, generation: GenerationStat
 
 
 def fill_transitions(situation: Situation, draft: Draft) -> Draft:
-    """Once a generation has made its first step, fill in the cost of the changes before it."""
+    """Fill in the cost of the changes before the generation.
+
+    The cost is known once the generation has made its first step.
+    """
     generation = draft.status.generation
     if generation is None or generation.first_step_at is None:
         return draft

@@ -14,7 +14,10 @@ from spottrain_operator.core.situation import Situation
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
-    """Whether a job that has never run has to wait: it would start with other settings than its user asked for."""
+    """Whether a job that has never run has to wait.
+
+    It would start with other settings than its user asked for.
+    """
     return bool(situation.observed.job.not_understood) and draft.status.generation is None
 
 

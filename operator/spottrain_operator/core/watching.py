@@ -1,4 +1,4 @@
-"""NoticesHeard: whether somebody on the members' spot nodes hears that they will be taken back.
+"""NoticesHeard: whether somebody hears the notices of the members' spot nodes.
 
 A node that nobody watches is lost without notice, and nothing else shows it before. No generation ends for that.
 """
@@ -43,8 +43,11 @@ class SpotWatch:
 
     @property
     def unheard(self) -> bool:
-        """Nobody hears the node's notices, and that is no watcher's restart any more."""
-        return self.watch.state is not WatchState.WATCHED and self.watch.seconds >= UNWATCHED
+        """Nobody hears the node's notices.
+
+        That is no watcher's restart any more, nor the wait for a cloud's first answer.
+        """
+        return self.watch.state in (WatchState.BLIND, WatchState.MISSING) and self.watch.seconds >= UNWATCHED
 
     @property
     def settled(self) -> bool:
@@ -52,7 +55,10 @@ class SpotWatch:
 
 
 def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, ReportView]) -> tuple[SpotWatch, ...]:
-    """The members on spot nodes whose agents report it: those of older versions don't."""
+    """The watch on each member's spot node, as its agent reports it.
+
+    Agents of older versions don't report it.
+    """
     return tuple(
         SpotWatch(node=member.node, watch=view.report.watch)
         for member in (generation.members if generation is not None else ())
@@ -65,9 +71,13 @@ def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, Repo
 def heed_watchers(situation: Situation, draft: Draft) -> Draft:
     """Set NoticesHeard.
 
-    It stays as it was between generations, and while a watcher may be restarting.
+    It stays as it was between generations, while a watcher may be restarting, and while a cloud may take its time for
+    the first answer.
     """
     known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
+    if draft.finished and known is not None:
+        message = "The job is over, and no node of it can be taken"
+        return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.FINISHED, message, now)
     watches = spot_watches(draft.running, situation.observed.reports)
     if draft.running is None or (known is None and not watches):
         return draft

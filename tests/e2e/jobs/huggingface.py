@@ -1,4 +1,7 @@
-"""A small job in the loop of Hugging Face's Trainer: trains until a file appears, and then ends well."""
+"""A small job in the loop of Hugging Face's Trainer.
+
+It trains until a file appears, and then ends well.
+"""
 
 from __future__ import annotations
 

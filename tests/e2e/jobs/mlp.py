@@ -1,4 +1,7 @@
-"""A small, fast job for rehearsals: a perceptron that trains until a file appears, and then ends well."""
+"""A small, fast job for rehearsals, with a perceptron.
+
+It trains until a file appears, and then ends well.
+"""
 
 from __future__ import annotations
 

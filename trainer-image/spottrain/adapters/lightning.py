@@ -92,7 +92,10 @@ class SessionEnvironment(ClusterEnvironment):
 
 
 class Batches:
-    """This rank's share of the run, from the step at which it resumes; the data for `trainer.fit`."""
+    """The data for `trainer.fit`: this rank's share of the run.
+
+    It starts at the step at which the run resumes.
+    """
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
@@ -187,7 +190,7 @@ class SpottrainStrategy(DDPStrategy):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Arguments of Trainer that describe the ranks: accelerator, devices and num_nodes."""
+        """Trainer's arguments for the ranks: accelerator, devices and num_nodes."""
         devices = self._environment.local_world_size
         accelerator = "gpu" if self.session.device.type == "cuda" else "cpu"
         return {
@@ -259,10 +262,10 @@ class SpottrainStrategy(DDPStrategy):
 
 
 class SpottrainCallback(Callback):
-    """Judges each optimizer step, and completes it before a validation and at the end.
+    """Judges each optimizer step.
 
-    Ranks cannot follow a notice during a validation. Other steps are complete when the next data are requested, after
-    all hooks of the step.
+    It completes a step before a validation and at the end. Ranks cannot follow a notice during a validation. Other
+    steps are complete when the next data are requested, after all hooks of the step.
     """
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
@@ -291,7 +294,10 @@ class SpottrainCallback(Callback):
         self._leave_validation()
 
     def _leave_validation(self) -> None:
-        """Restore the random numbers of training: a validation must not change them, as a drain may postpone it."""
+        """Restore the random numbers of training after a validation.
+
+        A drain may postpone a validation, so a validation must not change them.
+        """
         if self._state_of_training is not None:
             random_state.restore(self._state_of_training)
 

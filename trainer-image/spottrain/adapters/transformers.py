@@ -132,7 +132,13 @@ class SpottrainTrainer(Trainer):
         self.add_callback(SpottrainCallback(self))
 
     def _refuse_other_order(self) -> None:
-        """Raises UserError if a subclass or an argument asks for samples in an order that is not the job's."""
+        """Refuse an order of samples that is not the job's.
+
+        A subclass or an argument may ask for one.
+
+        Raises:
+            UserError: One of them does.
+        """
         own = (SpottrainTrainer, Trainer)
         for kind in type(self).__mro__:
             brought = [name for name in _ORDERS if name in vars(kind) and kind not in own]
@@ -229,7 +235,10 @@ class SpottrainTrainer(Trainer):
             self._is_evaluating = False
 
     def get_train_dataloader(self) -> Iterator[Any]:
-        """This rank's share of the run, from the step at which it resumes; it has no length."""
+        """This rank's share of the run, from the step at which it resumes.
+
+        It has no length.
+        """
         # A generator, which does not run before training has started and the loop exists.
         if not self.control.should_training_stop:
             yield from (batch for _, batch in self.loop.micro_batches())
@@ -255,10 +264,10 @@ class SpottrainTrainer(Trainer):
         return batches, num_items
 
     def _weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Weight the losses of training so that the gradient is the mean over the global batch.
+        """Weight the losses of training by their share of the global batch.
 
-        A loss is the mean over a micro-batch, whether the model divides by `num_items_in_batch` or takes a mean
-        itself.
+        The gradient is then the mean over that batch. A loss is the mean over a micro-batch, whether the model
+        divides by `num_items_in_batch` or takes a mean itself.
         """
 
         def weighed(

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives, result_or_error
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
-from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.format.head import fence, read_head
 from spottrain.checkpoint.format.manifest import Receipt
@@ -31,6 +32,8 @@ from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract import ReplicatedStep
+
+_HEAD, _COMMIT = TypeAdapter(Head), TypeAdapter[Commit | None](Commit | None)
 
 
 class Checkpointer:
@@ -109,16 +112,19 @@ class Checkpointer:
             CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
             StorageError: The store can't be read.
         """
-        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
+        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation), _HEAD)
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """Return the `extra` of the newest commit whose manifest is whole, the same on all ranks; {} without one."""
+        """The `extra` of the newest commit with a whole manifest; {} without one.
+
+        It is the same on all ranks.
+        """
         return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values by the stored ones.
+        """Fill the tensors of `state` in place, and replace its other values.
 
         Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
 
@@ -155,9 +161,9 @@ class Checkpointer:
         return self._loader.load(state, frozen, lambda: found)
 
     def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
-        """Plan and allocate ahead for states of this structure, so that the first save is not slow.
+        """Plan and allocate ahead for states of this structure.
 
-        The connection to the store is opened in the background.
+        So the first save is not slow. The connection to the store is opened in the background.
         """
         tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
@@ -224,7 +230,7 @@ class Checkpointer:
         extra: dict[str, Any] | None = None,
         rank_state: dict[str, Any] | None = None,
     ) -> SaveHandle | None:
-        """Save `state` after `step` steps: return once it is staged, and do the rest in the background.
+        """Stage `state` after `step` steps, and save it in the background.
 
         Args:
             state: As for `save`, as are the other arguments.
@@ -264,7 +270,10 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the other ranks don't know it yet."""
+        """Whether this rank's part of the newest save has failed.
+
+        True only while the other ranks don't know it yet.
+        """
         current = self._current
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
@@ -410,7 +419,7 @@ class Checkpointer:
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
         """Set the result of rank 0 on all ranks."""
-        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
+        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait, _COMMIT), None
         return handle
 
     def _is_new(self, tensors: codec.Tensors) -> bool:

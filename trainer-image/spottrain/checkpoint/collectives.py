@@ -1,4 +1,7 @@
-"""How the ranks agree around a checkpoint: small collectives on a gloo group of their own."""
+"""How the ranks agree around a checkpoint.
+
+They use small collectives on a gloo group of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
-from spottrain.checkpoint.errors import CheckpointError
+from spottrain import exchange
+from spottrain.checkpoint.errors import CheckpointError, error_from_json, error_to_json
 
 T = TypeVar("T")
 
@@ -27,13 +32,24 @@ class Collectives:
         self._group = group
         self._rank = rank
 
-    def from_rank_0(self, work: Callable[[], T]) -> T:
-        """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
+    def from_rank_0(self, work: Callable[[], T], kind: TypeAdapter[T]) -> T:
+        """Do `work` on rank 0, and return its result, or raise its error, on all ranks.
+
+        `kind` is the type of the result, which travels as JSON.
+        """
         if self._group is None:
             return work()
-        outcome: list[T | CheckpointError | None] = [result_or_error(work) if self._rank == 0 else None]
-        dist.broadcast_object_list(outcome, group=self._group, group_src=0)
-        return _result(outcome[0])
+        if self._rank != 0:
+            told = exchange.broadcast(None, self._group)
+            if "error" in told:
+                raise error_from_json(told["error"])
+            return kind.validate_python(told["result"])
+        outcome = result_or_error(work)
+        if isinstance(outcome, CheckpointError):
+            exchange.broadcast({"error": error_to_json(outcome)}, self._group)
+            raise outcome
+        exchange.broadcast({"result": kind.dump_python(outcome, mode="json")}, self._group)
+        return outcome
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank.
@@ -46,7 +62,10 @@ class Collectives:
         return self.unless_failed(outcome, failed)
 
     def unless_failed(self, outcome: T | CheckpointError, failed: bool) -> T:
-        """As `together`, for work that is already done, once all ranks know whether it `failed` on any of them."""
+        """As `together`, for work that is already done.
+
+        All ranks know already whether it `failed` on any of them.
+        """
         first = self._first(outcome) if failed else None
         if first is not None:
             if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
@@ -55,13 +74,19 @@ class Collectives:
         return outcome  # type: ignore[return-value]
 
     def first_error(self, work: Callable[[], None]) -> CheckpointError | None:
-        """Do `work` on every rank, and return the error of the lowest rank that failed, the same on all ranks."""
+        """Do `work` on every rank, and return the error of the lowest that failed.
+
+        All ranks return the same error.
+        """
         outcome = result_or_error(work)
         (failed,), _ = self.any_and_token(isinstance(outcome, CheckpointError))
         return self._first(outcome) if failed else None
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
-        """Which flags are set on any rank, and a random number of rank 0, in one small reduction."""
+        """Which flags are set on any rank, and a random number of rank 0.
+
+        One small reduction finds both.
+        """
         token = secrets.randbits(63) if self._rank == 0 else 0
         values = torch.tensor([*flags, token], dtype=torch.int64)
         if self._group is not None:
@@ -73,18 +98,15 @@ class Collectives:
         """The names that any rank gives, on all ranks."""
         if self._group is None:
             return names
-        gathered: list[set[str]] = [set()] * dist.get_world_size(self._group)
-        dist.all_gather_object(gathered, names, group=self._group)
-        return set().union(*gathered)
+        return set().union(*exchange.all_gather(sorted(names), self._group))
 
     def _first(self, outcome: object) -> CheckpointError | None:
         """The first error among the ranks' outcomes, once it is known that there is one."""
         error = outcome if isinstance(outcome, CheckpointError) else None
         if self._group is None:
             return error
-        errors: list[CheckpointError | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(errors, error, group=self._group)
-        return next(found for found in errors if found is not None)
+        told = exchange.all_gather(error_to_json(error) if error is not None else None, self._group)
+        return error_from_json(next(each for each in told if each is not None))
 
 
 def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
@@ -93,9 +115,3 @@ def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
         return work()
     except CheckpointError as error:
         return error
-
-
-def _result(outcome: T | CheckpointError | None) -> T:
-    if isinstance(outcome, CheckpointError):
-        raise outcome
-    return outcome  # type: ignore[return-value]

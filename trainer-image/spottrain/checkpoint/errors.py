@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CheckpointError(Exception):
     """Base of all errors of this package.
@@ -26,7 +28,10 @@ class ObjectNotFound(StorageError):
 
 
 class PreconditionFailed(StorageError):
-    """A conditional write lost: the object is not what the writer expected, or not any more."""
+    """A conditional write lost: the object is not what the writer expected.
+
+    It never was, or has changed since.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -48,7 +53,10 @@ class StorageFull(StorageUnavailable):
 
 
 class StorageDenied(StorageError):
-    """The store will never accept this request as it is: access is denied, or the URI is invalid."""
+    """The store will never accept this request as it is.
+
+    Access is denied, or the URI is invalid.
+    """
 
 
 class StorageMissing(StorageDenied):
@@ -56,7 +64,10 @@ class StorageMissing(StorageDenied):
 
 
 class Fenced(CheckpointError):
-    """A newer generation, `fence`, has taken over: this process may not commit any more."""
+    """A newer generation, `fence`, has taken over.
+
+    This process may not commit any more.
+    """
 
     def __init__(self, message: str, fence: int) -> None:
         super().__init__(message, fence)
@@ -67,7 +78,10 @@ class Fenced(CheckpointError):
 
 
 class StepBehind(CheckpointError):
-    """A commit of this step or of a later one exists already, so this one would lose progress."""
+    """A commit of this step or of a later one exists already.
+
+    This one would lose progress.
+    """
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -75,7 +89,10 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is whole, but belongs to a different model, strategy or format version."""
+    """The checkpoint is whole, but does not fit the run.
+
+    It belongs to a different model, strategy or format version.
+    """
 
 
 class UnsupportedState(CheckpointError):
@@ -95,3 +112,17 @@ class FrozenWeightsGone(SaveFailed):
 
 class ExportFailed(CheckpointError):
     """A model could not be exported."""
+
+
+def error_to_json(error: CheckpointError) -> list[Any]:
+    """An error as JSON, for the other ranks: the nearest class of this module, and its arguments."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return [kind.__name__, *(arg if isinstance(arg, int) else str(arg) for arg in error.args)]
+
+
+def error_from_json(told: list[Any]) -> CheckpointError:
+    """The opposite of `error_to_json`. A class that this version doesn't know becomes a CheckpointError."""
+    name, *args = told
+    kind = globals().get(name)
+    known = isinstance(kind, type) and issubclass(kind, CheckpointError)
+    return kind(*args) if known else CheckpointError(*args)  # type: ignore[misc]

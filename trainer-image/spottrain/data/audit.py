@@ -20,7 +20,10 @@ from spottrain.data.order import DataOrder
 
 
 class AuditHeader(BaseModel):
-    """Inputs that determine the order of the samples; the same in every file of a run."""
+    """Inputs that determine the order of the samples.
+
+    They are the same in every file of a run.
+    """
 
     seed: int
     shuffle: bool

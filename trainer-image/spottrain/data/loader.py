@@ -39,7 +39,10 @@ OPTIONS = _OF_WORKERS | {"pin_memory"}
 
 
 class MapDataset(Protocol):
-    """Any data set with a length and items by index, such as a list or a torch Dataset."""
+    """Any data set with a length and items by index.
+
+    A list is one, and so is a torch Dataset.
+    """
 
     def __len__(self) -> int: ...
 
@@ -65,7 +68,11 @@ class Data:
     loader: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises ValueError for values that do not fit together, with torch's sentence if it has one."""
+        """Check that the values fit together.
+
+        Raises:
+            ValueError: They don't. The sentence is torch's, if it has one.
+        """
         num_workers = 1 if self.num_workers is None else self.num_workers
         if not isinstance(num_workers, int):
             raise ValueError(f"num_workers is {num_workers!r}; pass a whole number, or None")
@@ -77,7 +84,10 @@ class Data:
 
 
 class Batches(Iterator[Any]):
-    """A rank's collated micro-batches, on its device and without end, and how long the rank waited for them."""
+    """A rank's collated micro-batches, on its device and without end.
+
+    It also measures how long the rank waited for them.
+    """
 
     def __init__(self, fetched: Generator[Any], device: torch.device, now: Callable[[], float]) -> None:
         self._fetched = fetched

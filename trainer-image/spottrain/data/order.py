@@ -1,4 +1,6 @@
-"""The order of samples: a pure function of seed, epoch and position, for any world size.
+"""The order of samples: a pure function of seed, epoch and position.
+
+It is the same at any world size.
 
 A run reads positions 0, 1, 2, ... without end. Position p belongs to epoch p // N of a dataset of N samples, and each
 epoch is a different permutation of the dataset. The permutation is computed, not stored: a Feistel network on the
@@ -60,10 +62,10 @@ class DataOrder:
         return found
 
     def _permute(self, offsets: Indices, epoch: int) -> Indices:
-        """Walk each offset along its cycle of the larger permutation until it falls inside the dataset.
+        """Walk each offset along its cycle until it falls inside the dataset.
 
-        The result is a permutation, too. The domain is less than four times the dataset, so that a walk takes fewer
-        than four steps on average.
+        The cycle is one of the larger permutation. The result is a permutation, too. The domain is less than four
+        times the dataset, so that a walk takes fewer than four steps on average.
         """
         half_bits = max(1, (max(self.num_samples - 1, 1).bit_length() + 1) // 2)
         keys = _round_keys(self.seed, epoch)

@@ -1,4 +1,7 @@
-"""Worker processes that fetch data ahead: what one does at its start, and how a rank reads from it."""
+"""Worker processes that fetch data ahead.
+
+The module has what a worker does at its start, and how a rank reads from it.
+"""
 
 from __future__ import annotations
 

@@ -20,11 +20,14 @@ from spottrain_api.contract import TrainerConfig
 
 
 def refuse_unapplied(config: TrainerConfig, instead: Mapping[str, str]) -> None:
-    """Raises ValueError if the job has settings that only this library's own loop applies.
+    """Refuse settings of the job that only this library's own loop applies.
 
     Args:
         config: The job's settings.
         instead: The framework's own name for a setting, by the job's field.
+
+    Raises:
+        ValueError: The job has such settings.
     """
     fields = list(_unapplied(config))
     if fields:

@@ -1,8 +1,9 @@
-"""The blocks of a model: the modules whose parameters are gathered, recomputed or compiled as one.
+"""The blocks of a model.
 
-A block's parameters are gathered when the block is called as a module. So blocks are modules that models are known to
-call: the items of lists or, without lists, parts by their size. Parameters outside all blocks stay with the model as
-a whole, which always works and only costs memory.
+A block is a module whose parameters are gathered, recomputed or compiled as one. A block's parameters are gathered
+when the block is called as a module. So blocks are modules that models are known to call: the items of lists or,
+without lists, parts by their size. Parameters outside all blocks stay with the model as a whole, which always works
+and only costs memory.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _of_classes(model: nn.Module, classes: Collection[type[nn.Module]]) -> list[
 
 
 def _items(module: nn.Module, total: int) -> Iterator[nn.Module]:
-    """The items of the outermost lists, of lists in lists, and of the lists of stages."""
+    """The items of the outermost lists, of nested lists, and of stages' lists."""
     if _repeats(module):
         for item in module.children():
             yield from _units(item, total)
@@ -105,7 +106,10 @@ def _units(item: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _is_stage(item: nn.Module, total: int) -> bool:
-    """Whether an item of a list is a container of blocks that are more than single layers."""
+    """Whether an item of a list is a container of blocks.
+
+    A block is more than a single layer.
+    """
     if isinstance(item, _LISTS):
         return _repeats(item)
     if _num_parameters(item) <= STAGE_SHARE * total:
@@ -147,7 +151,10 @@ def _is_called(module: nn.Module) -> bool:
 
 
 def _users_of_parameters(model: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places each parameter is used: several if weights are tied, or if a module occurs several times."""
+    """The number of places that use each parameter.
+
+    There are several if weights are tied, or if a module occurs several times.
+    """
     every = (module for _, module in model.named_modules(remove_duplicate=False))
     return Counter(parameter for module in every for parameter in module.parameters(recurse=False))
 

@@ -44,7 +44,10 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """The buffers in the state dict; looked up each time, because models replace their tensors."""
+    """The buffers in the state dict.
+
+    They are looked up each time, because models replace their tensors.
+    """
     return [
         buffer.detach()
         for module in model.modules()

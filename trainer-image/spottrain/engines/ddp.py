@@ -56,11 +56,12 @@ class DdpEngine(NativeEngine):
 
 
 class UnusedParameters:
-    """Parameters that a rank has not used in the last micro-batch, such as an expert's.
+    """Parameters that a rank has not used in the last micro-batch.
 
-    DDP waits for all parameters, so `touch` adds a gradient of zero to the unused ones, as FSDP2 does. DDP's own
-    search (find_unused_parameters) follows what forward returns: it misses parameters that enter the loss another
-    way, and leaves parameters that no rank used without state in the optimizer.
+    An expert's parameters are an example. DDP waits for all parameters, so `touch` adds a gradient of zero to the
+    unused ones, as FSDP2 does. DDP's own search (find_unused_parameters) follows what forward returns. It misses
+    parameters that enter the loss in a different way. It also leaves parameters that no rank used without state in
+    the optimizer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -83,11 +84,11 @@ class UnusedParameters:
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
-    """Run a backward pass with zero gradients, from whose order DDP arranges its buckets.
+    """Run a backward pass with zero gradients, to settle DDP's buckets.
 
-    DDP rearranges its buckets once, after its first backward pass, and the place in a bucket decides in which order
-    the ranks' gradients are added up. Without this, the first step after a resume would round differently from the
-    same step of an uninterrupted run.
+    DDP rearranges its buckets once, by the order of its first backward pass. The place in a bucket decides in which
+    order the ranks' gradients are added up. Without this pass, the first step after a resume would round differently
+    from the same step of an uninterrupted run.
     """
 
     ddp.module = _Nothing()  # not the model, whose hooks expect its own inputs and outputs

@@ -1,4 +1,7 @@
-"""ZeRO: DeepSpeed spreads parameters (stage 3), gradients (stage 2) and optimizer state (stage 1) over the ranks."""
+"""ZeRO: DeepSpeed spreads the state of training over the ranks.
+
+It spreads optimizer state (stage 1), gradients (stage 2) and parameters (stage 3).
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ class DeepSpeedEngine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self) -> None:
-        """DeepSpeed clips gradients itself, and skips a step whose gradients are not finite."""
+        """Step the optimizer.
+
+        DeepSpeed clips gradients itself, and skips a step whose gradients are not finite.
+        """
         self._trained.check(may_freeze=False)
         if not self._engine.zero_optimization():
             zeros_for_unused(self._engine.module)
@@ -134,7 +140,10 @@ class DeepSpeedEngine:
         return True
 
     def discard(self) -> None:
-        """Step DeepSpeed with an optimizer that does nothing: only its step clears its buffers."""
+        """Step DeepSpeed with an optimizer that does nothing.
+
+        Only DeepSpeed's step clears its buffers.
+        """
         step = self._base.step
         self._base.step = _do_nothing  # type: ignore[assignment, method-assign]
         try:

@@ -1,7 +1,8 @@
-"""The configuration for DeepSpeed: the job's settings, merged with the user's own DeepSpeed JSON.
+"""The configuration for DeepSpeed.
 
-Keys are those of https://www.deepspeed.ai/docs/config-json/. As in Hugging Face's integration, the value "auto" means
-that the job decides. A value that contradicts the job is refused.
+It merges the job's settings with the user's own DeepSpeed JSON. Keys are those of
+https://www.deepspeed.ai/docs/config-json/. As in Hugging Face's integration, the value "auto" means that the job
+decides. A value that contradicts the job is refused.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _of_user(config: EngineConfig) -> dict[str, Any]:
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
-    """The job's settings, and defaults for what neither the job nor the user's JSON sets."""
+    """The job's settings, and defaults for what neither it nor the user's JSON sets."""
     settings = config.deepspeed
     zero: dict[str, Any] = {}
     if settings.zero_stage is not None:
@@ -140,7 +141,10 @@ def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
 
 
 def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """Read a DeepSpeed JSON, which the script passes to session.prepare as content or path."""
+    """Read a DeepSpeed JSON.
+
+    The script passes it to session.prepare as content or path.
+    """
     if given is None:
         return {}
     if isinstance(given, Mapping):

@@ -1,4 +1,7 @@
-"""Models on which DeepSpeed fails, or which it trains in other types, without saying what to do."""
+"""Models that DeepSpeed fails on, or trains in other types.
+
+DeepSpeed does not say what to do about them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
 
 def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str | None:
-    """Why DeepSpeed cannot train `model` at a ZeRO stage, as a sentence; None if it can."""
+    """Why DeepSpeed cannot train `model` at a ZeRO stage; None if it can.
+
+    The reason is a sentence.
+    """
     if (wrapping := next(wrapping_names(model), None)) is not None:
         kind = type(model.get_parameter(wrapping)).__name__
         return f"The parameter {wrapping} is of the type {kind}, which DeepSpeed can't move. Use the strategy ddp."

@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A box of a tensor whose elements are contiguous in the flattened tensor, from `begin` on. In elements."""
+    """A box of a tensor, contiguous in the flattened tensor.
+
+    Its elements start at `begin`. All numbers are in elements.
+    """
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -32,7 +35,10 @@ class Box:
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
-    """The smallest number of boxes that make up the elements [begin, end) of a flattened tensor of this shape."""
+    """The fewest boxes that make up a range of a flattened tensor.
+
+    The range is the elements [begin, end) of a tensor of this shape.
+    """
     if begin >= end:
         return
     if not shape:
@@ -59,9 +65,9 @@ def _of_row(shape: tuple[int, ...], index: int, begin: int, end: int) -> Iterato
 
 
 class FlatPart(torch.Tensor):
-    """A tensor of which this rank has a range of the flattened elements, which DCP saves and loads.
+    """A tensor of which this rank has a range of the flattened elements.
 
-    It holds no other elements, so that nothing can be computed with it.
+    DCP saves and loads it. It holds no other elements, so that nothing can be computed with it.
 
     Attributes:
         part: A view of this rank's memory, of shape `(elements,)`.

@@ -1,7 +1,8 @@
-"""The state of DeepSpeed's optimizers in the format of checkpoints: every tensor by its name, in parts.
+"""The state of DeepSpeed's optimizers in the format of checkpoints.
 
-ZeRO flattens the weights that a rank optimises into a few fp32 tensors, for which the optimizer has its state. This
-module cuts them into parts of parameters again, without a copy: a save and a load use the memory of DeepSpeed itself.
+It has every tensor by its name, in parts. ZeRO flattens the weights that a rank optimises into a few fp32 tensors,
+for which the optimizer has its state. This module cuts them into parts of parameters again, without a copy: a save
+and a load use the memory of DeepSpeed itself.
 """
 
 from __future__ import annotations
@@ -287,9 +288,10 @@ class ZeroState:
         return {name: value for name, value in model_state(self._model).items() if name not in parameters}
 
     def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
-        """Create the optimizer's state before its first step, so that there is something to load into.
+        """Create the optimizer's state before its first step.
 
-        One step with zero gradients creates it, as in PyTorch's own state dict API; the load overwrites all of it.
+        Otherwise there would be nothing to load into. One step with zero gradients creates it, as in PyTorch's own
+        state dict API; the load overwrites all of it.
         """
         groups = self._base.param_groups
         for index, flat in enumerate(flats):

@@ -48,10 +48,10 @@ class EngineConfig:
 
 
 class Engine(Protocol):
-    """Spreads a model over the ranks of the default process group, and optimises it there.
+    """Spreads a model over the ranks, and optimises it there.
 
-    Gradients are averaged over the ranks. Weights are optimised and saved in fp32. The model computes in
-    `EngineConfig.precision`, and returns fp32.
+    The ranks are those of the default process group. Gradients are averaged over the ranks. Weights are optimised and
+    saved in fp32. The model computes in `EngineConfig.precision`, and returns fp32.
     """
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
@@ -80,9 +80,9 @@ class Engine(Protocol):
         ...
 
     def gradients_are_finite(self) -> bool:
-        """Whether all gradients of the step are finite, before they are used; the same on all ranks.
+        """Whether all gradients of the step are finite; the same on all ranks.
 
-        A collective.
+        Called before the gradients are used. A collective.
         """
         ...
 

@@ -129,9 +129,10 @@ class FsdpEngine(NativeEngine):
             super().load_state(state)
 
     def _begin_alike(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """Give all copies the values of the first rank that has them, even if a script seeds each rank differently.
+        """Give all copies the values of the first rank that has them.
 
-        Under full sharding, only the whole parameters have copies. Under hybrid sharding, shards have copies, too.
+        A script may seed each rank differently. Under full sharding, only the whole parameters have copies. Under
+        hybrid sharding, shards have copies, too.
         """
         take_over(parameter.detach() for parameter in self._whole)
         if mesh.ndim == 2:
@@ -150,7 +151,10 @@ class FsdpEngine(NativeEngine):
             gradient /= dist.get_world_size()
 
     def _mesh(self) -> DeviceMesh:
-        """A row of all ranks; or, if hybrid, a row of shards for each node, with replicas in the columns."""
+        """A row of all ranks, or a grid if hybrid.
+
+        The grid has a row of shards for each node, with replicas in the columns.
+        """
         device, world_size, local = self._config.device.type, dist.get_world_size(), self._config.local_world_size
         if self._config.fsdp.sharding == FULL or local == world_size:
             return init_device_mesh(device, (world_size,))

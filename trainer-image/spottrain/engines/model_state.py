@@ -1,6 +1,6 @@
-"""The state of a model in a checkpoint: plain tensors and shards, by their names in the unspread model.
+"""The state of a model in a checkpoint: plain tensors and shards.
 
-A quantized weight has several parts. Each part has a name of its own:
+Their names are those of the unspread model. A quantized weight has several parts. Each part has a name of its own:
 
 - A tensor that wraps others (torchao's, by torch's protocol `__tensor_flatten__`) is saved as its inner tensors:
   `weight.qdata`, `weight.scale`.
@@ -171,7 +171,10 @@ def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
-    """Tensors that torch's loading leaves out: not a parameter, a buffer or extra state."""
+    """Tensors that torch's loading leaves out.
+
+    They are neither parameters, nor buffers, nor extra state.
+    """
     own = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     own |= {_unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
     others = {name: value for name, value in state.items() if name not in own and not name.endswith(_EXTRA_STATE)}
@@ -194,9 +197,9 @@ def put_back(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _quantized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """4-bit weights of bitsandbytes: the name, the module, and the quantization state.
+    """4-bit weights of bitsandbytes.
 
-    Under FSDP2 only the module has that state.
+    Each is the name, the module, and the quantization state. Under FSDP2 only the module has that state.
     """
     for prefix, module in model.named_modules(remove_duplicate=False):
         weight = module._parameters.get("weight")  # its own; PEFT's layers also show that of the layer that they wrap

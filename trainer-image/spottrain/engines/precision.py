@@ -28,7 +28,10 @@ def autocast_forward(model: nn.Module, device: torch.device, dtype: torch.dtype)
 
 
 def cast_around(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make `model`, whose parameters are in `dtype`, convert its inputs to it, and return fp32."""
+    """Make `model` convert its inputs to `dtype`, and return fp32.
+
+    Its parameters are in `dtype`.
+    """
 
     def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return tuple(_cast(value, dtype) for value in args), {

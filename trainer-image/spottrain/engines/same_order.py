@@ -1,4 +1,7 @@
-"""Check that all ranks act in the same order, because their collectives meet in that order."""
+"""Check that all ranks act in the same order.
+
+Their collectives meet in that order.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spottrain import exchange
 from spottrain.world.launch import gloo_group
 
 
@@ -23,9 +27,10 @@ class Difference:
 
 
 class SameOrder:
-    """Records what one rank does, by index among `names`, and compares it with the other ranks.
+    """Compares the order in which ranks act.
 
-    The constructor is a collective.
+    It records what one rank does, by index among `names`, and compares it with the other ranks. The constructor is a
+    collective.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -35,7 +40,10 @@ class SameOrder:
         self._group = gloo_group()
 
     def note(self, index: int, *, once: bool = False) -> Callable[..., None]:
-        """A hook that records the thing at that index; with `once`, only if it is not recorded yet."""
+        """A hook that records the thing at that index.
+
+        With `once`, the hook records it only if it is not recorded yet.
+        """
 
         def note(*_: Any) -> None:
             if not (once and index in self._done):
@@ -63,8 +71,7 @@ class SameOrder:
         return self._first_difference() if self._extremes.sum() != 0 else None
 
     def _first_difference(self) -> Difference:
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, self._compared, group=self._group)
+        every = exchange.all_gather(self._compared, self._group)
         rank = next(rank for rank, done in enumerate(every) if done != every[0])
         first, other = next((a, b) for a, b in zip_longest(every[0], every[rank]) if a != b)
         return Difference(self._name(first), rank, self._name(other))

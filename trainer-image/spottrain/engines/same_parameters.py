@@ -1,4 +1,4 @@
-"""A check under ZeRO: all ranks have to use the same parameters, in the same order."""
+"""A check under ZeRO: all ranks use the same parameters, in the same order."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class SameParameters:
 
 
 def _is_of_leaf(parameter: Any) -> bool:
-    """Whether the parameter belongs to a module of `deepspeed.utils.set_z3_leaf_modules`.
+    """Whether the parameter belongs to a leaf module of ZeRO 3.
 
-    All parameters of such a module receive gradients at once, zero if necessary.
+    `deepspeed.utils.set_z3_leaf_modules` makes such modules. All parameters of such a module receive gradients at
+    once, zero if necessary.
     """
     return hasattr(parameter, "ds_z3_leaf_module")

@@ -41,7 +41,10 @@ _DECIDED = {
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse data sets that cannot be read by index, which every step of every world size needs."""
+    """Refuse data sets that cannot be read by index.
+
+    Every step at every world size reads samples by index.
+    """
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise _refused(
@@ -204,15 +207,19 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_shard_of_all(parameter: DTensor, world_size: int) -> bool:
-    """Whether all ranks have a share, as under FSDP2: in one row, or in one row per replica."""
+    """Whether all ranks have a share, as under FSDP2.
+
+    The ranks form one row, or one row per replica.
+    """
     num_sharded = sum(not placement.is_replicate() for placement in parameter.placements)
     return parameter.device_mesh.size() == world_size and num_sharded <= 1
 
 
 def _needs_more(part: Any) -> bool:
-    """Whether the step of an optimizer or a schedule cannot be called without an argument.
+    """Whether a step method cannot be called without an argument.
 
-    Inspects the class, because schedules replace the step of an optimizer by a function of their own.
+    The step is that of an optimizer or a schedule. Inspects the class, because schedules replace the step of an
+    optimizer by a function of their own.
     """
     try:
         inspect.signature(type(part).step).bind(part)

@@ -1,4 +1,7 @@
-"""One rank's session: it joins the world, opens the checkpoints, and takes the model and the data."""
+"""One rank's session.
+
+It joins the world, opens the checkpoints, and takes the model and the data.
+"""
 
 from __future__ import annotations
 
@@ -231,10 +234,10 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
-        """Take over a model that another framework has spread and trains in a loop of its own.
+        """Take over a model that a different framework has spread and trains.
 
-        Drive its steps with a `ForeignLoop`, as the adapters do. The framework then decides precision, activation
-        checkpointing, compilation and the settings of FSDP. A collective.
+        The framework has a loop of its own. Drive its steps with a `ForeignLoop`, as the adapters do. The framework
+        then decides precision, activation checkpointing, compilation and the settings of FSDP. A collective.
 
         Args:
             model: The model as the framework has spread it: by DDP, by FSDP2, or not at all.
@@ -313,7 +316,11 @@ class Session:
             )
 
     def _order_of(self, data: Data) -> DataOrder:
-        """Raises UserError for data without an order, or data that cannot be read that way."""
+        """The order of the samples.
+
+        Raises:
+            UserError: The data have no order, or cannot be read that way.
+        """
         check_data(data)
         with as_user_errors():
             return DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
@@ -372,10 +379,10 @@ class Session:
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:
-        """Leave the world together with the other ranks, when the script ends without an error.
+        """Leave the world together with the other ranks, after the script.
 
-        If the script left the loop early, its last step is committed here. The outcome is written when all ranks are
-        done, because the agent takes it as the end of the process.
+        The script has ended without an error. If the script left the loop early, its last step is committed here. The
+        outcome is written when all ranks are done, because the agent takes it as the end of the process.
         """
         if self._training is not None and kind is OutcomeKind.SUCCEEDED:
             self._training.finish()

@@ -1,8 +1,9 @@
-"""Steps that would spoil the model: their loss is not finite, or much larger than the losses before.
+"""Steps that would spoil the model.
 
-A step is judged when its gradients are known and not used yet, from the mean loss over all ranks. So all ranks take
-the same decision on the same step, and no commit holds an update that was judged bad. The loss is needed at once,
-which costs one small reduction a step, and only if the job has `stability`.
+Their loss is not finite, or much larger than the losses before. A step is judged when its gradients are known and not
+used yet, from the mean loss over all ranks. So all ranks take the same decision on the same step, and no commit holds
+an update that was judged bad. The loss is needed at once, which costs one small reduction a step, and only if the job
+has `stability`.
 
 A skipped step makes no update. A roll-back also undoes the steps since the newest commit, because the cause of a loss
 spike often lies some steps before it (Chowdhery et al., "PaLM", 2022, section 5.1). In both cases the run continues

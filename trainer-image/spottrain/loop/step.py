@@ -31,7 +31,10 @@ class LossMeter:
         return float(self._sum) if self._sum is not None else 0.0
 
     def close_step(self) -> float | None:
-        """This rank's share for the newest step of which the loss is known; None before the first."""
+        """This rank's share for the newest step with a known loss.
+
+        None before the first.
+        """
         total, self._sum = self._sum, None
         if total is None or not total.is_cuda:
             return float(total) if total is not None else None
@@ -53,9 +56,10 @@ class Updater(Protocol):
 
 
 class Step:
-    """One optimizer step: run every micro-batch forward and `backward`, then `update` once.
+    """One optimizer step.
 
-    `Training.steps` yields it; see `Session.prepare` for an example.
+    Run every micro-batch forward and `backward`, then `update` once. `Training.steps` yields it; see
+    `Session.prepare` for an example.
 
     Attributes:
         number: Number of the step in the whole run, from 1: `if step.number % 500 == 0` is true every 500 steps.
@@ -101,11 +105,17 @@ class Step:
                 raise RuntimeError("step.backward(loss) was not called for a micro-batch; call it for each of them")
 
     def fetch(self) -> Iterator[tuple[MicroBatch, Any]]:
-        """The parts and data of `micro_batches`, for a loop that runs backward and updates in its own way."""
+        """The parts and data of `micro_batches`, for a different loop.
+
+        Such a loop runs backward and updates in its own way.
+        """
         return ((micro_batch, next(self._batches)) for micro_batch in self._micro_batches)
 
     def observe(self, share: torch.Tensor) -> None:
-        """Add a micro-batch's part of this rank's share of the mean loss; `backward` calls it."""
+        """Add a micro-batch's part of this rank's share of the mean loss.
+
+        `backward` calls it.
+        """
         self._meter.add(share)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -130,7 +140,7 @@ class Step:
         self._num_done += 1
 
     def update(self) -> None:
-        """Clip the gradients, step the optimizer and the schedule, and clear the gradients.
+        """Clip gradients, step the optimizer and the schedule, and clear gradients.
 
         Raises:
             RuntimeError: Called before all micro-batches are done, or twice.

@@ -77,9 +77,10 @@ class Training:
 
     @property
     def loss(self) -> float:
-        """Mean loss over the newest global batch that all ranks have reported, one or two steps ago.
+        """Mean loss over the newest global batch that all ranks have reported.
 
-        NaN for up to two steps after the start of a generation, until the first loss is known.
+        That batch is one or two steps old. NaN for up to two steps after the start of a generation, until the first
+        loss is known.
         """
         loss = self._reporter.progress.loss
         return math.nan if loss is None else loss
@@ -119,9 +120,9 @@ class Training:
             self.finish()
 
     def finish(self) -> None:
-        """Commit the newest step, unless it is committed already; for scripts that leave the loop early.
+        """Commit the newest step, unless it is committed already.
 
-        A collective.
+        For scripts that leave the loop early. A collective.
         """
         self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
@@ -131,10 +132,10 @@ class Training:
         self._reporter.update(step=self.step)
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole model under any strategy, to write it to a file: a collective, for between two steps.
+        """The whole model under any strategy, to write it to a file.
 
-        Names and values are those of an export of a commit (`spottrain checkpoints export`). They fit the model that
-        the script has built, before `Session.prepare`.
+        A collective, for between two steps. Names and values are those of an export of a commit (`spottrain
+        checkpoints export`). They fit the model that the script has built, before `Session.prepare`.
 
         Returns:
             On rank 0, the state dict in the CPU's memory. On the other ranks, {}.
@@ -142,10 +143,13 @@ class Training:
         return full_state(self._engine.state()["model"], keep=self._context.rank == 0)
 
     def may_update(self) -> bool:
-        """Judge the step under way: whether its gradients are used; the same on all ranks. A collective.
+        """Judge the step under way: whether its gradients are used.
 
-        If they are not, they are cleared and, if the job says so, training rolls back to the newest commit. Raises
-        UserError if the job is to fail.
+        The answer is the same on all ranks. If they are not used, the gradients are cleared and, if the job says so,
+        training rolls back to the newest commit. A collective.
+
+        Raises:
+            UserError: The job is to fail.
         """
         if self._guard is None or self._under_way is None:  # optimizers step to make their state, too
             return True
@@ -159,7 +163,10 @@ class Training:
         return False
 
     def updated_elsewhere(self) -> None:
-        """Note that the framework that owns the loop has made the update of the step under way. A collective."""
+        """Note that the framework that owns the loop has updated the step under way.
+
+        A collective.
+        """
         assert self._under_way is not None
         self._engine.update()
         self._under_way[0].updated = True
@@ -274,7 +281,10 @@ class Training:
             self._reporter.observe_loss(decision.loss)
 
     def _drain(self) -> None:
-        """Commit this step, which is the same on all ranks, if there is time, and end the script."""
+        """Commit this step if there is time, and end the script.
+
+        The step is the same on all ranks.
+        """
         self._reporter.update(step=self.step)
         # A notice reaches the ranks of one node first: the others may know a different deadline, or none.
         seconds_left = self._agreement.least(self._context.drain.seconds_left())

@@ -28,7 +28,9 @@ MAX_INTERVAL_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInterval:
-    """How often to save: every `steps` steps, every `seconds` seconds, or as often as pays off if neither is set.
+    """How often to save: by steps, by seconds, or as often as pays off.
+
+    It is as often as pays off if neither `steps` nor `seconds` is set.
 
     Attributes:
         steps: Steps from one save to the next.
@@ -54,17 +56,20 @@ class CommitInterval:
         return self.steps is not None and step % self.steps == 0
 
     def due_after(self, elapsed_seconds: float, cost: CheckpointCost | None, *, at_risk: bool = False) -> bool:
-        """Whether a save is due so many seconds after the last one; rank 0's clock decides for all.
+        """Whether a save is due so many seconds after the last one.
 
-        With `auto`, the first save comes early, because it measures the cost, and saves are more frequent while a
-        member's node is `at_risk`.
+        Rank 0's clock decides for all. With `auto`, the first save comes early, because it measures the cost, and
+        saves are more frequent while a member's node is `at_risk`.
         """
         return self.steps is None and elapsed_seconds >= self._seconds(cost, at_risk)
 
     def planned_seconds(
         self, cost: CheckpointCost | None, step_seconds: float | None, *, at_risk: bool = False
     ) -> float | None:
-        """Seconds from one save to the next; None if that is a number of steps whose duration is not known."""
+        """Seconds from one save to the next.
+
+        None if the interval is a number of steps whose duration is not known.
+        """
         if self.steps is None:
             return self._seconds(cost, at_risk)
         return None if step_seconds is None else self.steps * step_seconds
@@ -75,7 +80,10 @@ class CommitInterval:
         return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost, at_risk=at_risk)
 
     def optimal_seconds(self, cost: CheckpointCost, *, at_risk: bool = False) -> float:
-        """The interval that loses the least time, within bounds, and long enough that saves do not overlap."""
+        """The interval that loses the least time, within bounds.
+
+        It is long enough that saves do not overlap.
+        """
         between_losses = seconds_between_losses(self.interruptions)
         if at_risk:
             between_losses = min(between_losses, SECONDS_BETWEEN_LOSSES_AT_RISK)

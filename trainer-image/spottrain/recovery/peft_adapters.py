@@ -1,4 +1,7 @@
-"""What a commit holds about a PEFT model, so that an export writes its adapters as PEFT would."""
+"""What a commit holds about a PEFT model.
+
+By it, an export writes the model's adapters as PEFT would.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Assembles the parts that save and restore a run on one rank, from the job's settings."""
+"""Assembles the parts that save and restore a run on one rank.
+
+It follows the job's settings.
+"""
 
 from __future__ import annotations
 

@@ -50,18 +50,27 @@ class CheckpointReports:
         say(logger, f"resumed from step {step} of {self.uri}")
 
     def ended_early(self, step: int, total: int) -> None:
-        """Say on the terminal that the script has ended a run before its last step; for rank 0."""
+        """Say on the terminal that the script ended before the run's last step.
+
+        For rank 0.
+        """
         sentence = (
             f"the script ended training at step {step} of {total}, before the last step, as with early stopping"
         )
         say(logger, sentence)
 
     def failed(self, error: CheckpointError) -> None:
-        """Report an error that training survives: the newest commit stands, and the next save comes as planned."""
+        """Report an error that training survives.
+
+        The newest commit stands, and the next save comes as planned.
+        """
         report_failure(self.reporter, error)
 
     def slow(self, step: int, seconds: float, forecast_seconds: float | None) -> None:
-        """Report that a save takes far longer than usual: a store that hangs fails late or never."""
+        """Report that a save takes far longer than usual.
+
+        A store that hangs fails late or never.
+        """
         usual = f", and {forecast_seconds:.1f} s were forecast" if forecast_seconds is not None else ""
         self.failed(
             StorageUnavailable(
@@ -71,7 +80,7 @@ class CheckpointReports:
         )
 
     def stalled(self, seconds: float) -> None:
-        """Report for how long a save that has started in the background kept training waiting."""
+        """Report how long the start of a background save kept training waiting."""
         self.reporter.note(
             stalled_seconds=self.reporter.progress.stalled_seconds + seconds,
             checkpoint_interval_seconds=self.schedule.interval_seconds(self.step_seconds),

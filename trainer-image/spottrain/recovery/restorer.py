@@ -43,9 +43,10 @@ class StateRestorer:
     def resume(
         self, state: TrainingState, *, seed: int, rank: int, sleep: Callable[[float], None] = time.sleep
     ) -> int:
-        """Load the newest commit into `state`; the step to go on from, 0 if there is no commit.
+        """Load the newest commit into `state`, and return the step to go on from.
 
-        If the newest commit is damaged, the one before it is loaded. A store that does not answer is retried.
+        The step is 0 if there is no commit. If the newest commit is damaged, the one before it is loaded. A store
+        that does not answer is retried.
 
         Args:
             state: Where to restore to.
@@ -106,10 +107,10 @@ class StateRestorer:
     def _resume_from_replicas(
         self, checkpointer: Checkpointer, state: TrainingState, options: Options, *, seed: int, rank: int
     ) -> int | None:
-        """Load the step that the operator found in members' memory, and start to commit it.
+        """Load the step that the operator found in members' memory.
 
-        None if the store is to be read instead: there is no such step, it is not newer than HEAD, or it is not
-        complete.
+        Also start to commit it. None if the store is to be read instead: there is no such step, it is not newer than
+        HEAD, or it is not complete.
         """
         found = self.replicas.resume if self.replicas is not None else None
         if self.replicas is None or found is None:

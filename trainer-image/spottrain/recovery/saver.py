@@ -1,4 +1,7 @@
-"""Saving the state of a run: in the background, at a drain, and after the last step."""
+"""Saving the state of a run.
+
+It is saved in the background, at a drain, and after the last step.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,10 @@ class StateSaver:
 
     @property
     def has_failed(self) -> bool:
-        """Whether this rank's part of the newest save has failed, and the other ranks do not know it yet."""
+        """Whether this rank's part of the newest save has failed.
+
+        True only while the other ranks do not know it yet.
+        """
         return self.checkpointer is not None and self.checkpointer.has_failed
 
     def share_failures(self) -> None:
@@ -145,9 +151,9 @@ class StateSaver:
         retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed)
 
     def fits(self, step: int, seconds_left: float) -> bool:
-        """Whether a save of `step` can end in time, by the agreed forecast; the same on all ranks.
+        """Whether a save of `step` can end in time, by the agreed forecast.
 
-        If it cannot, this waits for the save under way.
+        The answer is the same on all ranks. If the save cannot end in time, this waits for the save under way.
         """
         if self.checkpointer is None or step <= self.committed_step or self.schedule.fits(seconds_left):
             return True
@@ -226,6 +232,9 @@ class StateSaver:
         }
 
     def _extra(self, state: TrainingState) -> dict[str, Any]:
-        """The state's plain values, and the cost: so the next generation has a forecast before its first save."""
+        """The state's plain values, and the cost of a save.
+
+        From the cost, the next generation has a forecast before its first save.
+        """
         cost = self.schedule.cost
         return {**state.extra(), "checkpoint_cost": asdict(cost) if cost is not None else None}

@@ -37,7 +37,10 @@ class CheckpointSchedule:
         self._started_at = time.monotonic()
 
     def seconds_since_start(self) -> float:
-        """Time since the newest save in the background started; before the first, since the generation did."""
+        """Time since the newest save in the background started.
+
+        Before the first, it is the time since the generation started.
+        """
         return time.monotonic() - self._started_at
 
     def learn(self, cost: CheckpointCost) -> None:
@@ -53,10 +56,10 @@ class CheckpointSchedule:
         return self.interval.due_after(self.seconds_since_start(), self.cost, at_risk=self.at_risk)
 
     def forecast_seconds(self, *, is_saving: bool) -> float | None:
-        """Seconds that a save would take if it started now; None before the cost is known.
+        """Seconds that a save would take if it started now.
 
-        If `is_saving`, it starts after the save under way. Rank 0's forecast counts, because its saves end when those
-        of all ranks have ended.
+        None before the cost is known. If `is_saving`, the save starts after the one under way. Rank 0's forecast
+        counts, because its saves end when those of all ranks have ended.
         """
         if self.cost is None:
             return None
@@ -73,11 +76,17 @@ class CheckpointSchedule:
         return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS
 
     def fits(self, seconds_left: float) -> bool:
-        """Whether a save can end within so many seconds, by the agreed forecast; the same on all ranks."""
+        """Whether a save can end within so many seconds, by the agreed forecast.
+
+        The answer is the same on all ranks.
+        """
         return self.agreed_seconds is None or self.agreed_seconds <= seconds_left
 
     def interval_seconds(self, step_seconds: float | None) -> float | None:
-        """Seconds from one save to the next; None if that is a number of steps whose duration is not known yet."""
+        """Seconds from one save to the next.
+
+        None if the interval is a number of steps whose duration is not known yet.
+        """
         return self.interval.planned_seconds(self.cost, step_seconds, at_risk=self.at_risk)
 
     def explain(self) -> str:

@@ -29,7 +29,9 @@ Options = Sequence[Mapping[str, Any]]
 
 
 class Stateful(Protocol):
-    """A part of a run with a state of its own: variables of the script, or of a framework.
+    """A part of a run with a state of its own.
+
+    Variables of the script are such a part, and so are those of a framework.
 
     Example:
         >>> import math
@@ -107,7 +109,9 @@ class TrainingState:
         return extra
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
-        """Take over a checkpoint that was loaded into `tensors`, the random numbers included. A collective.
+        """Take over a checkpoint that was loaded into `tensors`.
+
+        The random numbers are included. A collective.
 
         Raises:
             CheckpointMismatch: A part of `stateful` does not understand its saved state.
@@ -154,7 +158,10 @@ class TrainingState:
                 )
 
     def changes(self, loaded: Loaded) -> Iterator[str]:
-        """Sentences about differences from the run that saved, with which this run can continue."""
+        """Sentences about differences from the run that saved.
+
+        This run can continue with them.
+        """
         before, now = loaded.extra.get("engine"), self.engine_name
         if None not in (before, now) and before != now:
             yield (
@@ -183,7 +190,10 @@ class TrainingState:
             )
 
     def unused_options(self, scripts: Options, step: int) -> Iterator[str]:
-        """A sentence about the options that the script gave the optimizer, and that a commit has replaced."""
+        """A sentence about the optimizer's options that a commit has replaced.
+
+        The script gave the optimizer these options.
+        """
         differing: dict[str, str] = {}
         for now, script in zip(self.options(), scripts, strict=True):
             for name in script.keys() & now.keys():
@@ -243,7 +253,10 @@ def _with_tensors(saved: Any, now: Any) -> Any:
 
 
 def model_config(model: nn.Module) -> dict[str, Any] | None:
-    """Configuration of a Hugging Face model (`model.config`), as in its config.json; None for other models."""
+    """Configuration of a Hugging Face model (`model.config`); None for others.
+
+    It is as in the model's config.json.
+    """
     as_json = getattr(getattr(model, "config", None), "to_json_string", None)
     if as_json is None:
         return None

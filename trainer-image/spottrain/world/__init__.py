@@ -1,1 +1,1 @@
-"""A rank's links to its node and to the other ranks: launch, drains, progress, outcome."""
+"""A rank's links to its node and other ranks: launch, drains, progress, outcome."""

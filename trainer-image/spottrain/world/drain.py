@@ -1,4 +1,7 @@
-"""How a rank learns that it has to stop, by the agent's drain.json or by SIGTERM, and that its node is at risk."""
+"""How a rank learns that it has to stop, and that its node is at risk.
+
+The agent writes drain.json, or the rank gets SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,10 @@ class DrainFlag:
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_set(self, *, last_safe_seconds: float | None = None) -> bool:
-        """Whether this rank knows of a request that is due; the other ranks may not know it yet.
+        """Whether this rank knows of a request that is due.
 
-        If `last_safe_seconds` is given, a preemption is due only when no more than that is left until its deadline.
-        Until then it may be withdrawn.
+        The other ranks may not know it yet. If `last_safe_seconds` is given, a preemption is due only when no more
+        than that is left until its deadline. Until then it may be withdrawn.
         """
         if self._seen_at is None and self._file is not None and self._file.exists():
             if self._can_wait(last_safe_seconds):
@@ -84,7 +87,11 @@ class DrainFlag:
         self._seen_at = self._seen_at or self._now()
 
     def _seconds_until(self, deadline: datetime) -> float:
-        """Reads the wall clock once, when the deadline is first seen: somebody may set it during the notice."""
+        """Seconds until a deadline.
+
+        Reads the wall clock only once, when the deadline is first seen, because somebody may set the clock during the
+        notice.
+        """
         if self._deadline is None or self._deadline[0] != deadline:
             self._deadline = deadline, self._monotonic() + (deadline - self._now()).total_seconds()
         return self._deadline[1] - self._monotonic()

@@ -1,4 +1,7 @@
-"""Errors that end a rank, as failures of the contract with a sentence for the user."""
+"""Errors that end a rank, as failures of the contract.
+
+Each has a sentence for the user.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ class UserError(Exception):
 
 @contextmanager
 def as_user_errors() -> Iterator[None]:
-    """Turn a ValueError of this library into a UserError: it is a mistake in the configuration."""
+    """Turn a ValueError of this library into a UserError.
+
+    It is a mistake in the configuration.
+    """
     try:
         yield
     except ValidationError as error:
@@ -122,7 +128,10 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
 
 
 def save_failure(error: CheckpointError) -> Failure:
-    """Why a checkpoint was not made, or not read, in a generation that continues without it."""
+    """Why a checkpoint was not made, or not read.
+
+    The generation continues without it.
+    """
     return Failure(reason=_reason(error, FailureReason.CHECKPOINT_SAVE_FAILED), message=str(error))
 
 
@@ -173,7 +182,10 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of the session at its start; all of it if there are no others."""
+    """The traceback without the frames of the session at its start.
+
+    All of it if there are no others.
+    """
     start = trace
     while start is not None and _is_of_session(Path(start.tb_frame.f_code.co_filename)):
         start = start.tb_next

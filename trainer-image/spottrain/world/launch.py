@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from spottrain import exchange
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message, TrainerConfig, outcome_file
 
@@ -55,14 +56,20 @@ class Launch:
         )
 
     def peak_memory(self) -> int:
-        """Bytes that this process has needed at most: on its accelerator or, without one, on the CPU."""
+        """The most bytes that this process has needed.
+
+        They are those of its accelerator or, without one, of the CPU.
+        """
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     @property
     def generation(self) -> int:
-        """Number of the generation, even if the rest of run.json can't be read. 0 without an agent."""
+        """Number of the generation; 0 without an agent.
+
+        It is known even if the rest of run.json can't be read.
+        """
         told = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
         return told.generation if told is not None else 0
 
@@ -102,9 +109,12 @@ class Groups:
 
 
 def join_world(launch: Launch) -> Groups:
-    """Initialise torch.distributed: NCCL for CUDA, and gloo for everything on the CPU.
+    """Initialise torch.distributed.
 
-    Raises UserError if this rank has no GPU of its own.
+    NCCL serves CUDA, and gloo serves everything on the CPU.
+
+    Raises:
+        UserError: This rank has no GPU of its own.
     """
     backend = "gloo"
     if launch.device.type == "cuda":
@@ -139,7 +149,10 @@ def gloo_group() -> dist.ProcessGroup:
 
 
 def barrier(groups: Groups) -> None:
-    """Wait for all ranks: a rank that still works would take the exit of another one for a loss."""
+    """Wait for all ranks.
+
+    A rank that still works would take the exit of a different one for a loss.
+    """
     if groups.agreement is None:
         return
     try:
@@ -150,10 +163,12 @@ def barrier(groups: Groups) -> None:
 
 
 def identify_run(generation: int) -> tuple[int, str]:
-    """For runs without an operator: rank 0's `generation` and an id unique to this start, on all ranks."""
-    identity = [(generation, uuid.uuid4().hex)]
-    dist.broadcast_object_list(identity, src=0, device=torch.device("cpu"))
-    return identity[0]
+    """Rank 0's `generation` and an id unique to this start, on all ranks.
+
+    For runs without an operator.
+    """
+    generation, attempt_id = exchange.broadcast([generation, uuid.uuid4().hex])
+    return generation, attempt_id
 
 
 def process_started_at() -> datetime:

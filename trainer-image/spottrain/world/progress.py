@@ -1,4 +1,7 @@
-"""What a rank reports to its agent: small files in the run directory, each replaced atomically."""
+"""What a rank reports to its agent.
+
+Reports are small files in the run directory, each replaced atomically.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from spottrain.world.stop_agreement import Ballot, StopAgreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """One rank's place in the world, and its ways to reach the other ranks and the agent.
+    """One rank's place in the world.
+
+    It also has the rank's ways to reach the other ranks and the agent.
 
     Attributes:
         rank: Number of this rank, from 0.

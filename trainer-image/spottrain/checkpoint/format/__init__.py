@@ -1,1 +1,4 @@
-"""What a store holds: HEAD, manifests, receipts and data files, and how a state becomes these."""
+"""What a store holds: HEAD, manifests, receipts and data files.
+
+The modules turn a state into these.
+"""

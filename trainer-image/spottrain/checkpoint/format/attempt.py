@@ -22,7 +22,7 @@ _NAME = re.compile(r"attempts/g(\d+)-s(\d+)-[^/]+/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One save: the generation and step that it is of, and the prefix that it writes to."""
+    """One save: its generation, its step, and the prefix that it writes to."""
 
     generation: int
     step: int
@@ -36,7 +36,10 @@ class Attempt:
 
     @classmethod
     def of_key(cls, key: str) -> Attempt | None:
-        """The attempt that an object belongs to, or None if the key doesn't have that form."""
+        """The attempt that an object belongs to, by its key.
+
+        None if the key doesn't have that form.
+        """
         match = _NAME.match(key)
         if match is None:
             return None

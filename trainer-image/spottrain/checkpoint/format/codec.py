@@ -1,7 +1,8 @@
-"""State without pickle: a tree of tensors and plain values becomes named tensors and JSON.
+"""State without pickle: named tensors and JSON.
 
-Every container and value keeps its type: tuples stay tuples, integer keys stay integers, NaN stays NaN. A value that
-JSON lacks becomes an object with one key that starts with '$'. So does a small tensor among plain values.
+A state is a tree of tensors and plain values. Every container and value keeps its type: tuples stay tuples, integer
+keys stay integers, NaN stays NaN. A value that JSON lacks becomes an object with one key that starts with '$'. So
+does a small tensor among plain values.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
@@ -45,23 +45,26 @@ class Commit(BaseModel):
 
 
 class Head(BaseModel):
-    """The kept commits, newest first, and the generation below which nobody may commit."""
+    """The kept commits, newest first, and the fence.
+
+    The fence is the generation below which nobody may commit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = FORMAT_VERSION
     fence: int
     commits: tuple[Commit, ...] = ()
-    rebuilt: bool = Field(default=False, exclude=True)
+    rebuilt: bool = False
     """Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
-    (rebuild.py)."""
+    (rebuild.py). Not stored."""
 
     @property
     def newest(self) -> Commit | None:
         return self.commits[0] if self.commits else None
 
     def holds(self, prefix: str) -> bool:
-        """Whether a commit is, or refers to the frozen weights of, the attempt at `prefix`."""
+        """Whether a commit is the attempt at `prefix`, or refers to its frozen weights."""
         return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
 
     def serialise(self) -> bytes:
@@ -72,7 +75,8 @@ class Head(BaseModel):
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
         refers = len(plain) < len(self.commits)
         head = self.model_copy(update={"format_version": FROZEN_FILES_VERSION if refers else FORMAT_VERSION})
-        return dump_checksummed(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
+        left_out = {"rebuilt": True, "commits": {number: {"needs"} for number in plain}}
+        return dump_checksummed(head, indent=1, exclude=left_out)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

@@ -1,8 +1,8 @@
-"""The bridge to torch.distributed.checkpoint: its planners decide who writes and who reads what.
+"""The bridge to torch.distributed.checkpoint (DCP).
 
-DCP's planners know DTensors, shards and replicas. Its file formats and its `.metadata` pickle are not used. Saving
-calls the planner's steps one by one, because `dcp.save` would put collectives behind the upload. Loading is a
-`StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
+Its planners decide who writes and who reads what. DCP's planners know DTensors, shards and replicas. Its file formats
+and its `.metadata` pickle are not used. Saving calls the planner's steps one by one, because `dcp.save` would put
+collectives behind the upload. Loading is a `StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, U
 from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.manifest import ALIGNMENT_BYTES, DTYPES, Chunk, Entry, Manifest
 from spottrain.checkpoint.format.part_reader import PartReader, Span
+from spottrain.checkpoint.format.plan_exchange import exchange_plans
 
 _SHOWN = 5
 
@@ -83,8 +84,7 @@ def plan_save(tensors: Tensors, *, rank: int, group: dist.ProcessGroup | None) -
     # With uneven sharding, some ranks have nothing. Such an empty box may share its offset with a real one, and would
     # take its place among the replicas.
     local = SavePlan([item for item in local.items if _volume(item) or _is_all(item)])
-    plans = _exchange(local, planner, rank, group)
-    return _lay_out(rank, plans)
+    return _lay_out(rank, exchange_plans(local, planner, rank, group))
 
 
 def written_tensors(plan: RankPlan, tensors: Tensors) -> list[torch.Tensor]:
@@ -117,7 +117,10 @@ def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> Non
 
 
 class ManifestReader(StorageReader):
-    """Reads a committed checkpoint for DCP, verifying all bytes before they reach a tensor."""
+    """Reads a committed checkpoint for DCP.
+
+    It verifies all bytes before they reach a tensor.
+    """
 
     def __init__(self, manifest: Manifest, parts: PartReader) -> None:
         self._manifest = manifest
@@ -125,7 +128,10 @@ class ManifestReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Always False: a reader is made for one manifest, and DCP must not choose this class by a path."""
+        """Always False: DCP must not choose this class by a path.
+
+        A reader is made for one manifest.
+        """
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -224,29 +230,6 @@ class _Wanted:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _exchange(local: SavePlan, planner: DefaultSavePlanner, rank: int, group: dist.ProcessGroup | None) -> SavePlan:
-    if group is None:
-        return planner.create_global_plan([local])[0][0]
-    size = dist.get_world_size(group)
-    gathered: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(local, gathered, group=group, group_dst=0)
-    answer: list[Any] = [None]
-    answers = _global_plans(planner, gathered) if gathered is not None else None
-    dist.scatter_object_list(answer, answers, group=group, group_src=0)
-    if isinstance(answer[0], str):
-        raise UnsupportedState(answer[0])
-    plan: SavePlan = answer[0]
-    return plan
-
-
-def _global_plans(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[Any]:
-    try:
-        return list(planner.create_global_plan(plans)[0])
-    except (ValueError, AssertionError) as error:
-        # Every rank needs the error: the others wait for their plan.
-        return [f"The ranks' tensors don't form one consistent state: {error}"] * len(plans)
 
 
 def _lay_out(rank: int, plan: SavePlan) -> RankPlan:

@@ -1,8 +1,8 @@
-"""HEAD: the one small object that says which checkpoints exist, and who may write the next one.
+"""HEAD: the one small object that says which checkpoints exist.
 
-Every change is a compare-and-swap of the whole object. An attempt that HEAD doesn't name is not a checkpoint, however
-complete it looks. What HEAD names is complete, because it was verified first. Only if HEAD itself is missing or
-damaged do complete attempts count: HEAD is rebuilt from them.
+It also says who may write the next one. Every change is a compare-and-swap of the whole object. An attempt that HEAD
+doesn't name is not a checkpoint, however complete it looks. What HEAD names is complete, because it was verified
+first. Only if HEAD itself is missing or damaged do complete attempts count: HEAD is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,13 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
 
 
 def prune(storage: CheckpointStorage, generation: int, keep: Callable[[tuple[Commit, ...]], set[str]]) -> Head:
-    """Remove from HEAD all commits except the newest and those whose attempts `keep` returns. Raises Fenced."""
+    """Remove commits from HEAD, except the newest and those to keep.
+
+    Those to keep are the ones whose attempts `keep` returns.
+
+    Raises:
+        Fenced: A newer generation has taken over.
+    """
 
     def drop(head: Head | None) -> Head:
         if head is None:

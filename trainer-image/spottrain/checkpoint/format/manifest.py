@@ -1,7 +1,8 @@
-"""What an attempt consists of: a receipt of every rank, and the manifest that rank 0 builds from them.
+"""What an attempt consists of: a receipt of every rank, and the manifest.
 
-Data files hold the raw bytes of tensors, one after the other. Each block of a file has a checksum, so that a reader
-that needs a part of the file (at a different world size) can verify just that part.
+Rank 0 builds the manifest from the receipts. Data files hold the raw bytes of tensors, one after the other. Each
+block of a file has a checksum, so that a reader that needs a part of the file (at a different world size) can verify
+just that part.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class FrozenFile(_Model):
 
 
 class Chunk(_Model):
-    """A box of a tensor: where it lies in the tensor (in elements) and in its file (in bytes)."""
+    """A box of a tensor, and its place in a file.
+
+    Its place in the tensor is in elements, and its place in the file is in bytes.
+    """
 
     rank: NonNegativeInt
     """The rank whose file it is. In a manifest: the number of the file. Files of frozen weights follow the others."""
@@ -90,7 +94,7 @@ class Entry(_Model):
 
 
 class Receipt(_Model):
-    """A rank's statement that its part is stored, or the sentence that says why it isn't."""
+    """A rank's statement that its part is stored, or why it isn't."""
 
     rank: NonNegativeInt
     world_size: int
@@ -168,7 +172,7 @@ class Manifest(_Model):
 
     @property
     def num_files(self) -> int:
-        """The number of files: those of the ranks, and after these the files of frozen weights."""
+        """The number of files: those of the ranks, then those of frozen weights."""
         return len(self.files) + len(self.shared)
 
     def file(self, number: int) -> DataFile:
@@ -185,7 +189,10 @@ class Manifest(_Model):
         return tuple(sorted({frozen.attempt for frozen in self.shared} - {prefix}))
 
     def size(self, prefix: str) -> tuple[int, int]:
-        """Bytes of tensors and padding that this checkpoint has at its own `prefix`, and elsewhere."""
+        """Bytes of this checkpoint at its own `prefix`, and elsewhere.
+
+        They are bytes of tensors and padding.
+        """
         elsewhere = sum(frozen.file.size for frozen in self.shared if frozen.attempt != prefix)
         return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
@@ -229,7 +236,10 @@ def receipt_key(prefix: str, rank: int) -> str:
 
 
 def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:
-    """CRC-32 of each block. zlib-ng releases the interpreter lock, as zlib does, and is eight times as fast."""
+    """CRC-32 of each block.
+
+    zlib-ng releases the interpreter lock, as zlib does, and is eight times as fast.
+    """
     view = memoryview(data)
     return tuple(zlib_ng.crc32(view[begin : begin + block_bytes]) for begin in range(0, len(view), block_bytes))
 
@@ -266,8 +276,11 @@ def build_manifest(
     frozen_files: Sequence[FrozenFile] = (),
     frozen_tensors: Mapping[str, Tensor] | None = None,
 ) -> Manifest:
-    """The manifest of an attempt whose receipts (in order of rank) are complete, with the tensors in files of frozen
-    weights, if there are any."""
+    """The manifest of an attempt whose receipts are complete.
+
+    The receipts are in order of rank. If there are files of frozen weights, the manifest has the tensors in them,
+    too.
+    """
     tensors = index_tensors(entry for receipt in receipts for entry in receipt.entries)
     return Manifest(
         format_version=FROZEN_FILES_VERSION if frozen_files else FORMAT_VERSION,

@@ -56,10 +56,10 @@ class PartReader:
         self._read_bytes = read_bytes
 
     def read(self, spans: Sequence[Span], deliver: Deliver) -> None:
-        """Pass all bytes of the spans to `deliver`, each once, in pieces and from several threads.
+        """Pass all bytes of the spans to `deliver`, each once.
 
-        Every block is fetched at most once. Each thread reuses its memory, so that memory is needed for as many reads
-        as run at once.
+        They come in pieces and from several threads. Every block is fetched at most once. Each thread reuses its
+        memory, so that memory is needed for as many reads as run at once.
 
         Raises:
             CorruptCheckpoint: Bytes are missing or damaged.

@@ -46,7 +46,10 @@ def rebuild(storage: CheckpointStorage) -> Head | None:
 
 
 def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) -> Commit | None:
-    """The attempt as a commit, if its manifest is what was written, and each file in it has its size."""
+    """The attempt as a commit, if it is whole.
+
+    It is whole if its manifest is what was written, and each file in it has its size.
+    """
     if manifest_key(attempt.prefix) not in sizes:
         return None
     try:

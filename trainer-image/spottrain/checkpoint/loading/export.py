@@ -1,7 +1,7 @@
-"""Export of a committed model: to one safetensors file, or to a folder for Hugging Face's loaders or for PEFT.
+"""Export of a committed model.
 
-An export needs no cluster and no process group, and verifies every byte. The whole model is in memory for a moment.
-Optimizer state is not read.
+It goes to one safetensors file, or to a folder for Hugging Face's loaders or for PEFT. An export needs no cluster and
+no process group, and verifies every byte. The whole model is in memory for a moment. Optimizer state is not read.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def _export_adapters(
     output: Path,
     note: dict[str, str],
 ) -> list[Path]:
-    """Write what PEFT's save_pretrained writes: the adapter "default" in the folder, others in folders by name."""
+    """Write what PEFT's save_pretrained writes.
+
+    The adapter "default" goes into the folder, and others go into folders by name.
+    """
     written = []
     for name, adapter in adapters.items():
         folder = output if name == "default" else output / name
@@ -109,7 +112,10 @@ def _peft(manifest: Manifest) -> dict[str, Any]:
 
 
 def _model_config(manifest: Manifest) -> dict[str, Any] | None:
-    """The configuration that the model had as `model.config`, as Hugging Face's models do. None without one."""
+    """The configuration that the model had as `model.config`; None without one.
+
+    Hugging Face's models have one.
+    """
     extra = codec.decode(manifest.extra)
     config = extra.get("model_config") if isinstance(extra, dict) else None
     return config if isinstance(config, dict) else None

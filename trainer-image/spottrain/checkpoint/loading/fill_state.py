@@ -35,7 +35,7 @@ def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest
 
 
 def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
-    """Optimizer state of parameters that no step had used when the checkpoint was made.
+    """Optimizer state of parameters that no step before the checkpoint had used.
 
     A fresh optimizer here has such state. The saved optimizer knew these parameters and had no state of them yet,
     because optimizers create it at a parameter's first update.

@@ -1,4 +1,7 @@
-"""How the ranks of a job read its commits: verification, the state, and the values beside the state."""
+"""How the ranks of a job read its commits.
+
+They verify them, and read the state and the values beside the state.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CorruptCheckpoint
@@ -20,6 +25,8 @@ from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
+
+_JSON = TypeAdapter[codec.Json](codec.Json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,9 @@ class Loader:
         self._world_size = world_size
 
     def newest_whole(self, commits: tuple[Commit, ...]) -> Commit | None:
-        """The first of `commits` (newest first) that is whole, after reading all its bytes. None if there is none.
+        """The first of `commits` (newest first) that is whole.
+
+        Reads all its bytes. None if `commits` is empty.
 
         Raises:
             CorruptCheckpoint: None of them is whole.
@@ -74,8 +83,12 @@ class Loader:
         return None
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit whose manifest is whole, the same on all ranks. Empty if there is none."""
-        return self._collectives.from_rank_0(self._newest_extra)
+        """The `extra` of the newest commit with a whole manifest.
+
+        It is the same on all ranks. Empty if there is none.
+        """
+        extra: dict[str, Any] = codec.decode(self._collectives.from_rank_0(self._newest_extra, _JSON))
+        return extra
 
     def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
         """The manifest of a commit, and a reader of its data.
@@ -111,11 +124,12 @@ class Loader:
             replaced=tuple(sorted(replaced)),
         )
 
-    def _newest_extra(self) -> dict[str, Any]:
+    def _newest_extra(self) -> codec.Json:
         head = read_head(self._storage)
         for commit in head.commits if head is not None else ():
             try:
-                extra: dict[str, Any] = codec.decode(read_manifest(self._storage, commit).extra)
+                extra = read_manifest(self._storage, commit).extra
+                codec.decode(extra)
             except CorruptCheckpoint as error:
                 logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
             else:

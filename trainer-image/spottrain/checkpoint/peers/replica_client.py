@@ -1,4 +1,7 @@
-"""Client of the members that hold replicated shards (spottrain_agent/replica_store.py serves them)."""
+"""Client of the members that hold replicated shards.
+
+spottrain_agent/replica_store.py is the server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 def prefix(generation: int, sequence: int) -> str:
-    """Prefix of the objects of a replicated step, like an attempt's prefix in a store."""
+    """Prefix of a replicated step's objects, like an attempt's in a store."""
     return f"{generation}/{sequence}/"
 
 

@@ -1,8 +1,9 @@
-"""Replicas: each rank's shard in the memory of its own member and of a peer on another node.
+"""Replicas: each rank's shard in the memory of members.
 
-After the loss of a node, training repeats a few steps at most, and reads nothing from the store. A replicated step is
-not a commit: the operator learns from the members' reports which step they hold for all ranks. A generation that
-resumes from such a step commits it to the store first, so that HEAD stays the truth.
+One copy is in the memory of its own member, and one in that of a peer on a different node. After the loss of a node,
+training repeats a few steps at most, and reads nothing from the store. A replicated step is not a commit: the
+operator learns from the members' reports which step they hold for all ranks. A generation that resumes from such a
+step commits it to the store first, so that HEAD stays the truth.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch.distributed as dist
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives
@@ -169,13 +170,15 @@ class Replicas:
         return True
 
     def read(self, checkpoint: ReplicatedStep) -> tuple[Manifest, PartReader]:
-        """Make the manifest of a step in memory from its receipts, and a reader of its data.
+        """Make the manifest of a step in memory, and a reader of its data.
+
+        The manifest is made from the step's receipts.
 
         Raises:
             CheckpointError: On all ranks.
         """
         source = ReplicaReader(checkpoint, self._settings.token)
-        manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint))
+        manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint), TypeAdapter(Manifest))
         return manifest, PartReader(source, source.prefix, manifest)
 
     def close(self) -> None:

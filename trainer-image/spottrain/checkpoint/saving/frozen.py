@@ -1,6 +1,6 @@
-"""Frozen weights: tensors that the script doesn't train are written once (frozen_files.py).
+"""Frozen weights: tensors that the script doesn't train.
 
-This module finds them, and notices if they change.
+They are written once (frozen_files.py). This module finds them, and notices if they change.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class FrozenPart:
 
 
 class FrozenWeights:
-    """One rank's view of the frozen weights: those that the script doesn't train and that keep their bytes.
+    """One rank's view of the frozen weights.
 
-    A script may itself change weights that it doesn't train, such as a teacher that follows by a moving average. So
-    every save compares fingerprints. From a change on, such weights are saved like those that are trained.
+    The script doesn't train them, and they keep their bytes. A script may itself change weights that it doesn't
+    train, such as a teacher that follows by a moving average. So every save compares fingerprints. From a change on,
+    such weights are saved like those that are trained.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class FrozenWeights:
         self._staging: StagingBuffer | None = None  # ahead of a save
 
     def split(self, tensors: Tensors, frozen: Collection[str]) -> tuple[Tensors, Tensors]:
-        """Separate a state's tensors into those that every commit holds itself, and the frozen ones."""
+        """Separate the tensors that every commit holds itself from the frozen ones."""
         once = {
             name: tensor
             for name, tensor in tensors.items()
@@ -113,7 +114,10 @@ class FrozenWeights:
         self._newest = handle
 
     def before_load(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> None:
-        """Take fingerprints of what the script brought, before the first try to load overwrites it."""
+        """Take fingerprints of what the script brought.
+
+        The first try to load overwrites it.
+        """
         stored = FrozenFiles.of(manifest).tensors or manifest.tensors
         brought = self._fingerprints({n: t for n, t in tensors.items() if n in frozen and n in stored})
         self._of_script = brought | self._of_script

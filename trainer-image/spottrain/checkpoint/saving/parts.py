@@ -1,4 +1,7 @@
-"""The parts that one rank saves, and what the ranks agree on before they copy them."""
+"""The parts that one rank saves, and facts that all ranks have agreed on.
+
+They agree before they copy the parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commits are kept, and a clean-up that can't delete what may still be needed.
+"""Which commits are kept, and a clean-up that can't delete a needed one.
 
 An attempt is deleted only for what is known about it, never because something is missing: HEAD dropped it, or no
 process is left that could still commit it. Its frozen weights stay as long as a commit refers to them.
@@ -40,9 +40,10 @@ class Retention:
 
 
 def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) -> int:
-    """Drop the commits that `retention` doesn't keep, and delete what unfinished saves have left.
+    """Drop old commits, and delete what unfinished saves have left.
 
-    HEAD changes before anything is deleted, so that it never names what is gone.
+    Old commits are those that `retention` doesn't keep. HEAD changes before anything is deleted, so that it never
+    names what is gone.
 
     Args:
         storage: The store.
@@ -74,7 +75,10 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
 
 
 class BackgroundCleanUp:
-    """Cleans up in a thread of its own, because the next save may need the thread of the saves."""
+    """Cleans up in a thread of its own.
+
+    The next save may need the thread of the saves.
+    """
 
     def __init__(self, storage: CheckpointStorage, generation: int, retention: Retention) -> None:
         self._storage = storage

@@ -53,7 +53,10 @@ class SaveHandle:
         return self.commit
 
     def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait until this rank's part has ended, successfully or not, or until the time is over."""
+        """Wait until this rank's part has ended, or until the time is over.
+
+        The part may end successfully or not.
+        """
         self._finished.wait(timeout_seconds)
 
     def give_up(self, error: CheckpointError) -> None:

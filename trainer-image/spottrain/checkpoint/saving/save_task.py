@@ -1,4 +1,7 @@
-"""One rank's part of a save after staging: upload, receipt and, on rank 0, manifest and commit."""
+"""One rank's part of a save after staging.
+
+It uploads and writes a receipt. Rank 0 also writes the manifest and commits.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
-    """One rank's part of a save after staging: upload, receipt and, on rank 0, the commit."""
+    """One rank's part of a save after staging: upload and receipt.
+
+    Rank 0 also commits.
+    """
 
     storage: CheckpointStorage
     attempt: Attempt
@@ -124,9 +130,9 @@ class SaveTask:
         return new
 
     def _give_up(self, error: CheckpointError) -> None:
-        """Report the failure to rank 0 through the store, so that it doesn't wait for the deadline.
+        """On rank 0, make room; on other ranks, report the failure to rank 0.
 
-        Rank 0 makes room.
+        The report goes through the store. Without it, rank 0 would wait for the deadline.
         """
         try:
             if self.receipt.rank != 0:

@@ -1,4 +1,7 @@
-"""The copy that the training loop waits for: tensors go into one reused buffer of host memory."""
+"""The copy that the training loop waits for.
+
+Tensors go into one reused buffer of host memory.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,10 @@ class StagingBuffer:
         return self._memory
 
     def prepare(self, plan: RankPlan) -> None:
-        """Allocate memory for `plan` and touch its pages, so that the next `stage` only copies."""
+        """Allocate memory for `plan` and touch its pages.
+
+        The next `stage` then only copies.
+        """
         if plan is self._plan:
             return
         if self._memory.content.numel() < plan.size:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Upload:
-    """Uploads by the writer process as long as it lives, and after that from this rank."""
+    """Uploads by the writer process or, after that has ended, from this rank."""
 
     def __init__(self, storage: CheckpointStorage, writer: WriterProcess | None, *, rank: int) -> None:
         self._storage = storage

@@ -1,9 +1,9 @@
-"""The writer: a process beside the rank, outside of the interpreter that trains, that uploads the staged bytes.
+"""The writer: a process beside the rank that uploads the staged bytes.
 
-It is forked while the rank has neither threads nor a CUDA context: the agent does so before the script runs. It waits
-at a socket, and maps the rank's staging memory by its descriptor. Receipts and commits stay with the rank: what the
-process has written counts only once the rank says so. It ends with its rank. A rank that has lost its writer, or has
-none, uploads for itself.
+It does not share the interpreter that trains. It is forked while the rank has neither threads nor a CUDA context: the
+agent does so before the script runs. It waits at a socket, and maps the rank's staging memory by its descriptor.
+Receipts and commits stay with the rank: what the process has written counts only once the rank says so. It ends with
+its rank. A rank that has lost its writer, or has none, uploads for itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def write(storage: CheckpointStorage, data: memoryview, key: str) -> DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoreSettings:
-    """Which store to open, and the environment of its client in the rank, where the script may have changed it."""
+    """Which store to open, and the environment of its client in the rank.
+
+    The script may have changed that environment.
+    """
 
     uri: str
     endpoint_url: str | None
@@ -181,7 +184,10 @@ def start_writer() -> None:
 
 
 def started_writer() -> WriterProcess | None:
-    """The writer that `start_writer` started in this process, not in the one that it was forked from."""
+    """The writer that `start_writer` started in this process.
+
+    The writer of the process that this one was forked from does not count.
+    """
     return _of_rank[1] if _of_rank is not None and _of_rank[0] == os.getpid() else None
 
 

@@ -1,4 +1,7 @@
-"""A store in a folder: a local disk, or a shared filesystem that honours POSIX rename and flock (NFSv4 does)."""
+"""A store in a folder: a local disk or a shared filesystem.
+
+A shared filesystem has to honour POSIX rename and flock (NFSv4 does).
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, 
 
 
 class FileStorage:
-    """Implements CheckpointStorage: a write goes to a temporary file, is synced, and is renamed into place.
+    """Implements CheckpointStorage in a folder.
 
-    Names that start with a dot belong to the store (the lock and unfinished writes) and are never listed. The store
-    creates them with its first write, so that it can read a folder that nobody may write to.
+    A write goes to a temporary file, is synced, and is renamed into place. Names that start with a dot belong to the
+    store (the lock and unfinished writes) and are never listed. The store creates them with its first write, so that
+    it can read a folder that nobody may write to.
     """
 
     # Copies from the page cache keep a processor busy. torchrun says how many ranks share the processors.

@@ -151,7 +151,10 @@ class GcsStorage:
                 self._blob(key).delete(**self._patience)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
-        """Do nothing: the parts of an unfinished upload are objects that `list` shows and `delete` removes."""
+        """Do nothing: `list` shows the parts of an unfinished upload.
+
+        They are objects, and `delete` removes them.
+        """
         return 0
 
     def _send(self, key: str, part: memoryview) -> None:

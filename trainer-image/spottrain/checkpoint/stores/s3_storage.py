@@ -73,7 +73,9 @@ class S3Storage:
         max_attempts: int | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials and region come from where boto3 looks for them (workload identity, environment).
+        """Open a bucket.
+
+        Credentials and region come from the places that boto3 looks at (workload identity, environment).
 
         Args:
             bucket: Name of the bucket, or ARN of an access point.
@@ -309,9 +311,10 @@ def _crc32(data: memoryview) -> str:
 
 
 def _send_at_once(params: dict[str, Any], **_: Any) -> None:
-    """Drop `Expect: 100-continue`, by which botocore asks the server before it sends a file.
+    """Drop `Expect: 100-continue` from requests.
 
-    That costs a round trip a part, or a second if the server doesn't know it.
+    By this header, botocore asks the server before it sends a file. That costs a round trip a part, or a second if
+    the server doesn't know it.
     """
     params["headers"].pop("Expect", None)
 

@@ -70,7 +70,10 @@ class CheckpointStorage(ObjectReader, Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """(key, size in bytes) of every object whose key starts with `prefix`, in order of key."""
+        """Every object whose key starts with `prefix`, in order of key.
+
+        Each is (key, size in bytes).
+        """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

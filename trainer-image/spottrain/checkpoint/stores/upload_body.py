@@ -1,4 +1,7 @@
-"""The body of an upload: memory that clients of object stores read as a file, without a copy."""
+"""The body of an upload: memory that a client reads as a file.
+
+Clients of object stores read it without a copy.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
 
 @contextmanager
 def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
-    """Import a store whose client is the distribution `name`, which our `extra` installs."""
+    """Import a store whose client is the distribution `name`.
+
+    Our `extra` installs that distribution.
+    """
     try:
         yield
     except ImportError as error:
