@@ -77,6 +77,17 @@ def test_the_next_authority_is_trusted_for_a_day_before_it_signs() -> None:
     assert rotated(after, due + OVERLAP) == after
 
 
+def test_an_operator_that_was_away_for_months_serves_no_authority_that_has_expired() -> None:
+    begin = today()
+    first = rotated(None, begin)
+    both = rotated(first, begin + AUTHORITY_ROTATION)
+    for found in (first, both):
+        late = begin + 2 * AUTHORITY_LIFETIME
+        fresh = rotated(found, late)
+        assert (fresh.current.issued_at(), fresh.next) == (late, None)
+    assert rotated(both, begin + AUTHORITY_LIFETIME).current == both.next
+
+
 def test_nothing_that_is_served_expires_before_it_is_renewed() -> None:
     assert AUTHORITY_ROTATION + OVERLAP + SERVER_LIFETIME < AUTHORITY_LIFETIME
     assert SERVER_RENEWAL + DAY < SERVER_LIFETIME

@@ -52,8 +52,12 @@ class Authorities:
 
 
 def rotated(found: Authorities | None, now: datetime) -> Authorities:
-    """The authorities from now on. `found` None: there are none yet."""
-    if found is None:
+    """The authorities from now on.
+
+    `found` is None if there are none yet. If no operator ran for months, an authority that is about to expire is
+    replaced at once.
+    """
+    if found is None or now - (found.next or found.current).issued_at() >= AUTHORITY_LIFETIME - OVERLAP:
         return Authorities(current=new_authority(now))
     if found.next is None:
         if now - found.current.issued_at() < AUTHORITY_ROTATION:
