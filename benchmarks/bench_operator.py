@@ -68,7 +68,7 @@ class Bench:
         self.kubelets = Kubelets(server, self._started, self._ended)
 
     def _started(self, pod: RunningPod) -> None:
-        self.agents[pod.uid] = SimulatedAgent(self._session, self.operator.url, self._folder, pod)
+        self.agents[pod.uid] = SimulatedAgent(self._session, self.operator.address_folder, self._folder, pod)
 
     def _ended(self, uid: str) -> None:
         agent = self.agents.pop(uid, None)
@@ -252,7 +252,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> Result:
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
         ) as session,
     ):
-        operator = OperatorProcess(server.kubeconfig, folder)
+        operator = OperatorProcess(server.kubeconfig, server.client, folder)
         bench = Bench(server, operator, session, folder)
         keeping = [asyncio.create_task(bench.kubelets.run())]
         try:

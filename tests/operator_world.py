@@ -74,25 +74,30 @@ class CrashingCluster(MemoryCluster):
         self.num_status_writes += 1
         return dict(await self._crashing(lambda: MemoryCluster.replace_job_status(self, job)))
 
-    async def create_pod(self, pod: Manifest) -> None:
-        async def create() -> None:
-            await MemoryCluster.create_pod(self, pod)
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        async def create() -> Manifest:
+            made = await MemoryCluster.create_pod(self, pod)
             self.created.append(pod["metadata"]["name"])
+            return made
 
-        await self._crashing(create)
+        return dict(await self._crashing(create))
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
         self.deleted.add(name)
-        await self._crashing(
+        deleted: Manifest | None = await self._crashing(
             lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
         )
+        return deleted
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
-        await self._crashing(
+    ) -> Manifest | None:
+        annotated: Manifest | None = await self._crashing(
             lambda: MemoryCluster.annotate_pod(self, namespace, name, uid=uid, annotations=annotations)
         )
+        return annotated
 
     async def create_event(self, event: Manifest) -> None:
         await self._crashing(lambda: MemoryCluster.create_event(self, event))
@@ -118,7 +123,7 @@ class World:
 
     def start_operator(self) -> None:
         self.board = AssignmentBoard()
-        self.reports = ReportBox(lambda _: None, now=lambda: self.now)
+        self.reports = ReportBox(lambda _job, urgent: None, now=lambda: self.now)
         self.metrics = Metrics(num_agents=lambda: 0)
         self.reconciler = Reconciler(
             plan=plan,

@@ -51,13 +51,16 @@ NUM_STEPS = 10_000_000
 
 
 class SimulatedAgent:
-    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, by `time.monotonic`."""
+    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, by `time.monotonic`.
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, folder: Path, pod: RunningPod) -> None:
+    `address` is the folder with the operator's address.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
         token_file = folder / f"token-{self.uid}"
         token_file.write_text(self.token)
-        self._control = ControlClient(session, url, token_file)
+        self._control = ControlClient(session, "", token_file, folder=address)
         self._state = AgentState()
         self._news = asyncio.Event()
         self._started_at = 0.0

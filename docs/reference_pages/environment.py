@@ -15,6 +15,7 @@ from .markdown import entry
 IN_A_JOB: Mapping[str, str] = {
     contract.ENV_AUDIT_DIR: "Folder. Every rank appends the ids of the samples of each step to a file there. The "
     "only name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
+    "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
     "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
     "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",
     "AWS_ENDPOINT_URL_S3": "Address of an S3-compatible store. Default: AWS_ENDPOINT_URL, then Amazon's. "

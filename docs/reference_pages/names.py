@@ -53,6 +53,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
+        contract.ANNOTATION_WATCHER,
+        "annotation of nodes",
+        "By it, agents know the watcher of their node. The watcher sets it when it starts.",
+    ),
+    (
         contract.LABEL_SHUTDOWN_GRACE,
         "label of nodes",
         "Seconds that the kubelet gives pods when the node shuts down. Set it on a node pool whose setting differs "

@@ -109,10 +109,6 @@ def main(
         logs.configure("spottrain-operator", level=log_level)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(retry_is_no_error)
-    # kopf logs every event that it passes on; only decisions matter here.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(
         control_url=control_url,
         lease=LeaseSettings(namespace=namespace, identity=identity),
@@ -138,17 +134,6 @@ def main(
         # Nothing that still runs in threads or sockets may outlive the lease.
         logger.error("the lease is lost; another operator may lead now, so this one ends")
         os._exit(1)
-
-
-def retry_is_no_error(record: logging.LogRecord) -> bool:
-    """Log a request that kopf is going to repeat as a warning.
-
-    The API server may just be starting. kopf logs it as an error. If kopf gives up, it says so in a line of its own,
-    which stays an error.
-    """
-    if record.name.startswith("kopf") and record.levelno == logging.ERROR and "; will retry: " in record.getMessage():
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
 
 
 async def _until_signalled(settings: OperatorSettings) -> None:

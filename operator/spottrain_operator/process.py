@@ -15,31 +15,33 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import kopf
 from aiohttp import web
 
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.cache import Change
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.limits import ClientLimits
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.cluster.watch_client import KubernetesWatch
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
-from spottrain_operator.controller import Controller, PassResult
+from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
-from spottrain_operator.handlers import NodeIndex, build_registry, build_settings
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
+from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 5.0
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -57,6 +59,7 @@ class OperatorSettings:
     - certificate: who makes the certificate of the control API.
     - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
+    - limits: of the requests to the API server.
     """
 
     control_url: str
@@ -68,16 +71,17 @@ class OperatorSettings:
     health_port: int = HEALTH_PORT
     metrics_port: int = METRICS_PORT
     metrics_token_file: Path | None = None
-    max_concurrent_passes: int = 8
     site: Site = Site()
+    limits: ClientLimits = ClientLimits()
 
 
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: KubernetesWatch) -> None:
         self._settings = settings
         self._cluster = cluster
+        self._watched = WatchedCluster(cluster, watches, self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
@@ -85,7 +89,7 @@ class Operator:
         self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
-        self._watching = asyncio.Event()
+        self._synced = asyncio.Event()
         self._certificates = CertificateKeeper(
             cluster,
             namespace=settings.lease.namespace,
@@ -108,12 +112,28 @@ class Operator:
         if self._controller is not None:
             self._controller.wake_all()
 
-    def _wake(self, job: JobKey) -> None:
+    def _wake(self, job: JobKey, *, urgent: bool) -> None:
         if self._controller is not None:
-            self._controller.wake(job)
+            self._controller.wake(job, Priority.URGENT if urgent else Priority.NORMAL)
+
+    def _on_change(self, kind: Kind, change: Change) -> None:
+        if self._controller is not None:
+            for job, priority in wakes(kind, change, self._watched.jobs_on):
+                self._controller.wake(job, priority)
 
     def _is_ready(self) -> bool:
-        return self._election.is_leader and self._watching.is_set()
+        return self._election.is_leader and self._is_prepared()
+
+    def _is_prepared(self) -> bool:
+        """Whether passes can be made.
+
+        Before the first lists, jobs would seem to have no pods. Without a certificate, new pods would trust nobody.
+        """
+        return self._synced.is_set() and self._certificates.opened.is_set()
+
+    async def _prepared(self) -> None:
+        await self._synced.wait()
+        await self._certificates.opened.wait()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set or SIGTERM comes, and everything has ended.
@@ -128,14 +148,14 @@ class Operator:
                 return
             stack.push_async_callback(self._election.release)
             self._metrics.leader.set(1)
-            # Pods are given the authority that the certificate is signed by.
-            await _first_of(stop.wait(), self._election.hold(), self._certificates.opened.wait())
-            if self._election.is_leader and not stop.is_set():
+            following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
+            stack.push_async_callback(_end, following)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
+            if self._is_prepared():
                 self._controller = self._build_controller()
                 stack.push_async_callback(self._controller.stop)
-                watches = await self._watch(stack, self._controller)
-                await _first_of(stop.wait(), self._election.hold(), watches)
-            # From here on kopf handles the signals: at SIGTERM its watches end without an error.
+                await self._wake_all(self._controller)
+                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
             if not self._election.is_leader:
                 raise LeadershipLostError
         logger.info("stopped")
@@ -180,7 +200,7 @@ class Operator:
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(
             plan=plan,
-            cluster=self._cluster,
+            cluster=self._watched,
             board=self._board,
             reports=self._reports,
             metrics=self._metrics,
@@ -207,29 +227,14 @@ class Operator:
             finally:
                 self._metrics.reconcile_seconds.observe(time.perf_counter() - begun)
 
-        return Controller(measured, max_concurrent=self._settings.max_concurrent_passes)
+        return Controller(measured)
 
-    async def _watch(self, stack: AsyncExitStack, controller: Controller) -> asyncio.Task[None]:
-        stop_watching = asyncio.Event()
-        watches = asyncio.create_task(
-            kopf.operator(
-                registry=build_registry(controller, NodeIndex()),
-                settings=build_settings(),
-                standalone=True,
-                clusterwide=True,
-                stop_flag=stop_watching,
-                ready_flag=self._watching,
-            ),
-            name="watches",
-        )
-
-        async def end() -> None:
-            stop_watching.set()
-            await asyncio.wait({watches}, timeout=STOP_SECONDS)
-            watches.cancel()
-
-        stack.push_async_callback(end)
-        return watches
+    async def _wake_all(self, controller: Controller) -> None:
+        """Wake each job, and each that is gone and has left pods."""
+        jobs = {job_key(job): priority_of(job) for job in await self._watched.list_jobs()}
+        left = dict.fromkeys(self._watched.jobs_with_pods(), Priority.NORMAL)
+        for key, priority in (left | jobs).items():
+            controller.wake(key, priority)
 
 
 def _hosts(settings: OperatorSettings) -> list[str]:
@@ -245,11 +250,18 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
         ClusterError: No cluster is configured.
         LeadershipLostError: The lease is lost, so this process has to end.
     """
-    cluster = KubernetesCluster(client_configuration())
+    configuration = client_configuration()
+    cluster = KubernetesCluster(configuration, settings.limits)
     try:
-        await Operator(settings, cluster).run(stop)
+        async with KubernetesWatch(configuration) as watches:
+            await Operator(settings, cluster, watches).run(stop)
     finally:
         cluster.close()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def _first_of(*doing: Awaitable[object]) -> None:

@@ -119,10 +119,10 @@ class Reconciler:
             await self._clean_up(key)
             return PassResult(gone=True)
         pods = await self._pods(key, job)
-        await self._tell_address(key, pods)
         try:
             view = job_view(job)
         except NotUnderstoodError as error:
+            await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
         observed = await self._observe(key, view, pods)
         decided = self._plan(observed, self._now())
@@ -130,6 +130,7 @@ class Reconciler:
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
         await self._apply(key, job, written, decided.actions)
+        await self._tell_address(key, pods)
         generation = decided.status.generation
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
@@ -143,12 +144,16 @@ class Reconciler:
         return {pod.uid: self._assignment(job, pod, observed.nodes.get(pod.node or "")) for pod in observed.pods}
 
     def _assignment(self, job: JobView, pod: PodView, node: NodeView | None) -> Assignment:
-        grace = shutdown_grace_seconds(node.labels) if node is not None else None
-        return assignment_for(job, pod.uid, self._key).model_copy(update={"shutdown_grace_seconds": grace})
+        of_node = {
+            "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
+            "watcher": node.watcher if node is not None else "",
+        }
+        return assignment_for(job, pod.uid, self._key).model_copy(update=of_node)
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
-        labelled = await self._cluster.list_pods(key.namespace, labels={LABEL_JOB_UID: uid})
+        labels = {LABEL_JOB: key.name, LABEL_JOB_UID: uid}
+        labelled = await self._cluster.list_pods(key.namespace, labels=labels)
         pods = [pod for pod in labelled if owned_by(pod, uid)]
         self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods

@@ -40,7 +40,6 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="events", verbs=("create", "list")),
         Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update")),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
-        Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("list", "watch")),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),
         Right(
             group="coordination.k8s.io",

@@ -32,11 +32,13 @@ class Marker(Protocol):
 class Watcher:
     """The watcher of one spot node.
 
-    Agents ask it for notices; it calls only the API server and the sources.
+    Agents ask it for notices; it calls only the API server and the sources. With notices it gives its `proof`, whose
+    hash the marker writes on the Node: anybody may listen on the port of a node without a watcher.
     """
 
-    def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
+    def __init__(self, sources: Sequence[SignalSource], marker: Marker, proof: str) -> None:
         self._sources = sources
+        self._proof = proof
         self._marker = marker
         self._metrics = Metrics(sources)
         self._ledger = Ledger()
@@ -106,7 +108,8 @@ class Watcher:
                 self._marker.show(self._ledger.for_node())
 
     def _notice_list(self) -> NoticeList:
-        return self._ledger.notice_list(self._trouble, starting=self._starting)
+        found = self._ledger.notice_list(self._trouble, starting=self._starting)
+        return found.model_copy(update={"proof": self._proof}) if found.notices else found
 
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")

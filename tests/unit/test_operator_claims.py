@@ -155,7 +155,7 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
         plan=plan,
         cluster=cluster,
         board=AssignmentBoard(),
-        reports=ReportBox(lambda _: None, now=lambda: BEGIN),
+        reports=ReportBox(lambda _job, urgent: None, now=lambda: BEGIN),
         metrics=Metrics(num_agents=lambda: 0),
         tracer=ChangeTracer(None),
         history=HistoryKeeper(cluster),

@@ -85,7 +85,7 @@ async def setup() -> AsyncIterator[Setup]:
     board = AssignmentBoard()
     woken: list[JobKey] = []
     result: Setup
-    reports = ReportBox(woken.append, clock=lambda: result.clock, now=lambda: NOW)
+    reports = ReportBox(lambda job, urgent: woken.append(job), clock=lambda: result.clock, now=lambda: NOW)
     reports.keep(JOB, frozenset({POD.uid}))
     api = ControlApi(
         reviewer=reviewer,

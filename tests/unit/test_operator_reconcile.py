@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
+from spottrain_api.contract import ANNOTATION_WATCHER
 from spottrain_operator.cluster.client import ClusterError, Manifest
 
 
@@ -134,3 +135,18 @@ async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
         told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
         assert told is not None
         assert told.shutdown_grace_seconds == seconds
+
+
+async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.turn()
+    for mark in ("", "mark"):
+        for node in cluster.nodes.values():
+            node["metadata"]["annotations"] = {ANNOTATION_WATCHER: mark} if mark else {}
+        await world.reconciler.reconcile(KEY)
+        for pod in cluster.pods.values():
+            told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+            assert told is not None
+            assert told.watcher == mark

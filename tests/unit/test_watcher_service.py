@@ -51,7 +51,7 @@ class Service:
 async def service() -> AsyncIterator[Service]:
     sources = (MemorySource("ec2"), MemorySource("kubernetes"))
     marker = MemoryMarker()
-    watcher = Watcher(sources, marker)
+    watcher = Watcher(sources, marker, "proof")
     task = asyncio.create_task(watcher.run())
     async with TestClient(TestServer(watcher.application())) as client:
         yield Service(client, sources, marker)
@@ -73,6 +73,12 @@ async def test_whoever_asks_late_is_answered_at_once(service: Service) -> None:
     await service.marker.changed.wait()
     async with asyncio.timeout(2):
         assert (await service.ask(after="what it knew before a restart")).notices == (NOTICE,)
+
+
+async def test_the_proof_is_given_with_notices_alone(service: Service) -> None:
+    assert (await service.ask()).proof is None
+    await service.sources[0].announce(NOTICE)
+    assert (await service.ask()).proof == "proof"
 
 
 async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
@@ -158,7 +164,7 @@ async def test_its_metrics(service: Service) -> None:
 
 
 async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
-    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker())
+    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker(), "proof")
     task = asyncio.create_task(watcher.run())
     async with TestClient(TestServer(watcher.application())) as client:
         assert "spottrain_watcher_hears_cloud 0.0" in await (await client.get("/metrics")).text()

@@ -102,13 +102,14 @@ class Agent:
         self._state = initial_state(settings)
         self._reaper = Reaper()
         self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
-        self._replicas = ReplicaProcess(self._reaper)
+        self._replicas = ReplicaProcess(self._reaper, settings.pod_ip)
         self._activity: _Activity | None = None
-        self._port = ReservedPort()
+        self._port = ReservedPort(settings.pod_ip)
         self._used_port: ReservedPort | None = None
         self._reached: object = None
         self._shutdown_grace: float | None = None
         self._notices: NoticeClient | None = None
+        self._operators_version = 0
         self._news = asyncio.Event()
         self._leave = asyncio.Event()
 
@@ -161,10 +162,13 @@ class Agent:
     # --- events ------------------------------------------------------------------------------------------
 
     def _on_assignment(self, assignment: Assignment) -> None:
+        self._operators_version = assignment.protocol_version
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
         if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
+        if self._notices is not None:
+            self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:
@@ -226,7 +230,7 @@ class Agent:
         remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
-            self._used_port, self._port = self._port, ReservedPort()
+            self._used_port, self._port = self._port, ReservedPort(self._settings.pod_ip)
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))
 
     async def _launch(self, run: GenerationRun) -> None:
@@ -341,6 +345,6 @@ class Agent:
             notices=state.all_notices,
             replica_port=self._replicas.port,
             held=self._replicas.held,
-            watch=self._notices.watch if self._notices else None,
+            watch=self._notices.watch.understood_by(self._operators_version) if self._notices else None,
             sent_at=datetime.now(UTC),
         )

@@ -32,13 +32,14 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, Message
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
 from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
+    ANNOTATION_WATCHER,
     API_VERSION,
     CONTROL_PORT,
     ENV_AUDIT_DIR,
@@ -112,6 +113,7 @@ from spottrain_api.contract.notices import (
     NoticeKind,
     NoticeList,
     WatchState,
+    watcher_mark,
 )
 from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_api.contract.reports import (
@@ -151,6 +153,7 @@ __all__ = [
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
+    "ANNOTATION_WATCHER",
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
@@ -205,6 +208,7 @@ __all__ = [
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
+    "PROTOCOL_VERSION",
     "SPOT_LABELS",
     "TAINTS",
     "TAINT_PREEMPTION",
@@ -247,6 +251,7 @@ __all__ = [
     "OnNotice",
     "Outcome",
     "OutcomeKind",
+    "PeerMessage",
     "Precision",
     "Progress",
     "ReplicaHolder",
@@ -268,4 +273,5 @@ __all__ = [
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",
+    "watcher_mark",
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from spottrain_api.contract.configuration import DrainRequest
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.notices import NodeWatch, Notice
 from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
@@ -80,12 +80,13 @@ class AssignmentAction(StrEnum):
     EXIT = "exit"
 
 
-class Assignment(Message):
+class Assignment(PeerMessage):
     """What one agent has to do now; a pure function of the job's status.
 
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
     `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
+    `watcher` is the mark of the node's watcher (`watcher_mark`); "" if it has none. Since version 1.
     """
 
     action: AssignmentAction
@@ -93,6 +94,7 @@ class Assignment(Message):
     drain: DrainRequest | None = None
     show_stacks: bool | None = None
     shutdown_grace_seconds: float | None = None
+    watcher: str = ""
 
     @property
     def revision(self) -> str:
@@ -112,7 +114,7 @@ class AgentPhase(StrEnum):
     STOPPED = "stopped"
 
 
-class AgentReport(Message):
+class AgentReport(PeerMessage):
     """An agent's whole current state, sent on every change and every second.
 
     - generation: 0 until the agent has run one.

@@ -25,6 +25,8 @@ TRAINER_CONTAINER = "trainer"
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
+# By it, agents know the watcher of their node: the SHA-256 of its proof.
+ANNOTATION_WATCHER = f"{GROUP}/watcher"
 
 # With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
 # https://karpenter.sh/docs/concepts/disruption/

@@ -6,8 +6,9 @@ pass the same contract tests: `kubernetes_client.py`, and the one in memory that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 Manifest = dict[str, Any]
@@ -26,6 +27,10 @@ class ConflictError(ClusterError):
 
 class AlreadyExistsError(ClusterError):
     """An object of that name exists already."""
+
+
+class ExpiredError(ClusterError):
+    """The API server no longer knows what has happened since a version. List again."""
 
 
 class RefusedError(ClusterError):
@@ -82,7 +87,7 @@ class PodIdentity:
 
 
 class ClusterClient(Protocol):
-    """Jobs, pods, nodes and events. Reads are fresh, never from a cache.
+    """Jobs, pods, nodes and events. A read shows at least everything that this client has written before.
 
     Every method raises ClusterError if the API server fails or can't be reached. To read an object that doesn't exist
     gives None, or a list without it. To delete one succeeds.
@@ -107,10 +112,15 @@ class ClusterClient(Protocol):
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None: ...
 
-    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]: ...
+    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
+        """The pods with these labels, of which the job's name is one."""
+        ...
 
-    async def create_pod(self, pod: Manifest) -> None:
+    async def create_pod(self, pod: Manifest) -> Manifest:
         """Create a pod.
+
+        Returns:
+            The pod.
 
         Raises:
             AlreadyExistsError: The name is taken.
@@ -119,16 +129,25 @@ class ClusterClient(Protocol):
         """
         ...
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Delete this pod, but no other one of the same name: its uid has to match."""
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
+        """Delete this pod, but no other one of the same name: its uid has to match.
+
+        Returns:
+            The pod, which terminates or, without a resourceVersion, is gone now. None if it was gone before.
+        """
         ...
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         """Set annotations of a pod, or remove them (None).
 
         A different pod of the same name stays as it is.
+
+        Returns:
+            The pod, or None if it is gone.
 
         Raises:
             RefusedError: The operator may not do that.
@@ -141,6 +160,58 @@ class ClusterClient(Protocol):
 
     async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
         """The newest event about the object with this uid."""
+        ...
+
+
+class Kind(StrEnum):
+    """What a watch follows. Of pods, those that bear the operator's label."""
+
+    JOBS = "jobs"
+    PODS = "pods"
+    NODES = "nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects of a kind at one version."""
+
+    items: tuple[Manifest, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """What has happened to an object. None: nothing, and everything up to `version` was shown (a bookmark)."""
+
+    object: Manifest | None
+    version: int
+    deleted: bool = False
+
+
+class WatchClient(Protocol):
+    """Lists and watches, for caches."""
+
+    async def list_kind(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        labels: Mapping[str, str] | None = None,
+        keep: Callable[[Manifest], Manifest] = lambda item: item,
+    ) -> Listing:
+        """The objects at the newest version: of all namespaces and with any labels, unless those are given.
+
+        `keep` makes of each object, as it arrives, what the list holds of it.
+        """
+        ...
+
+    def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+        """What happens after a version, in order. It ends when the server ends the watch.
+
+        Raises:
+            ExpiredError: The version is too old.
+            ClusterError: The API server failed or can't be reached.
+        """
         ...
 
 

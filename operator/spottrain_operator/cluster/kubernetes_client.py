@@ -31,13 +31,15 @@ from spottrain_operator.cluster.client import (
     Manifest,
     PodIdentity,
 )
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
 DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 CONNECT_TIMEOUT_SECONDS = 3.0
 READ_TIMEOUT_SECONDS = 15.0
-# Enough to read a job's nodes concurrently; limited, so that a burst of jobs can't flood the API server.
+# Requests at once. Urgent ones have threads of their own, so that none waits for the answer to another.
 NUM_THREADS = 12
-# Reviews of tokens have threads and connections of their own, so that a flood of tokens delays no pass.
+NUM_URGENT_THREADS = 8
+# Reviews of tokens have threads, connections and a limit of their own, so that a flood of tokens delays no pass.
 NUM_REVIEW_THREADS = 4
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -74,7 +76,7 @@ def client_configuration() -> k8s.Configuration:
             f"no cluster is configured: {error}; run in a pod with a service account, or point KUBECONFIG "
             "at a kubeconfig file"
         ) from error
-    configuration.connection_pool_maxsize = NUM_THREADS
+    configuration.connection_pool_maxsize = NUM_THREADS + NUM_URGENT_THREADS
     configuration.retries = False
     return configuration
 
@@ -91,20 +93,31 @@ class KubernetesCluster:
     Implements ClusterClient, TokenReviewer, LeaseClient, SecretClient and HistoryClient.
     """
 
-    def __init__(self, configuration: k8s.Configuration) -> None:
+    def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
         client = k8s.ApiClient(configuration)
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
         self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
+        self._limiter = RequestLimiter(limits)
+        self._review_limiter = RequestLimiter(limits)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
+        self._urgent_threads = ThreadPoolExecutor(NUM_URGENT_THREADS, thread_name_prefix="kubernetes-urgent")
         self._review_threads = ThreadPoolExecutor(NUM_REVIEW_THREADS, thread_name_prefix="reviews")
 
     def close(self) -> None:
-        for threads in (self._threads, self._review_threads):
+        for threads in (self._threads, self._urgent_threads, self._review_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _call(
+    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+        """Send a request within the limits.
+
+        The lease is renewed without: a leader that can't has to end.
+        """
+        await self._limiter.turn()
+        return await self._send(method, *args, **kwargs)
+
+    async def _send(
         self, method: Callable[..., Any], *args: Any, threads: ThreadPoolExecutor | None = None, **kwargs: Any
     ) -> Manifest:
         def request() -> Manifest:
@@ -114,7 +127,8 @@ class KubernetesCluster:
             return answer
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads or self._threads, request)
+            threads = threads or (self._urgent_threads if is_urgent.get() else self._threads)
+            return await asyncio.get_running_loop().run_in_executor(threads, request)
         except k8s.ApiException as error:
             raise translated(error) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -147,25 +161,28 @@ class KubernetesCluster:
         answer = await self._call(self._core.list_namespaced_pod, namespace, label_selector=selector)
         return list(answer["items"])
 
-    async def create_pod(self, pod: Manifest) -> None:
-        await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        return await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
+        return await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         try:
             patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
-            await _gone(self._call(patch, name, namespace, body, _content_type=merge))
+            return await _gone(self._call(patch, name, namespace, body, _content_type=merge))
         except InvalidObjectError as error:
             if not str(error).startswith("metadata.uid:"):  # it can't change: this is another pod
                 raise
+            return None
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]
@@ -185,22 +202,23 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        answer = await self._call(self._reviews.create_token_review, body, threads=self._review_threads)
+        await self._review_limiter.turn()
+        answer = await self._send(self._reviews.create_token_review, body, threads=self._review_threads)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._leases.read_namespaced_lease, name, namespace))
+        return await _found(self._send(self._leases.read_namespaced_lease, name, namespace))
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
-        return await self._write(lease, create, replace)
+        return await self._write(lease, create, replace, self._send)
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._core.read_namespaced_secret, name, namespace))
+        return await _found(self._send(self._core.read_namespaced_secret, name, namespace))
 
     async def write_secret(self, secret: Manifest) -> Manifest:
         create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
-        return await self._write(secret, create, replace)
+        return await self._write(secret, create, replace, self._send)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         get = self._custom.get_namespaced_custom_object
@@ -217,9 +235,11 @@ class KubernetesCluster:
                 GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
             )
 
-        return await self._write(history, create, replace)
+        return await self._write(history, create, replace, self._call)
 
-    async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
+    async def _write(
+        self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any], send: Callable[..., Any]
+    ) -> Manifest:
         """Create an object that has no resourceVersion yet; replace one that has.
 
         Raises:
@@ -228,10 +248,12 @@ class KubernetesCluster:
         meta = body["metadata"]
         try:
             if "resourceVersion" not in meta:
-                return await self._call(create, meta["namespace"], body)
-            return await self._call(replace, meta["name"], meta["namespace"], body)
+                answer: Manifest = await send(create, meta["namespace"], body)
+            else:
+                answer = await send(replace, meta["name"], meta["namespace"], body)
         except (AlreadyExistsError, NotFoundError) as error:
             raise ConflictError(str(error)) from error
+        return answer
 
 
 class NotFoundError(ClusterError):
@@ -280,15 +302,16 @@ async def _found(call: Any) -> Manifest | None:
     return found
 
 
-async def _gone(call: Any) -> None:
-    """Ignore that an object to delete is gone.
+async def _gone(call: Any) -> Manifest | None:
+    """The answer, or None if the object is gone.
 
     A new object of the same name may have replaced it.
     """
     try:
-        await call
+        answer: Manifest = await call
     except (NotFoundError, ConflictError):
-        return
+        return None
+    return answer
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:

@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Protocol
 
-from spottrain_api.contract import AgentReport, Assignment
+from spottrain_api.contract import AgentPhase, AgentReport, Assignment
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
@@ -71,6 +72,12 @@ class AssignmentBoard:
             self._num_waiting -= 1
 
 
+class Wake(Protocol):
+    """Asks for a pass over a job."""
+
+    def __call__(self, job: JobKey, /, *, urgent: bool) -> None: ...
+
+
 class ReportBox:
     """The pods that the operator has, and the newest report of each.
 
@@ -79,7 +86,7 @@ class ReportBox:
 
     def __init__(
         self,
-        wake: Callable[[JobKey], None],
+        wake: Wake,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -115,7 +122,7 @@ class ReportBox:
         progress_due = self._clock() - self._woken_at.get(job, float("-inf")) >= PROGRESS_WAKE_SECONDS
         if previous is None or matters(previous.report, report) or (report.progress and progress_due):
             self._woken_at[job] = self._clock()
-            self._wake(job)
+            self._wake(job, urgent=previous is not None and brings_trouble(previous.report, report))
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
         return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
@@ -127,6 +134,12 @@ def job_of_pod(pod: PodIdentity) -> JobKey:
     It is only woken, so it need not exist.
     """
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
+
+
+def brings_trouble(before: AgentReport, after: AgentReport) -> bool:
+    """Whether the new report tells of a notice, or that a member has ended."""
+    ended = after.phase not in (AgentPhase.IDLE, AgentPhase.STARTING, AgentPhase.RUNNING)
+    return before.notices != after.notices or (ended and before.phase is not after.phase)
 
 
 def matters(before: AgentReport, after: AgentReport) -> bool:

@@ -57,6 +57,7 @@ class NodeView:
     deleting: bool = False
     taints: tuple[str, ...] = ()  # keys
     notice: Notice | None = None  # the watcher's annotation
+    watcher: str = ""  # its mark
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
