@@ -11,7 +11,7 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
-from spottrain_api.contract import ANNOTATION_CONTROL_CA, LABEL_JOB, LABEL_JOB_UID, CapacityType
+from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import AlreadyExistsError, ClusterError, ConflictError, Kind, Manifest
@@ -19,7 +19,7 @@ from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
-CONTROL = ControlAddress(url="https://control:8443", ca="authority " * 100)
+CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 
 
 class Unreliable(MemoryCluster):
@@ -125,15 +125,6 @@ async def test_own_writes_are_seen_though_the_watches_are_behind(world: World) -
     assert pod["metadata"]["name"] == "gpt-2", "the other had no node, and is gone at once"
     assert "deletionTimestamp" in pod["metadata"]
     assert pod["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true", **CONTROL.annotations}
-
-
-async def test_the_address_of_the_control_api_is_kept_once_for_all_pods(world: World) -> None:
-    for sequence in (1, 2):
-        await world.cluster.create_pod(world.pod(sequence))
-    pods = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
-    one, other = (pod["metadata"]["annotations"] for pod in pods)
-    assert one[ANNOTATION_CONTROL_CA] == CONTROL.ca
-    assert one[ANNOTATION_CONTROL_CA] is other[ANNOTATION_CONTROL_CA]
 
 
 async def test_the_echo_of_an_own_status_wakes_nobody(world: World) -> None:

@@ -6,7 +6,6 @@ objects take a few megabytes, and a heartbeat changes nothing.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,8 +48,7 @@ def trimmed_job(job: Manifest) -> Manifest:
 
 def trimmed_pod(pod: Manifest) -> Manifest:
     meta, status = pod["metadata"], pod.get("status", {})
-    # The authorities are a thousand characters, the same in all pods.
-    annotations = {k: sys.intern(v) for k, v in _only(meta.get("annotations") or {}, _POD_ANNOTATIONS).items()}
+    annotations = _only(meta.get("annotations") or {}, _POD_ANNOTATIONS)
     kept = _only(status, _POD_STATUS)
     for kind in ("containerStatuses", "initContainerStatuses"):
         if status.get(kind):
