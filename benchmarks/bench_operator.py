@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -244,8 +244,11 @@ def finished_status() -> dict[str, Any]:
     }
 
 
-async def measure(args: argparse.Namespace, folder: Path) -> Result:
-    """All parts in one world."""
+@contextlib.asynccontextmanager
+async def world(
+    folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0
+) -> AsyncIterator[tuple[Bench, float]]:
+    """An API server and an operator with jobs that train, and the seconds that these took to start."""
     async with (
         api_server(folder / "cluster") as server,
         aiohttp.ClientSession(
@@ -256,33 +259,42 @@ async def measure(args: argparse.Namespace, folder: Path) -> Result:
         bench = Bench(server, operator, session, folder)
         keeping = [asyncio.create_task(bench.kubelets.run())]
         try:
-            await bench.create_finished(args.finished)
+            await bench.create_finished(num_finished)
             await operator.start()
             await operator.until_ready(session)
             begun = time.monotonic()
-            await bench.create_jobs(args.jobs, args.members)
-            whole = args.jobs * args.members
+            await bench.create_jobs(num_jobs, num_members)
+            whole = num_jobs * num_members
             await bench.until(lambda: bench.num_training() == whole, f"{whole} members train")
             started = time.monotonic() - begun
-            say(f"{args.jobs} jobs of {args.members} members train after {started:.0f} s")
+            say(f"{num_jobs} jobs of {num_members} members train after {started:.0f} s")
             keeping.append(asyncio.create_task(bench.kubelets.keep_nodes_alive()))
-            await asyncio.sleep(args.settle)
-            result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
-            for name, part in (
-                ("rest", lambda: bench.rest(args.seconds, args.jobs)),
-                ("notices", bench.notices),
-                ("restart", lambda: bench.restart(args.jobs)),
-            ):
-                if name in args.parts:
-                    result[name] = await part()
-                    say(f"{name}: {summary(result[name])}")
-            return result
+            yield bench, started
         finally:
             for task in keeping:
                 task.cancel()
             keeping += [agent.stop() for agent in bench.agents.values()]
             await asyncio.gather(*keeping, return_exceptions=True)
             await operator.kill()
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> Result:
+    """All parts in one world."""
+    async with world(folder, num_jobs=args.jobs, num_members=args.members, num_finished=args.finished) as (
+        bench,
+        started,
+    ):
+        await asyncio.sleep(args.settle)
+        result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
+        for name, part in (
+            ("rest", lambda: bench.rest(args.seconds, args.jobs)),
+            ("notices", bench.notices),
+            ("restart", lambda: bench.restart(args.jobs)),
+        ):
+            if name in args.parts:
+                result[name] = await part()
+                say(f"{name}: {summary(result[name])}")
+        return result
 
 
 def say(text: str) -> None:

@@ -51,7 +51,7 @@ NUM_STEPS = 10_000_000
 
 
 class SimulatedAgent:
-    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, by `time.monotonic`.
+    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, or no longer to run.
 
     `address` is the folder with the operator's address.
     """
@@ -99,9 +99,18 @@ class SimulatedAgent:
         await asyncio.gather(self._control.follow_assignments(self._on_assignment), self._report_forever())
 
     def _on_assignment(self, assignment: Assignment) -> None:
-        if assignment.action is AssignmentAction.DRAIN and self.drained_at is None:
+        if self.drained_at is None and not self._goes_on(assignment):
             self.drained_at = time.monotonic()
         self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _goes_on(self, assignment: Assignment) -> bool:
+        """Whether the present generation stays. On a busy machine, the drain may be over before it is heard of."""
+        generation = assignment.generation
+        return (
+            assignment.action is AssignmentAction.RUN
+            and generation is not None
+            and generation.number == self._state.generation
+        )
 
     def _dispatch(self, event: Event) -> None:
         step = transition(self._state, event)
