@@ -2,8 +2,8 @@
 
 `make bench-control-api` uses the world of bench_operator: a real API server, the operator as a process, and agents
 without ranks. Some nodes get a notice at once, again and again. It measures the seconds until each member of their
-jobs is assigned to drain. Every other round, a process sends 1,000 bogus tokens a second over TLS, from the address
-that the agents have, too (see control_api/flood.py).
+jobs is assigned to drain. Every other round, a process sends 1,000 bogus tokens a second over TLS (see
+control_api/flood.py).
 """
 
 from __future__ import annotations

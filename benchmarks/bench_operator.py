@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.scale.agents import SimulatedAgent
+from benchmarks.scale.agents import DRAIN_SECONDS, SimulatedAgent
 from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
@@ -53,22 +55,26 @@ NOTICE_SECONDS = 120.0
 SHARE_NOTICED = 0.1
 PATIENCE_SECONDS = 150.0
 SAMPLE_SECONDS = 1.0
+NUM_SOURCES = 200
 Result = dict[str, Any]
 
 
 class Bench:
     """The jobs, and the agents of their pods."""
 
-    def __init__(self, server: ApiServer, operator: OperatorProcess, session: aiohttp.ClientSession, folder: Path):
+    def __init__(
+        self, server: ApiServer, operator: OperatorProcess, sessions: list[aiohttp.ClientSession], folder: Path
+    ) -> None:
         self.server = server
         self.operator = operator
         self.agents: dict[str, SimulatedAgent] = {}
-        self._session = session
+        self._sessions = sessions
         self._folder = folder
         self.kubelets = Kubelets(server, self._started, self._ended)
 
     def _started(self, pod: RunningPod) -> None:
-        self.agents[pod.uid] = SimulatedAgent(self._session, self.operator.address_folder, self._folder, pod)
+        session = self._sessions[len(self.agents) % len(self._sessions)]
+        self.agents[pod.uid] = SimulatedAgent(session, self.operator.address_folder, self._folder, pod)
 
     def _ended(self, uid: str) -> None:
         agent = self.agents.pop(uid, None)
@@ -139,13 +145,14 @@ class Bench:
         await self.until(lambda: all(agent.drained_at is not None for agent in waiting), "all are told to drain")
         seconds = sorted(agent.drained_at - begun for agent in waiting if agent.drained_at is not None)
         say(f"assigned after {statistics.median(seconds):.2f} s (p50), {percentile(seconds, 0.99):.2f} s (p99)")
+        await asyncio.sleep(2 * DRAIN_SECONDS)
         whole = await self.until(lambda: self.num_training() == num_members, "all train again")
         return {
             "nodes": len(noticed),
             "jobs": len(jobs),
             "members": len(waiting),
             "seconds": [round(each, 4) for each in seconds],
-            "secondsUntilAllTrain": whole + seconds[-1],
+            "secondsUntilAllTrain": whole + 2 * DRAIN_SECONDS + seconds[-1],
         }
 
     async def restart(self, num_jobs: int) -> Result:
@@ -159,9 +166,10 @@ class Bench:
         sampling = asyncio.create_task(self._sample(rates))
         begun = time.monotonic()
         await self.operator.start()
-        await self.operator.until_ready(self._session)
+        await self.operator.until_ready(self._sessions[0])
         ready = time.monotonic() - begun
-        await asyncio.gather(*(self.operator.until_assigned(self._session, token) for token in tokens))
+        probes = zip(itertools.cycle(self._sessions), tokens, strict=False)
+        await asyncio.gather(*(self.operator.until_assigned(session, token) for session, token in probes))
         decided = time.monotonic() - begun
         await asyncio.sleep(SAMPLE_SECONDS)
         sampling.cancel()
@@ -244,24 +252,27 @@ def finished_status() -> dict[str, Any]:
     }
 
 
+def _session(number: int) -> aiohttp.ClientSession:
+    """A client with an address of its own, as each node has: the operator limits how often one address may ask."""
+    connector = aiohttp.TCPConnector(limit=0, local_addr=(f"127.77.0.{number + 1}", 0))
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
+
+
 @contextlib.asynccontextmanager
 async def world(
     folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0
 ) -> AsyncIterator[tuple[Bench, float]]:
     """An API server and an operator with jobs that train, and the seconds that these took to start."""
-    async with (
-        api_server(folder / "cluster") as server,
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
-        ) as session,
-    ):
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(api_server(folder / "cluster"))
+        sessions = [await stack.enter_async_context(_session(number)) for number in range(NUM_SOURCES)]
         operator = OperatorProcess(server.kubeconfig, server.client, folder)
-        bench = Bench(server, operator, session, folder)
+        bench = Bench(server, operator, sessions, folder)
         keeping = [asyncio.create_task(bench.kubelets.run())]
         try:
             await bench.create_finished(num_finished)
             await operator.start()
-            await operator.until_ready(session)
+            await operator.until_ready(sessions[0])
             begun = time.monotonic()
             await bench.create_jobs(num_jobs, num_members)
             whole = num_jobs * num_members

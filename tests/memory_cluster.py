@@ -42,6 +42,7 @@ class MemoryCluster:
         self.leases: dict[tuple[str, str], Manifest] = {}
         self.secrets: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
+        self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.num_reads: Counter[str] = Counter()
@@ -88,6 +89,9 @@ class MemoryCluster:
                 if key in shown and shown[key] == found:
                     continue
                 before = shown[key]["metadata"]["resourceVersion"] if key in shown else None
+                found["metadata"].setdefault(
+                    "uid", shown[key]["metadata"]["uid"] if key in shown else str(uuid.uuid4())
+                )
                 if found["metadata"].get("resourceVersion") in (None, before):
                     found["metadata"]["resourceVersion"] = self._next_version()
                 shown[key] = copy.deepcopy(found)
@@ -254,6 +258,12 @@ class MemoryCluster:
 
     async def write_secret(self, secret: Manifest) -> Manifest:
         return self._write(self.secrets, secret)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        key = (policy["metadata"]["namespace"], policy["metadata"]["name"])
+        if key in self.network_policies:
+            raise AlreadyExistsError(f'networkpolicies "{key[1]}" already exists')
+        self.network_policies[key] = self._stamped(policy)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return copy.deepcopy(self.histories.get((key.namespace, key.name)))

@@ -21,9 +21,10 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Network
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
@@ -111,12 +112,14 @@ class World:
     """
 
     cluster: CrashingCluster
+    client: ClusterClient | None = None  # through which the operator sees it; None: without caches
     now: datetime = BEGIN
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
+    isolates_jobs: bool = False
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -127,12 +130,13 @@ class World:
         self.metrics = Metrics(num_agents=lambda: 0)
         self.reconciler = Reconciler(
             plan=plan,
-            cluster=self.cluster,
+            cluster=self.client or self.cluster,
             board=self.board,
             reports=self.reports,
             metrics=self.metrics,
             tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
+            isolation=Isolation(self.cluster) if self.isolates_jobs else None,
             control=lambda: self.control,
             now=lambda: self.now,
             site=Site(allowed_networks=self.allowed_networks),

@@ -31,6 +31,7 @@ from spottrain_agent.agent_state import (
     transition,
 )
 from spottrain_agent.control_client import ControlClient
+from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
@@ -42,7 +43,7 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 
-REPORT_INTERVAL_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 START_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 STEP_SECONDS = 0.5
@@ -63,6 +64,7 @@ class SimulatedAgent:
         self._control = ControlClient(session, "", token_file, folder=address)
         self._state = AgentState()
         self._news = asyncio.Event()
+        self._rhythm = ReportRhythm()
         self._started_at = 0.0
         self._first_step_at: datetime | None = None
         self._task = asyncio.create_task(self._run())
@@ -96,7 +98,9 @@ class SimulatedAgent:
         self._dispatch(NoticesChanged(notices=(notice,), now=now))
 
     async def _run(self) -> None:
-        await asyncio.gather(self._control.follow_assignments(self._on_assignment), self._report_forever())
+        await asyncio.gather(
+            self._control.follow_assignments(self._on_assignment, self._on_lost_contact), self._report_forever()
+        )
 
     def _on_assignment(self, assignment: Assignment) -> None:
         if self.drained_at is None and not self._goes_on(assignment):
@@ -153,10 +157,19 @@ class SimulatedAgent:
     async def _report_forever(self) -> None:
         while True:
             self._news.clear()
-            self.num_reports += 1
-            await self._control.send_report(self._report())
+            report = self._report()
+            if self._rhythm.is_due(report, time.monotonic()):
+                self.num_reports += 1
+                if await self._control.send_report(report):
+                    self._rhythm.sent(report, time.monotonic(), self._control.report_seconds)
+                else:
+                    self._rhythm.lose_contact()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_INTERVAL_SECONDS)
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+
+    def _on_lost_contact(self) -> None:
+        self._rhythm.lose_contact()
+        self._news.set()
 
     def _step(self) -> int:
         return int((time.monotonic() - self._started_at) / STEP_SECONDS)

@@ -78,11 +78,18 @@ OPERATOR: Mapping[str, str] = {
     "operator.metricsPort.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
     "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
+    "SPOTTRAIN_CLIENT_BURST": "Requests to the API server at once, after a pause. The chart's value "
+    "operator.client.burst.",
+    "SPOTTRAIN_CLIENT_QPS": "Requests a second to the API server, on average. The chart's value operator.client.qps.",
+    "SPOTTRAIN_PROGRESS_SECONDS": "Seconds between two records of a job's progress in its status, while nothing else "
+    "changes. The chart's value operator.progressSeconds.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
     "SPOTTRAIN_SPOT_LABELS": "Labels of spot nodes beside those that are known, as `key=value,key=value`. "
     "The chart's value spotLabels. Default: none.",
     "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
     "Default: none. The chart's value jobs.allowedNetworks.",
+    "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
+    "The chart's value jobs.networkPolicies.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",

@@ -25,8 +25,10 @@ from spottrain_api.v1alpha1 import Network
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
@@ -79,6 +81,27 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@click.option(
+    "--client-qps",
+    envvar="SPOTTRAIN_CLIENT_QPS",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LIMITS.qps,
+    help="Requests a second to the API server, on average.",
+)
+@click.option(
+    "--client-burst",
+    envvar="SPOTTRAIN_CLIENT_BURST",
+    type=click.IntRange(min=1),
+    default=DEFAULT_LIMITS.burst,
+    help="Requests to the API server at once, after a pause.",
+)
+@click.option(
+    "--progress-seconds",
+    envvar="SPOTTRAIN_PROGRESS_SECONDS",
+    type=click.FloatRange(min=1),
+    default=RECORD_INTERVAL,
+    help="Seconds between two records of a job's progress in its status, while nothing else changes.",
+)
 @spot_labels_option
 @click.option(
     "--allowed-network",
@@ -87,6 +110,12 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     multiple=True,
     type=click.Choice([network.value for network in Network]),
     help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
+)
+@click.option(
+    "--network-policies/--no-network-policies",
+    envvar="SPOTTRAIN_NETWORK_POLICIES",
+    default=False,
+    help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
 )
 def main(
     host: str,
@@ -101,14 +130,23 @@ def main(
     identity: str,
     log_level: str,
     watcher_port: int,
+    client_qps: float,
+    client_burst: int,
+    progress_seconds: float,
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
+    network_policies: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
     try:
         logs.configure("spottrain-operator", level=log_level)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(retry_is_no_error)
+    # kopf logs every event that it passes on, and that its thread gets no signals; only decisions matter here.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     settings = OperatorSettings(
         control_url=control_url,
         lease=LeaseSettings(namespace=namespace, identity=identity),
@@ -117,12 +155,15 @@ def main(
         plain_port=plain_port or None,
         certificate=CertificateSource(certificate_from),
         metrics_token_file=metrics_token_file,
+        limits=ClientLimits(qps=client_qps, burst=client_burst),
+        record_interval=progress_seconds,
         health_port=health_port,
         metrics_port=metrics_port,
         site=Site(
             spot_labels=spot_labels,
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
+            isolates_jobs=network_policies,
             log_format=logs.log_format(),
         ),
     )
@@ -134,6 +175,17 @@ def main(
         # Nothing that still runs in threads or sockets may outlive the lease.
         logger.error("the lease is lost; another operator may lead now, so this one ends")
         os._exit(1)
+
+
+def retry_is_no_error(record: logging.LogRecord) -> bool:
+    """Log a request that kopf is going to repeat as a warning.
+
+    The API server may just be starting. kopf logs it as an error. If kopf gives up, it says so in a line of its own,
+    which stays an error.
+    """
+    if record.name.startswith("kopf") and record.levelno == logging.ERROR and "; will retry: " in record.getMessage():
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 async def _until_signalled(settings: OperatorSettings) -> None:

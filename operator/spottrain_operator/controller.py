@@ -152,6 +152,8 @@ class Controller:
             except ClusterError as error:
                 num_failures += 1
                 pause = _pause(num_failures, priority)
+                if error.retry_after is not None:
+                    pause = max(BACKOFF_FIRST_SECONDS, error.retry_after)
                 logger.warning("%s: %s; retrying in %.1f s", key, error, pause)
             except Exception:
                 # A bug in one job's pass must not stop the passes of other jobs, nor later passes of this one.

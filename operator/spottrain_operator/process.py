@@ -20,9 +20,11 @@ from aiohttp import web
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.limits import ClientLimits
@@ -33,8 +35,10 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.control_api.sockets import listening
 from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
@@ -43,6 +47,10 @@ from spottrain_operator.wakes import job_key, priority_of, wakes
 logger = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+# The history is written once for so many records of progress.
+RECORDS_PER_HISTORY = 10
 
 
 class LeadershipLostError(Exception):
@@ -60,6 +68,7 @@ class OperatorSettings:
     - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
+    - record_interval: seconds between two records of the progress of a job at rest.
     """
 
     control_url: str
@@ -73,12 +82,13 @@ class OperatorSettings:
     metrics_token_file: Path | None = None
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
+    record_interval: float = RECORD_INTERVAL
 
 
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: KubernetesWatch) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
         self._settings = settings
         self._cluster = cluster
         self._watched = WatchedCluster(cluster, watches, self._on_change)
@@ -147,18 +157,32 @@ class Operator:
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
-            self._metrics.leader.set(1)
             following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
-            if self._is_prepared():
-                self._controller = self._build_controller()
-                stack.push_async_callback(self._controller.stop)
-                await self._wake_all(self._controller)
-                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
-            if not self._election.is_leader:
+            while self._is_prepared() and self._election.is_leader and not stop.is_set():
+                await self._act(stop, following)
+                if not self._election.is_leader and not stop.is_set():
+                    await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
+            if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
+
+    async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+        """Make passes as long as this process leads.
+
+        A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
+        later, it begins as a new operator does: what it knew of the agents is old by then.
+        """
+        self._controller = controller = self._build_controller()
+        self._metrics.leader.set(1)
+        try:
+            await self._wake_all(controller)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+        finally:
+            self._metrics.leader.set(0)
+            self._controller = None
+            await controller.stop()
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
@@ -191,10 +215,11 @@ class Operator:
         port: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self._settings.host, port, ssl_context=tls).start()
+        await web.SockSite(runner, listening(self._settings.host, port), ssl_context=tls).start()
         logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
@@ -205,10 +230,12 @@ class Operator:
             reports=self._reports,
             metrics=self._metrics,
             tracer=self._tracer,
-            history=HistoryKeeper(self._cluster),
+            history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
+            isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control=self._control,
             now=self._clock,
             site=self._settings.site,
+            record_interval=self._settings.record_interval,
         )
 
         async def measured(key: JobKey) -> PassResult:
@@ -254,7 +281,7 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = KubernetesCluster(configuration, settings.limits)
     try:
         async with KubernetesWatch(configuration) as watches:
-            await Operator(settings, cluster, watches).run(stop)
+            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
     finally:
         cluster.close()
 

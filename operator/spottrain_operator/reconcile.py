@@ -34,6 +34,7 @@ from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, R
 from spottrain_operator.cluster.control_address import ControlAddress, with_old_address
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
@@ -62,6 +63,7 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.tracing import ChangeTracer
@@ -87,11 +89,14 @@ class Reconciler:
         metrics: Metrics,
         tracer: ChangeTracer,
         history: HistoryKeeper,
+        isolation: Isolation | None = None,
         control: Callable[[], ControlAddress],
         now: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
+        record_interval: float = RECORD_INTERVAL,
     ) -> None:
         self._plan = plan
+        self._record_interval = record_interval
         self._cluster = cluster
         self._board = board
         self._reports = reports
@@ -100,6 +105,7 @@ class Reconciler:
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
+        self._isolation = isolation
         self._control = control
         self._site = site
         self._now = now
@@ -129,6 +135,8 @@ class Reconciler:
         job = await self._write_status(job, view.status, decided.status)
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
+        if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
+            await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)
         await self._tell_address(key, pods)
         generation = decided.status.generation
@@ -184,6 +192,7 @@ class Reconciler:
             reports=self._reports.of(frozenset(pod.uid for pod in views)),
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
+            record_interval=self._record_interval,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),
         )

@@ -370,7 +370,7 @@ FAMILIES = (
     _of_member(
         _GAUGE,
         "spottrain_job_member_report_timestamp_seconds",
-        "Time at which the operator received the member's newest report.",
-        lambda v, _: _moment(v.received_at),
+        "Time at which the operator last heard of the member's agent.",
+        lambda v, _: _moment(v.last_contact),
     ),
 )

@@ -67,7 +67,7 @@ def _troubles_of_node(node: Manifest) -> set[str]:
     meta = node["metadata"]
     taints = {taint["key"] for taint in node["spec"]["taints"]} & DOOMING_TAINTS
     # Another version of a notice may have another deadline, or take it back.
-    notice = {meta["annotations"][ANNOTATION_NOTICE]} if "annotations" in meta else set()
+    notice = {meta.get("annotations", {}).get(ANNOTATION_NOTICE)} - {None}
     ready = any(each["status"] == "True" for each in node["status"]["conditions"])
     found = {"deleting": "deletionTimestamp" in meta, "not ready": not ready}
     return taints | notice | {name for name, holds in found.items() if holds}

@@ -36,6 +36,8 @@ from spottrain_operator.cluster.client import (
 )
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.events import EventRecorder
+from spottrain_operator.cluster.isolation import network_policy
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.pods import ANNOTATION_POOL, JobRef, build_pod
 from spottrain_operator.cluster.watch_client import KubernetesWatch
@@ -128,7 +130,8 @@ async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         if not watched:
             yield made
             return
-        made.cluster = cluster = WatchedCluster(made.direct, made.watches, lambda _kind, _change: None)
+        watches = KopfWatch(made.watches) if where == "real" else made.watches
+        made.cluster = cluster = WatchedCluster(made.direct, watches, lambda _kind, _change: None)
         synced = asyncio.Event()
         following = asyncio.create_task(cluster.follow(synced))
         await synced.wait()
@@ -224,6 +227,12 @@ async def test_a_status_of_a_job_that_is_gone_conflicts(setup: Setup, job: Manif
     await setup.cluster.delete_job(JobKey(namespace=setup.namespace, name="gpt"), uid=job["metadata"]["uid"])
     with pytest.raises(ConflictError):
         await setup.cluster.replace_job_status(job | {"status": {"phase": "Failed"}})
+
+
+async def test_a_network_policy_is_created_once(setup: Setup, job: Manifest) -> None:
+    await setup.direct.create_network_policy(network_policy(job))
+    with pytest.raises(AlreadyExistsError):
+        await setup.direct.create_network_policy(network_policy(job))
 
 
 async def test_pods_are_created_once_and_found_by_label(setup: Setup, job: Manifest) -> None:
@@ -330,6 +339,15 @@ async def test_a_bound_token_speaks_for_its_pod_and_only_to_its_audience(setup: 
     )
     assert await setup.direct.review_token(token, audience="someone-else") is None
     assert await setup.direct.review_token("nonsense", audience=TOKEN_AUDIENCE) is None
+
+
+async def test_a_job_that_others_delete_is_gone(setup: Setup, job: Manifest) -> None:
+    key = JobKey(namespace=setup.namespace, name="gpt")
+    await setup.direct.delete_job(key, uid=job["metadata"]["uid"])
+    async with asyncio.timeout(20):
+        while await setup.cluster.get_job(key) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert job["metadata"]["uid"] not in [each["metadata"]["uid"] for each in await setup.cluster.list_jobs()]
 
 
 async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> list[tuple[str, bool]]:

@@ -118,6 +118,8 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
         lose_their_nodes([old, new], "under this operator")
 
         for job in (old, new):
+            (job.folder / "over").touch()
+        for job in (old, new):
             status = job.finish()
             assert [each.redone for each in job.evidence] == [0, 0]
             assert (status.failures, status.preemptions, job.audit().num_redone) == (0, 2, 0)

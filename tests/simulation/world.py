@@ -64,6 +64,7 @@ class World:
             status=TrainingJobStatus(),
         )
         self.num_nodes = 0
+        self.back_up()
 
     # --- what a test does to the world -------------------------------------------------------------------
 
@@ -132,6 +133,20 @@ class World:
         if "image" in changes:
             self.template_hash = f"t-{changes['image']}"
         self._replace_job(spec=self.spec, metadata_generation=self.job.metadata_generation + 1)
+
+    def back_up(self) -> None:
+        """Back up etcd: the job's status, and which pods there are."""
+        self.backup = (self.status, self.time)
+
+    def restore_backup(self) -> None:
+        """Restore etcd: the status goes back, pods since then are unknown, and so their kubelets end them.
+
+        The operator begins anew.
+        """
+        status, taken = self.backup
+        self._replace_job(status=status)
+        self.pods = {uid: pod for uid, pod in self.pods.items() if pod.created <= taken}
+        self.stop_operator(2.0)
 
     def stop_operator(self, seconds: float) -> None:
         self.operator_up = False

@@ -33,8 +33,8 @@ def test_a_value_without_an_entry_is_named() -> None:
 
 def test_an_entry_without_a_value_is_named() -> None:
     schema = json.loads(chart_schema.FILE.read_text())
-    schema["properties"]["image"]["properties"]["digest"] = {"type": "string"}
-    with pytest.raises(chart_schema.SchemaMismatchError, match=r"values.yaml has no image\.digest: add it"):
+    schema["properties"]["image"]["properties"]["platform"] = {"type": "string"}
+    with pytest.raises(chart_schema.SchemaMismatchError, match=r"values.yaml has no image\.platform: add it"):
         chart_schema.completed(schema, chart.FILE.read_text())
 
 
@@ -89,6 +89,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
         ("image.tag=1", "at '/image/tag': got number, want string"),
         ("image.tag=team/a", 'image.tag: "team/a" is not a tag. Write what follows the colon, such as 0.1.0'),
+        ("image.digest=0.1.0", 'image.digest: "0.1.0" is not a digest. Write what the registry printed'),
         ("image.repository=r/x:1", 'image.repository: "r/x:1" is not the name of an image. Write it in lower case'),
         ("image.repository=", 'image.repository: "" is not the name of an image.'),
         ("nodeSelector.pool=true", "at '/nodeSelector/pool': got boolean, want string"),

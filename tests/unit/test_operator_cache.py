@@ -29,12 +29,13 @@ def bookmark(version: int) -> WatchEvent:
 class Kept:
     """A cache, and what it has told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
         self.changes: list[Change] = []
         self.cache = ObjectCache(
             trim=lambda item: {key: value for key, value in item.items() if key != "noise"},
             index=lambda item: [("node", item["node"])] if "node" in item else [],
             on_change=self.changes.append,
+            ordered=ordered,
         )
 
     @property
@@ -198,3 +199,22 @@ def test_in_any_order_the_newest_wins(seed: int) -> None:
             race.chance.choice([race.show_answer, race.show_list, race.show_event])()
             race.newest = max(race.newest, race.position)
             assert race.kept.version == (race.newest if race.lives[race.newest] else None), race.lives
+
+
+def test_without_an_order_a_later_event_of_another_object_hides_no_own_write() -> None:
+    kept = Kept(ordered=False)
+    kept.cache.take(shown(5, phase="Pending"))
+    kept.cache.take(shown(10, name="gpt-2", uid="u2"))
+    kept.cache.written(pod(9, phase="Running"))
+    assert kept.version == 9
+
+
+def test_without_an_order_a_late_answer_does_not_bring_a_deleted_object_back() -> None:
+    kept = Kept(ordered=False)
+    kept.cache.take(shown(5))
+    kept.cache.take(shown(8, deleted=True))
+    kept.cache.written(pod(7))
+    kept.cache.written(pod(9))
+    assert kept.version is None
+    kept.cache.take(shown(11, uid="u2"))
+    assert kept.version == 11, "another object of that name"

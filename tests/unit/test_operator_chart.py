@@ -279,3 +279,28 @@ def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
 
 def env_of(container: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in container["env"]}
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+def test_the_operator_may_create_network_policies_only_if_it_does(
+    isolates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render("--set", f"jobs.networkPolicies={str(isolates).lower()}")
+    roles = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ClusterRole"}
+    rules = roles["spottrain-operator"]["rules"]
+    granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
+    assert granted == ([["create"]] if isolates else [])
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    assert main.make_context("operator", []).params["network_policies"] is isolates
+
+
+def test_an_image_that_is_named_by_digest_has_it_everywhere() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    specs = [each.get("spec", {}) for each in render("--set", f"image.digest={digest}")]
+    pods = [spec.get("template", {}).get("spec", spec) for spec in specs]
+    images = {container["image"] for pod in pods for container in pod.get("containers", [])}
+    assert {image.partition("@")[2] for image in images} == {digest}
+    assert all(image.startswith("spottrain-operator:") for image in images)

@@ -22,6 +22,8 @@ from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
+    REPORT_SECONDS,
+    REPORT_SECONDS_HEADER,
     TOKEN_AUDIENCE,
     AgentPhase,
     AgentReport,
@@ -31,11 +33,16 @@ from spottrain_api.contract import (
     DrainRequest,
     Failure,
     FailureReason,
+    Notice,
     Progress,
     clock_offset,
 )
 from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
-from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox, matters
+from spottrain_operator.control_api.agents import (
+    DEAD_BEFORE_CLOSED_SECONDS,
+    AssignmentBoard,
+    ReportBox,
+)
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.control_api.server import REFUSALS_BURST, ControlApi
@@ -72,7 +79,7 @@ class Setup:
     board: AssignmentBoard
     reports: ReportBox
     reviewer: Reviewer
-    woken: list[JobKey] = field(default_factory=list)
+    woken: list[tuple[JobKey, bool]] = field(default_factory=list)
     ready: bool = True
     clock: float = 0.0
 
@@ -83,9 +90,11 @@ async def setup() -> AsyncIterator[Setup]:
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = POD
     reviewer = Reviewer(cluster)
     board = AssignmentBoard()
-    woken: list[JobKey] = []
+    woken: list[tuple[JobKey, bool]] = []
     result: Setup
-    reports = ReportBox(lambda job, urgent: woken.append(job), clock=lambda: result.clock, now=lambda: NOW)
+    reports = ReportBox(
+        lambda job, urgent: woken.append((job, urgent)), now=lambda: NOW + timedelta(seconds=result.clock)
+    )
     reports.keep(JOB, frozenset({POD.uid}))
     api = ControlApi(
         reviewer=reviewer,
@@ -211,7 +220,7 @@ async def test_a_report_is_kept_under_the_reviewed_uid_and_wakes_the_job(setup: 
     answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
     assert answer.status == 204
     assert setup.reports.of(frozenset({POD.uid}))[POD.uid].report == report()
-    assert setup.woken == [JOB]
+    assert setup.woken == [(JOB, False)]
 
 
 async def test_a_report_about_another_pod_is_forbidden(setup: Setup) -> None:
@@ -284,14 +293,67 @@ async def test_a_token_that_cannot_be_checked_is_no_refusal(setup: Setup) -> Non
     assert answer.headers["Retry-After"] == "1"
 
 
-async def test_progress_alone_wakes_at_a_bounded_rate(setup: Setup) -> None:
-    def at_step(step: int) -> AgentReport:
-        return report(progress=Progress(generation=1, step=step, first_step_at=NOW, updated_at=NOW))
+async def test_progress_alone_wakes_nobody(setup: Setup) -> None:
+    for step in range(50):
+        progress = Progress(generation=1, step=step, first_step_at=NOW, updated_at=NOW, step_seconds=0.5)
+        setup.reports.put(POD, report(progress=progress, step_age_seconds=0.1 * (step % 20)))
+    assert setup.woken == [(JOB, False)], "the first one was news"
 
-    for tenth in range(51):
-        setup.clock = tenth / 10
-        setup.reports.put(POD, at_step(tenth))
-    assert len(setup.woken) == 3  # at 0, 2 and 4 seconds
+
+async def test_a_notice_is_urgent(setup: Setup) -> None:
+    notice = Notice(id="n", node="node-1", source="ec2", deadline=NOW, observed_at=NOW)
+    setup.reports.put(POD, report())
+    setup.reports.put(POD, report(notices=(notice,)))
+    setup.reports.put(POD, report(notices=(notice,), warm=True))
+    assert [urgent for _, urgent in setup.woken] == [False, True, False]
+
+
+def contact(setup: Setup) -> float:
+    """Seconds since the agent was last known to be there."""
+    [view] = setup.reports.of(frozenset({POD.uid})).values()
+    return setup.clock - (view.last_contact - NOW).total_seconds()
+
+
+async def test_an_agent_is_there_as_long_as_it_holds_a_poll(setup: Setup) -> None:
+    setup.board.publish(JOB, {POD.uid: WAIT})
+    setup.reports.put(POD, report())
+    poll = f"/v1/assignment?wait=60&after={WAIT.revision}"
+    polling = asyncio.create_task(setup.client.get(poll, headers=AUTHORIZED))
+    await num_waiting(setup.board, 1)
+    setup.clock = 100.0
+    assert contact(setup) == 0.0
+    polling.cancel()
+    async with asyncio.timeout(5):
+        while setup.board.num_waiting:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+    assert setup.woken[-1] == (JOB, True), "it may be lost"
+    assert contact(setup) == DEAD_BEFORE_CLOSED_SECONDS
+    setup.clock = 103.0
+    assert contact(setup) == 3.0 + DEAD_BEFORE_CLOSED_SECONDS
+    setup.reports.put(POD, report())
+    assert contact(setup) == 0.0
+
+
+async def test_a_poll_that_was_answered_is_no_loss(setup: Setup) -> None:
+    setup.board.publish(JOB, {POD.uid: WAIT})
+    setup.reports.put(POD, report())
+    setup.clock = 7.0
+    answer = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
+    assert answer.status == 200
+    assert contact(setup) == 0.0
+    assert setup.woken == [(JOB, False)]
+
+
+@pytest.mark.parametrize(("wait", "status"), [("0", 204), ("0.01", 204), ("soon", 400)])
+async def test_a_poll_is_held_for_as_long_as_the_agent_asks(setup: Setup, wait: str, status: int) -> None:
+    setup.board.publish(JOB, {POD.uid: WAIT})
+    answer = await setup.client.get(f"/v1/assignment?after={WAIT.revision}&wait={wait}", headers=AUTHORIZED)
+    assert answer.status == status
+
+
+async def test_agents_are_told_how_seldom_they_may_report(setup: Setup) -> None:
+    answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
+    assert float(answer.headers[REPORT_SECONDS_HEADER]) == REPORT_SECONDS
 
 
 COMMIT = CommitRef(generation=1, step=5, manifest="m", committed_at=NOW)
@@ -305,13 +367,14 @@ COMMIT = CommitRef(generation=1, step=5, manifest="m", committed_at=NOW)
         ({"commit": COMMIT}, True),
         ({"rendezvous_port": 4321}, True),
         ({"progress": TRAINING | {"first_step_at": NOW}}, True),
-        ({"progress": TRAINING}, False),
+        ({"progress": TRAINING | {"step": 2}}, False),
         ({"sent_at": datetime(2027, 1, 1, tzinfo=UTC)}, False),
     ],
     ids=["phase", "warm", "commit", "port", "first step", "another step", "nothing"],
 )
 def test_what_matters(changes: dict[str, object], decisive: bool) -> None:
-    assert matters(report(), report(**changes)) is decisive
+    before = {"progress": TRAINING}
+    assert (report(**before).news != report(**(before | changes)).news) is decisive
 
 
 async def test_metrics_are_served_to_anyone_on_a_port_of_their_own(setup: Setup) -> None:

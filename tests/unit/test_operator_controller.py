@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.controller import BACKOFF_MAX_SECONDS, Controller, PassResult, Priority, backoff_seconds
@@ -27,6 +28,7 @@ class Passes:
 
     def __init__(self) -> None:
         self.made: list[JobKey] = []
+        self.made_at: list[float] = []
         self.running: list[JobKey] = []
         self.most_at_once = 0
         self.gate = asyncio.Event()
@@ -41,6 +43,7 @@ class Passes:
         try:
             await self.gate.wait()
             self.made.append(key)
+            self.made_at.append(asyncio.get_running_loop().time())
             if self.errors.get(key):
                 raise self.errors[key].pop(0)
             return self.results.get(key, PassResult())
@@ -94,6 +97,19 @@ async def test_a_failing_job_is_tried_again_and_disturbs_no_other() -> None:
     controller.wake(B)
     await until(lambda: passes.made.count(B) == 1)
     await until(lambda: passes.made.count(A) == 4)
+    await controller.stop()
+
+
+async def test_a_refusal_for_now_costs_the_wait_that_the_api_server_asks_for() -> None:
+    """And no growing pause after many of them."""
+    passes = Passes()
+    passes.errors[A] = [*[ClusterError("down")] * 2, *[ClusterError("too many requests", retry_after=0.6)] * 2]
+    controller = Controller(passes)
+    controller.wake(A)
+    await until(lambda: len(passes.made) == 5)
+    pauses = [after - before for before, after in pairwise(passes.made_at)]
+    assert min(pauses[2:]) >= 0.6, pauses
+    assert not passes.errors[A]
     await controller.stop()
 
 

@@ -89,6 +89,28 @@ def test_shared_memory_is_limited(resources: Any, size: str | None, expected: di
     assert memory["emptyDir"] == {"medium": "Memory"} | expected
 
 
+AT_TMP = {"volumes": [{"name": "own", "emptyDir": {}}], "volumeMounts": [{"name": "own", "mountPath": "/tmp"}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "at_tmp"),
+    [
+        ({}, []),
+        ({"readOnlyRootFilesystem": True}, ["spottrain-tmp"]),
+        ({"readOnlyRootFilesystem": True, **AT_TMP}, ["own"]),
+    ],
+    ids=["by default", "read-only", "a volume of the job's own"],
+)
+def test_a_read_only_image_has_a_folder_of_the_pod_at_tmp(template: dict[str, Any], at_tmp: list[str]) -> None:
+    manifest = pod(template)
+    container = trainer(manifest)
+    expected = RESTRICTED | ({"readOnlyRootFilesystem": True} if template else {})
+    assert container["securityContext"] == expected
+    assert [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"] == at_tmp
+    volumes = [each["name"] for each in manifest["spec"]["volumes"]]
+    assert [name for name in volumes if name in ("own", "spottrain-tmp")] == at_tmp
+
+
 BESIDE = {
     "volumes": [{"name": "data", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}],
     "sidecars": [{"name": "logs", "image": "logs:1", "args": ["--follow"]}],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import ANNOTATION_NOTICE, LABEL_JOB, TAINT_PREEMPTION
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import JobKey, Kind, Manifest
 from spottrain_operator.cluster.trimmed import trimmed_node, trimmed_pod
@@ -72,6 +72,12 @@ NODES = {
     "tainted for something else": (node(), node(taints=("nvidia.com/gpu",)), NORMAL),
     "being deleted": (node(), node(deletionTimestamp="2026-01-01T00:00:00Z"), URGENT),
     "relabelled": (node(), node(labels={"a": "1"}), NORMAL),
+    "watched": (node(), node(annotations={ANNOTATION_WATCHER: "mark"}), NORMAL),
+    "watched by another": (
+        node(annotations={ANNOTATION_WATCHER: "mark"}),
+        node(annotations={ANNOTATION_WATCHER: "another"}),
+        NORMAL,
+    ),
 }
 
 

@@ -269,3 +269,34 @@ def test_a_commit_that_an_earlier_job_left_is_not_fenced_out() -> None:
     world.trainings.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
     world.run_until_finished(300)
     assert_ended_well(world)
+
+
+@settings(max_examples=6, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10**6), moments=st.tuples(st.floats(1, 120), st.floats(0.5, 60)))
+def test_a_status_that_goes_back_costs_no_commit(seed: int, moments: tuple[float, float]) -> None:
+    """etcd is restored from a backup. Agents and commits know of later generations."""
+    world = world_of(seed)
+    rng = random.Random(seed)
+    backed_up, age = moments
+    disturb_until(world, rng, backed_up)
+    world.back_up()
+    disturb_until(world, rng, backed_up + age)
+    newest, head = max(world.trainings.of, default=0), world.trainings.head
+    world.restore_backup()
+    world.run_until_finished(1500)
+    assert_ended_well(world)
+    assert world.status.failures == 0, world.story()
+    later = [number for number in world.trainings.of if number > newest]
+    assert world.trainings.head is not None
+    assert world.trainings.head.generation in (newest, *later), world.story()
+    assert head is None or (head.generation, head.step) <= (
+        world.trainings.head.generation,
+        world.trainings.head.step,
+    )
+
+
+def disturb_until(world: World, rng: random.Random, moment: float) -> None:
+    while world.time < moment and world.status.phase is not Phase.SUCCEEDED:
+        world.run(min(rng.uniform(5, 30), moment - world.time))
+        disturb_once(world, rng, rng.choice(NOTICES))
+        world.add_node(SPOT)

@@ -41,6 +41,7 @@ from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
@@ -62,7 +63,8 @@ from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
 
-REPORT_INTERVAL_SECONDS = 1.0
+# How often the agent looks for news of which nothing tells it.
+LOOK_SECONDS = 1.0
 OBSERVE_INTERVAL_SECONDS = 0.05
 # After its ranks have succeeded, torchrun waits at its exit barrier for the other members, which may still need the
 # rendezvous store. The next assignment ends that wait.
@@ -111,6 +113,7 @@ class Agent:
         self._notices: NoticeClient | None = None
         self._operators_version = 0
         self._news = asyncio.Event()
+        self._rhythm = ReportRhythm()
         self._leave = asyncio.Event()
 
     async def run(self) -> int:
@@ -131,7 +134,7 @@ class Agent:
             loops = [
                 self._zygote.run(),
                 self._replicas.run(),
-                control.follow_assignments(self._on_assignment),
+                control.follow_assignments(self._on_assignment, self._on_lost_contact),
                 self._report_forever(control),
                 self._observe_forever(),
             ]
@@ -170,6 +173,10 @@ class Agent:
         if self._notices is not None:
             self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
         self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _on_lost_contact(self) -> None:
+        self._rhythm.lose_contact()
+        self._report_soon()
 
     def _on_notices(self, notices: NoticeList) -> None:
         ours = f"{POD_NOTICE_PREFIX}{self._settings.pod_uid}"
@@ -322,9 +329,14 @@ class Agent:
     async def _report_forever(self, control: ControlClient) -> None:
         while True:
             self._news.clear()
-            await control.send_report(self._report())
+            report = self._report()
+            if self._rhythm.is_due(report, time.monotonic()):
+                if await control.send_report(report):
+                    self._rhythm.sent(report, time.monotonic(), control.report_seconds)
+                else:
+                    self._rhythm.lose_contact()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_INTERVAL_SECONDS)
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
     def _report(self) -> AgentReport:
         state = self._state

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from spottrain_agent.control_address import ControlAddress, ControlEndpoint
 from spottrain_api.contract import (
-    LONG_POLL_SECONDS,
+    MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
+    REPORT_SECONDS_HEADER,
     AgentReport,
     Assignment,
     clock_offset,
@@ -26,8 +27,10 @@ from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
 
-POLL_TIMEOUT = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + 10, sock_connect=2)
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=2)
 REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
+# Longest pause between reports to an operator that names none.
+OLDER_REPORT_SECONDS = 1.0
 MIN_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
 # How soon an outage is reported again, doubling up to an hour.
@@ -112,6 +115,7 @@ class ControlClient:
     """Talks to the operator.
 
     It reads the projected token and the operator's address for each request, because the kubelet renews them.
+    `report_seconds` is the longest pause between reports that the operator allows.
     """
 
     def __init__(
@@ -136,19 +140,25 @@ class ControlClient:
         self._address = ControlAddress(url, folder)
         self._token_file = token_file
         self._outage = Outage(url, clock)
+        self._unreachable = asyncio.Event()
+        self.report_seconds = OLDER_REPORT_SECONDS
 
-    async def follow_assignments(self, on_assignment: Callable[[Assignment], None]) -> None:
+    async def follow_assignments(
+        self, on_assignment: Callable[[Assignment], None], on_lost_contact: Callable[[], None] = lambda: None
+    ) -> None:
         """Pass on each new assignment, until cancelled.
 
-        Errors are only logged, because training continues.
+        Errors are only logged, because training continues. `on_lost_contact` is called after each: another operator
+        may answer next, which knows nothing of this agent.
         """
         revision = ""
         back_off = BackOff()
         while True:
             try:
-                assignment, offset = await self._poll_assignment(revision)
+                assignment, offset = await self._poll_while_reachable(revision)
             except TRANSIENT_ERRORS as error:
                 self._outage.failed(PATH_ASSIGNMENT, error)
+                on_lost_contact()
                 await back_off.wait()
                 continue
             self._outage.succeeded(PATH_ASSIGNMENT)
@@ -177,21 +187,38 @@ class ControlClient:
                 ssl=endpoint.trust,
             ) as response:
                 await _require_success(response)
+                self.report_seconds = _seconds(response.headers.get(REPORT_SECONDS_HEADER))
         except TRANSIENT_ERRORS as error:
             self._outage.failed(PATH_REPORT, error)
+            self._unreachable.set()
             return False
         self._outage.succeeded(PATH_REPORT)
         return True
+
+    async def _poll_while_reachable(self, revision: str) -> tuple[Assignment | None, timedelta]:
+        """Poll until a report fails: the operator that holds the poll may have lost its node without a word."""
+        self._unreachable.clear()
+        poll = asyncio.create_task(self._poll_assignment(revision))
+        unreachable = asyncio.create_task(self._unreachable.wait())
+        try:
+            await asyncio.wait({poll, unreachable}, return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                return poll.result()
+            raise aiohttp.ClientConnectionError("a report has failed, so the poll is repeated")
+        finally:
+            poll.cancel()
+            unreachable.cancel()
 
     async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
         """The new assignment, if there is one, and the clock's lead.
 
         The lead is how far this clock is ahead of the operator's.
         """
+        query = {"after": revision, "wait": f"{MAX_LONG_POLL_SECONDS:g}"}
         endpoint = self._endpoint()
         async with self._session.get(
             endpoint.url + PATH_ASSIGNMENT,
-            params={"after": revision},
+            params=query,
             headers=self._headers(),
             timeout=POLL_TIMEOUT,
             ssl=endpoint.trust,
@@ -209,3 +236,12 @@ class ControlClient:
         if self._token_file is None:
             return {}
         return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+
+
+def _seconds(header: str | None) -> float:
+    """The pause between reports that an answer names."""
+    try:
+        seconds = float(header or OLDER_REPORT_SECONDS)
+    except ValueError:
+        return OLDER_REPORT_SECONDS
+    return seconds if seconds > 0 else OLDER_REPORT_SECONDS

@@ -115,7 +115,7 @@ class AgentPhase(StrEnum):
 
 
 class AgentReport(PeerMessage):
-    """An agent's whole current state, sent on every change and every second.
+    """An agent's whole current state: sent at once if its `news` change, and otherwise now and then.
 
     - generation: 0 until the agent has run one.
     - warm: whether the interpreter is ready, with torch imported, to start a generation at once.
@@ -142,3 +142,30 @@ class AgentReport(PeerMessage):
     held: tuple[HeldShards, ...] = ()
     watch: NodeWatch | None = None
     sent_at: datetime
+
+    @property
+    def stalled(self) -> bool:
+        """Whether steps that came no longer come, or none has come yet."""
+        usual = self.progress.step_seconds if self.progress is not None else None
+        age = self.step_age_seconds
+        return age is not None and age > max(STALLED_SECONDS, STALLED_STEPS * (usual or 0.0))
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What the operator decides by, and is told at once. All else, such as the step, can wait."""
+        progress = self.progress
+        told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
+        return (
+            *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
+            *(self.commit, self.failure, self.notices, self.stalled),
+            *(told, self.watch.state if self.watch is not None else None),
+        )
+
+
+# Steps that take longer than this, and than several others, are news.
+STALLED_SECONDS = 5.0
+STALLED_STEPS = 5.0
+_NEWS_OF_PROGRESS = {
+    *("generation", "phase", "first_step_at", "commit", "checkpoint_failure", "drain_seen_at"),
+    *("skipped_steps", "rollbacks", "message", "strategy"),
+}

@@ -53,6 +53,11 @@ HEALTH_PORT = 8081
 METRICS_PORT = 9402
 WATCHER_PORT = 9401
 LONG_POLL_SECONDS = 25.0
+# Agents ask for longer polls with `?wait=`, in seconds, and older operators ignore that.
+MAX_LONG_POLL_SECONDS = 240.0
+# Header of the answer to a report: how often an agent has to report while it has no news. Without it, every second.
+REPORT_SECONDS_HEADER = "Spottrain-Report-Seconds"
+REPORT_SECONDS = 30.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"

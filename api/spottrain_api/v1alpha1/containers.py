@@ -19,6 +19,7 @@ OWN_PREFIX = "spottrain-"
 RUN_DIR = "/run/spottrain"
 TOKEN_DIR = "/var/run/secrets/spottrain"
 SHM_DIR = "/dev/shm"
+TMP_DIR = "/tmp"
 
 # A name in a list of a pod: a DNS label.
 Name = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]

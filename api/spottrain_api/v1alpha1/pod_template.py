@@ -12,7 +12,7 @@ from pydantic import Field
 
 from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
-from spottrain_api.v1alpha1.containers import OWN_PREFIX, Container, Name, VolumeMount
+from spottrain_api.v1alpha1.containers import OWN_PREFIX, RUN_DIR, Container, Name, VolumeMount
 from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
@@ -262,6 +262,13 @@ class PodTemplate(Resource):
         tuple[VolumeMount, ...],
         Field(max_length=32, description="Mounts of the volumes in the trainer's container of each pod."),
     ] = ()
+    read_only_root_filesystem: Annotated[
+        bool,
+        Field(
+            description="Whether the trainer's container can't write to its image's file system. /tmp and "
+            f"{RUN_DIR}, its home, are then folders of the pod, and volumes stay as they are."
+        ),
+    ] = False
     shm_size: Annotated[
         PositiveQuantity | None,
         Field(

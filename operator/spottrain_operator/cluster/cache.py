@@ -15,6 +15,9 @@ from spottrain_operator.cluster.client import Listing, Manifest, WatchEvent
 
 Key = tuple[str, str]
 """Namespace and name. The namespace of a node is empty."""
+# An answer comes within seconds of its write.
+MAX_GONE = 1000
+
 Index = tuple[str, ...]
 """What an object is found by, such as ("node", "node-7")."""
 
@@ -47,6 +50,7 @@ class ObjectCache:
         trim: Copies of an object the part to keep. Without a change in it, nobody is told.
         index: What else than its name the trimmed object is found by.
         on_change: Told about each change, after it.
+        ordered: Whether the watch shows changes in the order of their versions, or in order for each object alone.
     """
 
     def __init__(
@@ -55,10 +59,12 @@ class ObjectCache:
         trim: Callable[[Manifest], Manifest],
         index: Callable[[Manifest], Iterable[Index]] = lambda _: (),
         on_change: Callable[[Change], None] = lambda _: None,
+        ordered: bool = True,
     ) -> None:
         self.trim = trim
         self._index = index
         self._on_change = on_change
+        self._ordered = ordered
         self._kept: dict[Key, _Kept] = {}
         self._by_index: dict[Index, set[Key]] = {}
         # Objects that are gone, as this process knows before its watch does: their last version here, and their uid,
@@ -107,7 +113,7 @@ class ObjectCache:
         if event.object is not None:
             if event.deleted:
                 self._remove(_key(event.object), event.version)
-                self._forget_gone(_key(event.object), event.object["metadata"]["uid"])
+                self._note_deletion(_key(event.object), event.version, _uid(event.object))
             else:
                 self._put(event.object)
         self._shown = max(self._shown, event.version)
@@ -120,7 +126,7 @@ class ObjectCache:
         `tell` False: nobody is told about the change. If the watch has come this far, it has shown that, and perhaps
         more.
         """
-        if _version(answer) > self._shown:
+        if not self._ordered or _version(answer) > self._shown:
             self._put(answer, tell=tell)
 
     def deleted(self, key: Key, uid: str) -> None:
@@ -161,8 +167,14 @@ class ObjectCache:
             self._move(key, old, None)
             self._on_change(Change(before=old.object(), after=None))
 
-    def _forget_gone(self, key: Key, uid: str) -> None:
-        if self._gone.get(key, (0, ""))[1] == uid:
+    def _note_deletion(self, key: Key, version: int, uid: str) -> None:
+        """Forget an object that is gone. If versions prove nothing, an answer to a write may still come."""
+        if not self._ordered:
+            self._gone.pop(key, None)
+            self._gone[key] = (version, uid)
+            for oldest in list(self._gone)[:-MAX_GONE]:
+                del self._gone[oldest]
+        elif self._gone.get(key, (0, ""))[1] == uid:
             del self._gone[key]
 
     def _move(self, key: Key, old: _Kept | None, new: _Kept | None) -> None:

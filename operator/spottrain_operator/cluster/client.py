@@ -15,7 +15,22 @@ Manifest = dict[str, Any]
 
 
 class ClusterError(Exception):
-    """The API server failed or could not be reached. A later attempt may succeed."""
+    """The API server failed or could not be reached. A later attempt may succeed.
+
+    `retry_after` is the number of seconds that the API server asks to wait, if it does.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After, which the API server sends with 429 and at times with 503."""
+    try:
+        return max(0.0, float(headers.get("Retry-After", "")))
+    except ValueError:
+        return None
 
 
 class ConflictError(ClusterError):
@@ -250,6 +265,19 @@ class SecretClient(Protocol):
 
         Raises:
             ConflictError: Another writer was faster.
+        """
+        ...
+
+
+class NetworkPolicyClient(Protocol):
+    """The NetworkPolicies that the operator creates beside its jobs."""
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        """Create a NetworkPolicy.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            RefusedError: The operator may not do that.
         """
         ...
 

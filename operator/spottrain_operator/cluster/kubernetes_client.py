@@ -30,6 +30,7 @@ from spottrain_operator.cluster.client import (
     JobKey,
     Manifest,
     PodIdentity,
+    retry_after,
 )
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
@@ -98,6 +99,7 @@ class KubernetesCluster:
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
+        self._networking = k8s.NetworkingV1Api(client)
         self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
         self._limiter = RequestLimiter(limits)
         self._review_limiter = RequestLimiter(limits)
@@ -220,6 +222,9 @@ class KubernetesCluster:
         create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
         return await self._write(secret, create, replace, self._send)
 
+    async def create_network_policy(self, policy: Manifest) -> None:
+        await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)
+
     async def read_history(self, key: JobKey) -> Manifest | None:
         get = self._custom.get_namespaced_custom_object
         return await _found(self._call(get, GROUP, VERSION, key.namespace, HISTORY_PLURAL, key.name))
@@ -280,7 +285,9 @@ def translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    return ClusterError(f"the API server answered {error.status}: {sentence}")
+    return ClusterError(
+        f"the API server answered {error.status}: {sentence}", retry_after=retry_after(error.headers or {})
+    )
 
 
 def _happened_at(event: Manifest) -> str:

@@ -29,8 +29,8 @@ def urgently() -> Iterator[None]:
 class ClientLimits:
     """Requests a second on average, and at once after a pause."""
 
-    qps: float = 50.0
-    burst: int = 100
+    qps: float = 100.0
+    burst: int = 600
 
 
 DEFAULT_LIMITS = ClientLimits()

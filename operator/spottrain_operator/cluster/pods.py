@@ -29,7 +29,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import PodTemplate, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.containers import beside, trainer
+from spottrain_operator.cluster.containers import beside, needs_tmp, trainer
 from spottrain_operator.cluster.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.cluster.networks import preset_of
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, affinity, tolerations
@@ -182,6 +182,7 @@ def _volumes(spec: TrainingJobSpec) -> list[Manifest]:
         {"name": "spottrain-token", "projected": {"sources": [token, CONTROL_FILES]}},
         # Data loaders and NCCL need more shared memory than the 64 MB of container runtimes.
         {"name": "spottrain-shm", "emptyDir": _shared_memory(spec)},
+        *([{"name": "spottrain-tmp", "emptyDir": {}}] if needs_tmp(spec.pod_template) else []),
         *(preset.volumes if preset is not None else ()),
         *(volume.to_dict() for volume in spec.pod_template.volumes),
     ]

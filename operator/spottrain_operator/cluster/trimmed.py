@@ -13,6 +13,7 @@ from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     ANNOTATION_NOTICE,
+    ANNOTATION_WATCHER,
     LABEL_JOB,
     LABEL_JOB_UID,
     accepted_taints,
@@ -35,6 +36,7 @@ _POD_METADATA = (
 )
 _POD_STATUS = ("phase", "reason", "podIP", "conditions")
 _CONTAINER_STATUS = ("name", "ready", "state")
+_NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
 _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
 
 
@@ -62,14 +64,14 @@ def trimmed_pod(pod: Manifest) -> Manifest:
 
 def trimmed_node(node: Manifest) -> Manifest:
     meta = node["metadata"]
-    notice = _only(meta.get("annotations") or {}, (ANNOTATION_NOTICE,))
+    annotations = _only(meta.get("annotations") or {}, _NODE_ANNOTATIONS)
     ready = [
         _only(each, ("type", "status"))
         for each in node.get("status", {}).get("conditions") or ()
         if each["type"] == "Ready"
     ]
     return {
-        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": notice} if notice else {}),
+        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": annotations} if annotations else {}),
         "spec": {"taints": [_only(taint, ("key", "effect")) for taint in accepted_taints(node)]},
         "status": {"conditions": ready},
     }

@@ -1,8 +1,8 @@
 """Lists and watches of a real API server, for the caches.
 
 The informers of the Kubernetes client turn each object into a model, of which ten thousand don't fit, have no
-timeouts, and know nothing of own writes. kopf's watches select nothing on the server. So this asks for JSON, and
-reads it line by line.
+timeouts, and know nothing of own writes. kopf's watches, which show the jobs, select nothing on the server. So this
+asks for JSON, and reads it line by line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ import aiohttp
 import kubernetes.client as k8s
 
 from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
-from spottrain_operator.cluster.client import ClusterError, ExpiredError, Kind, Listing, Manifest, WatchEvent
+from spottrain_operator.cluster.client import (
+    ClusterError,
+    ExpiredError,
+    Kind,
+    Listing,
+    Manifest,
+    WatchEvent,
+    retry_after,
+)
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0
@@ -101,7 +109,7 @@ class KubernetesWatch:
                 server_hostname=self._configuration.tls_server_name or None,
             ) as response:
                 if response.status >= 400:
-                    raise _refused(response.status, await response.text())
+                    raise _refused(response, await response.text())
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ClusterError(f"the API server can't be reached: {error or type(error).__name__}") from error
@@ -127,17 +135,18 @@ def _event(line: Manifest) -> WatchEvent:
     return WatchEvent(object=None if kind == "BOOKMARK" else found, version=version, deleted=kind == "DELETED")
 
 
-def _refused(status: int, text: str) -> ClusterError:
+def _refused(response: aiohttp.ClientResponse, text: str) -> ClusterError:
+    wait = retry_after(response.headers)
     try:
-        return _error(status, str(json.loads(text)["message"]))
+        return _error(response.status, str(json.loads(text)["message"]), wait)
     except (ValueError, KeyError, TypeError):
-        return _error(status, text[:500])
+        return _error(response.status, text[:500], wait)
 
 
-def _error(status: int, sentence: str) -> ClusterError:
+def _error(status: int, sentence: str, wait: float | None = None) -> ClusterError:
     if status == _GONE:
         return ExpiredError(sentence)
-    return ClusterError(f"the API server answered {status}: {sentence}")
+    return ClusterError(f"the API server answered {status}: {sentence}", retry_after=wait)
 
 
 def _headers(configuration: k8s.Configuration) -> dict[str, str]:

@@ -55,7 +55,8 @@ class WatchedCluster:
         def tell(kind: Kind) -> Callable[[Change], None]:
             return lambda change: on_change(kind, change)
 
-        self._jobs = ObjectCache(trim=trimmed_job, on_change=tell(Kind.JOBS))
+        # kopf has a queue for each job.
+        self._jobs = ObjectCache(trim=trimmed_job, on_change=tell(Kind.JOBS), ordered=False)
         self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=tell(Kind.PODS))
         self._nodes = ObjectCache(trim=trimmed_node, on_change=tell(Kind.NODES))
         self._unsure_jobs: set[JobKey] = set()
@@ -93,9 +94,11 @@ class WatchedCluster:
         if key not in self._unsure_jobs:
             return self._jobs.get((key.namespace, key.name))
         job = await self._cluster.get_job(key)
-        if job is not None:  # otherwise the watch shows soon that it is gone
-            self._unsure_jobs.discard(key)
+        self._unsure_jobs.discard(key)
+        if job is not None:
             self._jobs.written(job, tell=False)
+        elif (known := self._jobs.get((key.namespace, key.name))) is not None:
+            self._jobs.deleted((key.namespace, key.name), known["metadata"]["uid"])
         return job
 
     async def list_jobs(self) -> list[Manifest]:
@@ -213,6 +216,7 @@ async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synce
             version = None
         except ClusterError as error:
             logger.warning("the %s can't be watched; retrying: %s", kind, error)
+            await asyncio.sleep(error.retry_after or 0.0)
         if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
             pause = FIRST_PAUSE_SECONDS
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))

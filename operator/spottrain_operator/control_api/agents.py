@@ -1,23 +1,25 @@
 """The newest assignment and report of every pod.
 
 Both are kept in memory only. After a restart of the operator, assignments follow from the jobs' status, and agents
-report again within a second.
+report again within a second, as their polls have ended. An agent is there as long as it holds a poll.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
-# A report of mere progress wakes its job this often. Any other change wakes it at once.
-PROGRESS_WAKE_SECONDS = 2.0
+# Without a word, a connection may have been dead for this long before it is given up.
+DEAD_BEFORE_CLOSED_SECONDS = 2.0
 
 
 class AssignmentBoard:
@@ -88,16 +90,15 @@ class ReportBox:
         self,
         wake: Wake,
         *,
-        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._wake = wake
-        self._clock = clock
         self._now = now
         self._pods: dict[JobKey, frozenset[str]] = {}
         self._known: set[str] = set()
         self._reports: dict[str, ReportView] = {}
-        self._woken_at: dict[JobKey, float] = {}
+        self._num_polls: Counter[str] = Counter()
+        self._heard_at: dict[str, datetime] = {}
 
     def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
         """Set the pods that a job has. Drop the reports of those that it no longer has."""
@@ -106,26 +107,52 @@ class ReportBox:
         self._known |= pod_uids
         for uid in gone:
             self._reports.pop(uid, None)
+            self._heard_at.pop(uid, None)
         if pod_uids:
             self._pods[job] = pod_uids
-        else:
-            self._woken_at.pop(job, None)
 
     def knows(self, pod_uid: str) -> bool:
         """Whether a job has the pod, as of its newest pass."""
         return pod_uid in self._known
 
+    @contextmanager
+    def polling(self, sender: PodIdentity) -> Iterator[None]:
+        """The agent holds a poll, and is there as long as its connection is.
+
+        One whose connection ends before its answer may be lost, and its job is woken.
+        """
+        self._num_polls[sender.uid] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._heard(sender, ago=DEAD_BEFORE_CLOSED_SECONDS)
+            self._wake(job_of_pod(sender), urgent=True)
+            raise
+        else:
+            self._heard(sender)
+        finally:
+            self._num_polls[sender.uid] -= 1
+            if not self._num_polls[sender.uid]:
+                del self._num_polls[sender.uid]
+
+    def _heard(self, sender: PodIdentity, *, ago: float = 0.0) -> None:
+        if sender.uid in self._known:
+            self._heard_at[sender.uid] = self._now() - timedelta(seconds=ago)
+
     def put(self, sender: PodIdentity, report: AgentReport) -> None:
         previous = self._reports.get(sender.uid)
         self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
-        job = job_of_pod(sender)
-        progress_due = self._clock() - self._woken_at.get(job, float("-inf")) >= PROGRESS_WAKE_SECONDS
-        if previous is None or matters(previous.report, report) or (report.progress and progress_due):
-            self._woken_at[job] = self._clock()
-            self._wake(job, urgent=previous is not None and brings_trouble(previous.report, report))
+        if previous is None or previous.report.news != report.news:
+            urgent = previous is not None and brings_trouble(previous.report, report)
+            self._wake(job_of_pod(sender), urgent=urgent)
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
-        return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
+        """The newest reports of these pods, with when each agent was last heard."""
+        now = self._now()
+        return {
+            uid: replace(self._reports[uid], heard_at=now if uid in self._num_polls else self._heard_at.get(uid))
+            for uid in pod_uids & self._reports.keys()
+        }
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
@@ -140,22 +167,3 @@ def brings_trouble(before: AgentReport, after: AgentReport) -> bool:
     """Whether the new report tells of a notice, or that a member has ended."""
     ended = after.phase not in (AgentPhase.IDLE, AgentPhase.STARTING, AgentPhase.RUNNING)
     return before.notices != after.notices or (ended and before.phase is not after.phase)
-
-
-def matters(before: AgentReport, after: AgentReport) -> bool:
-    """Whether the new report may call for a decision."""
-
-    def decisive(report: AgentReport) -> tuple[object, ...]:
-        progress = report.progress
-        return (
-            report.generation,
-            report.phase,
-            report.warm,
-            report.rendezvous_port,
-            report.notices,
-            report.failure,
-            report.commit,
-            progress is not None and progress.first_step_at is not None,
-        )
-
-    return decisive(before) != decisive(after)

@@ -15,7 +15,14 @@ from email.utils import format_datetime
 
 from aiohttp import web
 
-from spottrain_api.contract import LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT
+from spottrain_api.contract import (
+    LONG_POLL_SECONDS,
+    MAX_LONG_POLL_SECONDS,
+    PATH_ASSIGNMENT,
+    PATH_REPORT,
+    REPORT_SECONDS,
+    REPORT_SECONDS_HEADER,
+)
 from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.observability import add_probes, require_leader
@@ -76,7 +83,8 @@ class ControlApi:
         """
         pod = await self._authenticated(request)
         after = request.query.get("after") or None
-        assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._long_poll_seconds)
+        with self._reports.polling(pod):
+            assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._seconds(request))
         # An operator that lost the lease during the poll must not hand out its old decisions.
         require_leader(self._is_ready)
         if assignment is None:
@@ -100,7 +108,15 @@ class ControlApi:
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
         self._reports.put(pod, report)
-        return web.Response(status=204)
+        return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{REPORT_SECONDS:g}"})
+
+    def _seconds(self, request: web.Request) -> float:
+        """How long to hold a poll: as long as the agent waits for the answer."""
+        try:
+            wanted = float(request.query.get("wait", self._long_poll_seconds))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text="wait: not a number of seconds") from error
+        return wanted if 0 <= wanted <= MAX_LONG_POLL_SECONDS else self._long_poll_seconds
 
     async def _authenticated(self, request: web.Request) -> PodIdentity:
         require_leader(self._is_ready)

@@ -24,8 +24,9 @@ from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import PodIdentity, TokenReviewer
 from spottrain_operator.control_api.rate_limit import RateLimit
 
-# A pod's token stays valid for this long after the pod is deleted. Refusals are cached briefly, against floods.
-ACCEPTED_SECONDS = 60.0
+# A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. Refusals are
+# cached briefly, against floods.
+MAX_ACCEPTED_SECONDS = 3600.0
 REFUSED_SECONDS = 5.0
 MAX_REVIEWS = 20_000
 # Reviews of tokens that were never accepted, for each source. The burst is for pods that share an address and come
@@ -165,7 +166,9 @@ class TokenGate:
                     return pod
                 pod = await self._reviewer.review_token(token, audience=TOKEN_AUDIENCE)
                 self._reviews.pop(key, None)
-                self._reviews[key] = (self._clock() + (ACCEPTED_SECONDS if pod else REFUSED_SECONDS), pod)
+                left = claims_of(token).expires_at - self._wall_clock()
+                seconds = min(MAX_ACCEPTED_SECONDS, left) if pod else REFUSED_SECONDS
+                self._reviews[key] = (self._clock() + seconds, pod)
                 if len(self._reviews) > MAX_REVIEWS:
                     self._reviews.popitem(last=False)
                 return pod

@@ -92,7 +92,7 @@ def _may_step(m: MemberFacts) -> bool:
     # A script without the library never reports progress. All that is known is that it runs.
     report = m.report
     runs_script = report is not None and report.generation == m.generation and report.phase is AgentPhase.RUNNING
-    unheard = m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
+    unheard = m.facts is None or m.facts.received_at is None or m.facts.report_age > JUST_NOW
     return runs_script or unheard or m.progress is not None
 
 

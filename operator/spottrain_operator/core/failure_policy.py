@@ -67,7 +67,7 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
     """
     pod, failure = _first_failure(members)
     if failure is None:
-        return next((m.message for m in members if m.message), "ranks failed without saying why")
+        return next((m.message for m in members if m.message), "ranks failed without a reason; see the pods' logs")
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
     return f"pod {pod}{rank}: {failure.message}"
 
