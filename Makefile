@@ -138,6 +138,9 @@ bench-replicas: $(STAMP) ## Benchmark: cost of replicas in members' memory in a 
 bench-notice: binaries ## Benchmark: time from the notice of each cloud to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
+bench-control-api: binaries ## Benchmark: time from a notice to the operator's drain, under a flood of bogus tokens.
+	$(BIN)/python -m benchmarks.bench_control_api
+
 bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.
 	$(BIN)/torchrun --nproc-per-node=4 --standalone benchmarks/bench_agreement.py
 

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -74,7 +74,7 @@ class Bench:
 
     def _started(self, pod: RunningPod) -> None:
         session = self._sessions[len(self.agents) % len(self._sessions)]
-        self.agents[pod.uid] = SimulatedAgent(session, self.operator.url, self._folder, pod)
+        self.agents[pod.uid] = SimulatedAgent(session, self.operator.address_folder, self._folder, pod)
 
     def _ended(self, uid: str) -> None:
         agent = self.agents.pop(uid, None)
@@ -258,42 +258,54 @@ def _session(number: int) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
 
 
-async def measure(args: argparse.Namespace, folder: Path) -> Result:
-    """All parts in one world."""
+@contextlib.asynccontextmanager
+async def world(
+    folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0
+) -> AsyncIterator[tuple[Bench, float]]:
+    """An API server and an operator with jobs that train, and the seconds that these took to start."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(folder / "cluster"))
         sessions = [await stack.enter_async_context(_session(number)) for number in range(NUM_SOURCES)]
-        operator = OperatorProcess(server.kubeconfig, folder)
+        operator = OperatorProcess(server.kubeconfig, server.client, folder)
         bench = Bench(server, operator, sessions, folder)
         keeping = [asyncio.create_task(bench.kubelets.run())]
         try:
-            await bench.create_finished(args.finished)
+            await bench.create_finished(num_finished)
             await operator.start()
             await operator.until_ready(sessions[0])
             begun = time.monotonic()
-            await bench.create_jobs(args.jobs, args.members)
-            whole = args.jobs * args.members
+            await bench.create_jobs(num_jobs, num_members)
+            whole = num_jobs * num_members
             await bench.until(lambda: bench.num_training() == whole, f"{whole} members train")
             started = time.monotonic() - begun
-            say(f"{args.jobs} jobs of {args.members} members train after {started:.0f} s")
+            say(f"{num_jobs} jobs of {num_members} members train after {started:.0f} s")
             keeping.append(asyncio.create_task(bench.kubelets.keep_nodes_alive()))
-            await asyncio.sleep(args.settle)
-            result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
-            for name, part in (
-                ("rest", lambda: bench.rest(args.seconds, args.jobs)),
-                ("notices", bench.notices),
-                ("restart", lambda: bench.restart(args.jobs)),
-            ):
-                if name in args.parts:
-                    result[name] = await part()
-                    say(f"{name}: {summary(result[name])}")
-            return result
+            yield bench, started
         finally:
             for task in keeping:
                 task.cancel()
             keeping += [agent.stop() for agent in bench.agents.values()]
             await asyncio.gather(*keeping, return_exceptions=True)
             await operator.kill()
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> Result:
+    """All parts in one world."""
+    async with world(folder, num_jobs=args.jobs, num_members=args.members, num_finished=args.finished) as (
+        bench,
+        started,
+    ):
+        await asyncio.sleep(args.settle)
+        result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
+        for name, part in (
+            ("rest", lambda: bench.rest(args.seconds, args.jobs)),
+            ("notices", bench.notices),
+            ("restart", lambda: bench.restart(args.jobs)),
+        ):
+            if name in args.parts:
+                result[name] = await part()
+                say(f"{name}: {summary(result[name])}")
+        return result
 
 
 def say(text: str) -> None:

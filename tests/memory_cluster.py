@@ -40,6 +40,7 @@ class MemoryCluster:
         self.pods: dict[tuple[str, str], Manifest] = {}
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
+        self.secrets: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
         self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
@@ -241,7 +242,7 @@ class MemoryCluster:
         if self.watches_fail:
             raise ClusterError("the API server can't be reached")
 
-    # --- TokenReviewer, LeaseClient and HistoryClient ---------------------------------------------------
+    # --- TokenReviewer, LeaseClient, SecretClient and HistoryClient ---------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -251,6 +252,12 @@ class MemoryCluster:
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return copy.deepcopy(self.secrets.get((namespace, name)))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        return self._write(self.secrets, secret)
 
     async def create_network_policy(self, policy: Manifest) -> None:
         key = (policy["metadata"]["namespace"], policy["metadata"]["name"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -20,6 +22,7 @@ from typing import Any
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 
 def free_port() -> int:
@@ -38,11 +41,17 @@ class OperatorProcess:
     port: int = field(default_factory=free_port)
     health_port: int = field(default_factory=free_port)
     metrics_port: int = field(default_factory=free_port)
+    plain_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"https://127.0.0.1:{self.port}"
+
+    def authority(self) -> str:
+        """What agents trust, from the operator's Secret."""
+        secret = self.kubectl.get("secret", SECRET_NAME, self.namespace)
+        return base64.b64decode(secret["data"]["ca.crt"]).decode()
 
     def start(self, identity: str = "operator-0") -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")} | {
@@ -52,6 +61,7 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_PORT": str(self.port),
             "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
             "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
+            "SPOTTRAIN_PLAIN_PORT": str(self.plain_port),
             "POD_NAMESPACE": self.namespace,
             "POD_NAME": identity,
         }
@@ -61,7 +71,8 @@ class OperatorProcess:
         )
 
     def wait_ready(self, seconds: float = 20.0) -> None:
-        wait_for(lambda: self.get("/readyz")[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
+        ready = urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz")
+        wait_for(lambda: self.asked(ready)[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
 
     def log(self) -> str:
         return (self.folder / "operator.log").read_text()
@@ -79,11 +90,12 @@ class OperatorProcess:
 
     def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return self.asked(urllib.request.Request(self.url + path, data=body, headers=headers))
+        trust = ssl.create_default_context(cadata=self.authority())
+        return self.asked(urllib.request.Request(self.url + path, data=body, headers=headers), trust)
 
-    def asked(self, request: urllib.request.Request) -> tuple[int, bytes]:
+    def asked(self, request: urllib.request.Request, trust: ssl.SSLContext | None = None) -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(request, timeout=40) as answer:
+            with urllib.request.urlopen(request, timeout=40, context=trust) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -152,6 +164,9 @@ class Jobs:
     def pods(self, name: str) -> list[Any]:
         pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def annotations(self, name: str, annotation: str) -> set[str]:
+        return {pod["metadata"]["annotations"][annotation] for pod in self.pods(name)}
 
     def capacity(self, name: str) -> list[str]:
         return sorted(pod["metadata"]["labels"]["spottrain.dev/capacity-type"] for pod in self.pods(name))

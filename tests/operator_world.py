@@ -22,6 +22,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.placement import Site
@@ -117,6 +118,7 @@ class World:
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
+    control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class World:
             tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
             isolation=Isolation(self.cluster) if self.isolates_jobs else None,
-            control_url="http://control:8080",
+            control=lambda: self.control,
             now=lambda: self.now,
             site=Site(allowed_networks=self.allowed_networks),
         )

@@ -52,13 +52,16 @@ NUM_STEPS = 10_000_000
 
 
 class SimulatedAgent:
-    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, by `time.monotonic`."""
+    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, or no longer to run.
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, folder: Path, pod: RunningPod) -> None:
+    `address` is the folder with the operator's address.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
         token_file = folder / f"token-{self.uid}"
         token_file.write_text(self.token)
-        self._control = ControlClient(session, url, token_file)
+        self._control = ControlClient(session, "", token_file, folder=address)
         self._state = AgentState()
         self._news = asyncio.Event()
         self._rhythm = ReportRhythm()
@@ -100,9 +103,18 @@ class SimulatedAgent:
         )
 
     def _on_assignment(self, assignment: Assignment) -> None:
-        if assignment.action is AssignmentAction.DRAIN and self.drained_at is None:
+        if self.drained_at is None and not self._goes_on(assignment):
             self.drained_at = time.monotonic()
         self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _goes_on(self, assignment: Assignment) -> bool:
+        """Whether the present generation stays. On a busy machine, the drain may be over before it is heard of."""
+        generation = assignment.generation
+        return (
+            assignment.action is AssignmentAction.RUN
+            and generation is not None
+            and generation.number == self._state.generation
+        )
 
     def _dispatch(self, event: Event) -> None:
         step = transition(self._state, event)

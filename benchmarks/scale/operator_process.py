@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -13,8 +15,10 @@ import psutil
 
 from benchmarks.processes import free_ports
 from benchmarks.scale.api_server import NAMESPACE
-from spottrain_api.contract import PATH_ASSIGNMENT
+from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
+from spottrain_local.node.api import ApiClient
 from spottrain_local.processes import ProcessSpec, start_process
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 # Which operator a run measures: another one's working tree may stand in PYTHONPATH.
 COMMAND = (sys.executable, "-m", "spottrain_operator")
@@ -23,9 +27,14 @@ COMMAND = (sys.executable, "-m", "spottrain_operator")
 class OperatorProcess:
     """`python -m spottrain_operator` against one API server. It can be killed and started again."""
 
-    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+    def __init__(self, kubeconfig: Path, client: ApiClient, folder: Path) -> None:
         port, health_port, metrics_port = free_ports(3)
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"https://127.0.0.1:{port}"
+        self.health_url = f"http://127.0.0.1:{health_port}"
+        # What the kubelet writes for agents.
+        self.address_folder = folder / "control"
+        self.address_folder.mkdir()
+        self._client = client
         self.log_file = folder / "operator.log"
         self._env = {
             "KUBECONFIG": str(kubeconfig),
@@ -61,9 +70,9 @@ class OperatorProcess:
         """Wait until it leads and serves."""
         while True:
             try:
-                async with session.get(f"{self.url}/readyz") as answer:
+                async with session.get(f"{self.health_url}/readyz") as answer:
                     if answer.status == 200:
-                        return
+                        return await self._write_address()
             except aiohttp.ClientError:
                 pass
             assert self._process is not None
@@ -71,12 +80,22 @@ class OperatorProcess:
                 raise RuntimeError(f"the operator has ended; its log: {self.log_file.read_text()[-2000:]}")
             await asyncio.sleep(0.05)
 
+    @property
+    def authority(self) -> str:
+        """What agents trust, in PEM."""
+        return (self.address_folder / FILE_CONTROL_CA).read_text()
+
+    async def _write_address(self) -> None:
+        secret = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET_NAME}")
+        (self.address_folder / FILE_CONTROL_CA).write_bytes(base64.b64decode(secret["data"]["ca.crt"]))
+        (self.address_folder / FILE_CONTROL_URL).write_text(self.url)
+
     async def until_assigned(self, session: aiohttp.ClientSession, token: str) -> None:
         """Wait until it has decided on the job of the pod with this token, so that the pod has an assignment."""
-        headers = {"Authorization": f"Bearer {token}"}
+        headers, trust = {"Authorization": f"Bearer {token}"}, ssl.create_default_context(cadata=self.authority)
         while True:
             try:
-                async with session.get(self.url + PATH_ASSIGNMENT, headers=headers) as answer:
+                async with session.get(self.url + PATH_ASSIGNMENT, headers=headers, ssl=trust) as answer:
                     if answer.status == 200:
                         return
             except aiohttp.ClientError:

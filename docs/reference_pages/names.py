@@ -32,6 +32,16 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "notice. `podTemplate.annotations` takes precedence.",
     ),
     (
+        contract.ANNOTATION_CONTROL_URL,
+        "annotation of pods",
+        "Address of the control API, which the agent follows. Set by the operator.",
+    ),
+    (
+        contract.ANNOTATION_CONTROL_CA,
+        "annotation of pods",
+        "Authorities (PEM) that the agent trusts at that address. Set by the operator.",
+    ),
+    (
         "sidecar.istio.io/inject",
         "label of pods",
         "`false`, and `istio.io/dataplane-mode=none`, unless podTemplate has the key: Istio stays out of the pods.",

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT
+from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT, PLAIN_PORT
 from spottrain_local.address import free_port
 from spottrain_local.binaries import Binaries, find_binaries
 from spottrain_local.cluster import Cluster
@@ -27,7 +27,12 @@ LOOPBACK = "127.0.0.1"
 RELEASE = "spottrain"
 NAMESPACE = "spottrain-system"
 INSTALL_SECONDS = 90
-OPERATOR_PORTS = {"port": CONTROL_PORT, "healthPort": HEALTH_PORT, "metricsPort": METRICS_PORT}
+OPERATOR_PORTS = {
+    "port": CONTROL_PORT,
+    "plainPort": PLAIN_PORT,
+    "healthPort": HEALTH_PORT,
+    "metricsPort": METRICS_PORT,
+}
 
 
 def chart_folder() -> Path:

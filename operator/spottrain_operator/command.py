@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import socket
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -20,10 +22,12 @@ from spottrain_api.contract import (
     WATCHER_PORT,
 )
 from spottrain_api.v1alpha1 import Network
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.control_api.certificate_keeper import CertificateSource
 from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.options import spot_labels_option
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
@@ -31,18 +35,47 @@ from spottrain_operator.process import LeadershipLostError, OperatorSettings, ru
 logger = logging.getLogger("spottrain_operator")
 
 
+def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
+    if urlsplit(text).scheme != "https" or not urlsplit(text).hostname:
+        raise click.BadParameter(
+            f"{one_line(text)!r} is not the address of a server with TLS. Write it as https://host:port.",
+            param=option,
+        )
+    return text.rstrip("/")
+
+
 @click.command()
 @click.option(
     "--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address on which the operator listens."
 )
 @click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
+@click.option(
+    "--plain-port",
+    envvar="SPOTTRAIN_PLAIN_PORT",
+    default=0,
+    help="Port of the control API without TLS, for agents of older releases. 0: none.",
+)
+@click.option(
+    "--certificate-from",
+    envvar="SPOTTRAIN_CERTIFICATE_FROM",
+    type=click.Choice([each.value for each in CertificateSource]),
+    default=CertificateSource.OPERATOR.value,
+    help="Who makes the control API's certificate: the operator, or whoever writes its Secret.",
+)
+@click.option(
+    "--metrics-token-file",
+    envvar="SPOTTRAIN_METRICS_TOKEN_FILE",
+    type=click.Path(path_type=Path),
+    help="File with the token that /metrics asks for, over TLS. Default: none is needed.",
+)
 @click.option("--health-port", envvar="SPOTTRAIN_HEALTH_PORT", default=HEALTH_PORT, help="Port of the probes.")
 @click.option("--metrics-port", envvar="SPOTTRAIN_METRICS_PORT", default=METRICS_PORT, help="Port of /metrics.")
 @click.option(
     "--control-url",
     envvar=ENV_CONTROL_URL,
     required=True,
-    help="Where the agents reach the control API, such as http://spottrain-operator.spottrain-system.svc:8080.",
+    callback=_https,
+    help="Where the agents reach the control API, such as https://spottrain-operator.spottrain-system.svc:8443.",
 )
 @click.option("--namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the lease.")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
@@ -87,6 +120,9 @@ logger = logging.getLogger("spottrain_operator")
 def main(
     host: str,
     port: int,
+    plain_port: int,
+    certificate_from: str,
+    metrics_token_file: Path | None,
     health_port: int,
     metrics_port: int,
     control_url: str,
@@ -112,10 +148,13 @@ def main(
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     settings = OperatorSettings(
-        control_url=control_url.rstrip("/"),
+        control_url=control_url,
         lease=LeaseSettings(namespace=namespace, identity=identity),
         host=host,
         port=port,
+        plain_port=plain_port or None,
+        certificate=CertificateSource(certificate_from),
+        metrics_token_file=metrics_token_file,
         limits=ClientLimits(qps=client_qps, burst=client_burst),
         record_interval=progress_seconds,
         health_port=health_port,

@@ -112,6 +112,11 @@ class Controller:
         if priority is Priority.URGENT:
             job.hurry.set()
 
+    def wake_all(self) -> None:
+        """Request a pass for every job."""
+        for key in list(self._jobs):
+            self.wake(key)
+
     @property
     def num_jobs(self) -> int:
         return len(self._jobs)

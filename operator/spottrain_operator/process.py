@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 from aiohttp import web
 
@@ -18,6 +21,7 @@ from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
@@ -28,6 +32,7 @@ from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.control_api.sockets import listening
@@ -40,6 +45,8 @@ from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
+
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 # The history is written once for so many records of progress.
@@ -56,6 +63,9 @@ class OperatorSettings:
 
     - control_url: address at which agents reach the control API.
     - host, port: where the control API listens. The other ports are on the same host.
+    - plain_port: port without TLS for agents of older releases. None: they can't reach it.
+    - certificate: who makes the certificate of the control API.
+    - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
     - record_interval: seconds between two records of the progress of a job at rest.
@@ -65,8 +75,11 @@ class OperatorSettings:
     lease: LeaseSettings
     host: str = "0.0.0.0"
     port: int
+    plain_port: int | None = None
+    certificate: CertificateSource = CertificateSource.OPERATOR
     health_port: int = HEALTH_PORT
     metrics_port: int = METRICS_PORT
+    metrics_token_file: Path | None = None
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
     record_interval: float = RECORD_INTERVAL
@@ -87,6 +100,27 @@ class Operator:
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._synced = asyncio.Event()
+        self._certificates = CertificateKeeper(
+            cluster,
+            namespace=settings.lease.namespace,
+            source=settings.certificate,
+            hosts=_hosts(settings),
+            may_write=lambda: self._election.is_leader,
+            now=lambda: datetime.now(UTC),
+        )
+
+    def _control(self) -> ControlAddress:
+        """What new pods are given now."""
+        settings = self._settings
+        return ControlAddress(
+            url=settings.control_url,
+            ca=self._certificates.ca,
+            plain_port=settings.plain_port,
+        )
+
+    def _trust_changed(self) -> None:
+        if self._controller is not None:
+            self._controller.wake_all()
 
     def _wake(self, job: JobKey, *, urgent: bool) -> None:
         if self._controller is not None:
@@ -98,7 +132,18 @@ class Operator:
                 self._controller.wake(job, priority)
 
     def _is_ready(self) -> bool:
-        return self._election.is_leader and self._synced.is_set()
+        return self._election.is_leader and self._is_prepared()
+
+    def _is_prepared(self) -> bool:
+        """Whether passes can be made.
+
+        Before the first lists, jobs would seem to have no pods. Without a certificate, new pods would trust nobody.
+        """
+        return self._synced.is_set() and self._certificates.opened.is_set()
+
+    async def _prepared(self) -> None:
+        await self._synced.wait()
+        await self._certificates.opened.wait()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set or SIGTERM comes, and everything has ended.
@@ -114,9 +159,8 @@ class Operator:
             stack.push_async_callback(self._election.release)
             following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
             stack.push_async_callback(_end, following)
-            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._synced.wait())
-            # Before the first lists, jobs would seem to have no pods.
-            while self._synced.is_set() and self._election.is_leader and not stop.is_set():
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
+            while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
                 if not self._election.is_leader and not stop.is_set():
                     await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
@@ -148,17 +192,35 @@ class Operator:
             is_ready=self._is_ready,
             now=self._clock,
         )
-        for name, application, port in (
-            ("control API", api.application(), self._settings.port),
-            ("probes", health_application(self._is_ready), self._settings.health_port),
-            ("metrics", metrics_application(self._metrics.exposition), self._settings.metrics_port),
-        ):
-            # A poll whose agent goes away ends at once: that is how a lost member is noticed.
-            runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.SockSite(runner, listening(self._settings.host, port)).start()
-            logger.info("%s on %s:%d", name, self._settings.host, port)
+        settings, tls = self._settings, self._certificates.context
+        keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
+        stack.callback(keeping.cancel)
+        control, metrics = (
+            api.application(),
+            metrics_application(self._metrics.exposition, settings.metrics_token_file),
+        )
+        await self._listen(stack, "control API", control, settings.port, tls)
+        if settings.plain_port is not None:
+            await self._listen(stack, "control API without TLS", api.application(), settings.plain_port)
+        await self._listen(stack, "probes", health_application(self._is_ready), settings.health_port)
+        await self._listen(
+            stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
+        )
+
+    async def _listen(
+        self,
+        stack: AsyncExitStack,
+        name: str,
+        application: web.Application,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listening(self._settings.host, port), ssl_context=tls).start()
+        logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(
@@ -170,7 +232,7 @@ class Operator:
             tracer=self._tracer,
             history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
             isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
-            control_url=self._settings.control_url,
+            control=self._control,
             now=self._clock,
             site=self._settings.site,
             record_interval=self._settings.record_interval,
@@ -200,6 +262,12 @@ class Operator:
         left = dict.fromkeys(self._watched.jobs_with_pods(), Priority.NORMAL)
         for key, priority in (left | jobs).items():
             controller.wake(key, priority)
+
+
+def _hosts(settings: OperatorSettings) -> list[str]:
+    """Names and addresses of the control API, for its certificate."""
+    listening = [] if settings.host in ANY_ADDRESS else [settings.host]
+    return list(dict.fromkeys([ControlAddress(url=settings.control_url).host, *listening]))
 
 
 async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:

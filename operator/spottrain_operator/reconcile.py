@@ -31,6 +31,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJo
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.cluster.control_address import ControlAddress, with_old_address
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
@@ -89,7 +90,7 @@ class Reconciler:
         tracer: ChangeTracer,
         history: HistoryKeeper,
         isolation: Isolation | None = None,
-        control_url: str,
+        control: Callable[[], ControlAddress],
         now: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
         record_interval: float = RECORD_INTERVAL,
@@ -105,7 +106,7 @@ class Reconciler:
         self._tracer = tracer
         self._history = history
         self._isolation = isolation
-        self._control_url = control_url
+        self._control = control
         self._site = site
         self._now = now
         self._started_at = now()
@@ -127,6 +128,7 @@ class Reconciler:
         try:
             view = job_view(job)
         except NotUnderstoodError as error:
+            await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
         observed = await self._observe(key, view, pods)
         decided = self._plan(observed, self._now())
@@ -136,6 +138,7 @@ class Reconciler:
         if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
             await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)
+        await self._tell_address(key, pods)
         generation = decided.status.generation
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
@@ -162,6 +165,22 @@ class Reconciler:
         pods = [pod for pod in labelled if owned_by(pod, uid)]
         self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
+
+    async def _tell_address(self, key: JobKey, pods: Sequence[Manifest]) -> None:
+        """Give agents a new address or authority of the control API.
+
+        They can't hear it over the old one.
+        """
+        control = self._control()
+
+        async def tell(name: str, uid: str) -> None:
+            try:
+                await self._cluster.annotate_pod(key.namespace, name, uid=uid, annotations=control.annotations)
+            except RefusedError as error:
+                logger.warning("%s: its pod %s can't be given the control API's new address: %s", key, name, error)
+
+        behind = [pod["metadata"] for pod in with_old_address(pods, control)]
+        await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
         views = await self._with_events(key, sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
@@ -202,9 +221,8 @@ class Reconciler:
         """
         if key in self._unprotected:
             actions = [action for action in actions if not isinstance(action, AnnotatePod)]
-        doing = [
-            apply(self._cluster, view, action, control_url=self._control_url, site=self._site) for action in actions
-        ]
+        control = self._control()
+        doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from spottrain_api.contract import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.lease import LEASE_NAME
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
             name=LEASE_NAME,
             own_namespace=True,
         ),
+        Right(resource="secrets", verbs=("get", "update"), name=SECRET_NAME, own_namespace=True),
     ),
     "watcher": (
         Right(resource="nodes", verbs=(*READ, "patch")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +34,7 @@ from spottrain_operator.cluster.client import (
     WatchClient,
     WatchEvent,
 )
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.isolation import network_policy
 from spottrain_operator.cluster.kopf_watch import KopfWatch
@@ -178,7 +180,7 @@ def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
         sequence=sequence,
         capacity_type=CapacityType.SPOT,
         pool=None,
-        control_url="http://control:8080",
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 
@@ -192,6 +194,7 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.get_job(JobKey(namespace=setup.namespace, name="nobody")) is None
     assert await setup.cluster.get_nodes({"nobody"}) == []
     assert await setup.direct.read_lease(setup.namespace, "nobody") is None
+    assert await setup.direct.read_secret(setup.namespace, "nobody") is None
     assert await setup.direct.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
 
 
@@ -306,15 +309,17 @@ async def test_nodes_are_read_by_name(setup: Setup) -> None:
     assert [node["metadata"]["name"] for node in found] == setup.nodes
 
 
-async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> None:
+async def test_leases_histories_and_secrets_are_written_by_the_fastest(setup: Setup) -> None:
     metadata = {"namespace": setup.namespace, "name": "one"}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"a": "MQ=="}}
     key = JobKey(namespace=setup.namespace, name="one")
     kinds: list[tuple[Manifest, Callable[[Manifest], Awaitable[Manifest]], Callable[[], Awaitable[Manifest | None]]]]
     kinds = [
-        (lease, setup.direct.write_lease, lambda: setup.direct.read_lease(key.namespace, key.name)),
-        (history, setup.direct.write_history, lambda: setup.direct.read_history(key)),
+        (lease, setup.direct.write_lease, partial(setup.direct.read_lease, key.namespace, key.name)),
+        (history, setup.direct.write_history, partial(setup.direct.read_history, key)),
+        (secret, setup.direct.write_secret, partial(setup.direct.read_secret, key.namespace, key.name)),
     ]
     for new, write, read in kinds:
         await write(new)

@@ -25,8 +25,15 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
-from operator_process import Jobs, OperatorProcess, running
-from spottrain_api.contract import AgentReport, Assignment, AssignmentAction
+from operator_process import Jobs, OperatorProcess, free_port, running
+from spottrain_api.contract import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    AgentReport,
+    Assignment,
+    AssignmentAction,
+)
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 pytestmark = pytest.mark.cluster
 
@@ -66,21 +73,27 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
         for env in pod["spec"]["containers"][0]["env"]
         if env["name"] == "SPOTTRAIN_CONTROL_URL"
     }
-    assert url == operator.url
+    assert url == f"http://127.0.0.1:{operator.plain_port}"
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_CA) == {operator.authority()}
     wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.metrics(), "it has metrics")
     jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
     wait_for(lambda: b'job="gpt"' not in operator.metrics(), "its metrics go too")
 
 
-def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
+def token_of(jobs: Jobs, pod: Any, audience: str = "spottrain") -> str:
+    return jobs.kubectl(
+        *("create", "token", "default", "-n", jobs.namespace, f"--audience={audience}"),
+        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
+    ).strip()
+
+
+def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     pod = jobs.pods("gpt")[0]["metadata"]
-    token = kubectl(
-        *("create", "token", "default", "-n", jobs.namespace, "--audience=spottrain"),
-        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
-    ).strip()
+    token = token_of(jobs, pod)
     status, body = operator.get("/v1/assignment", token)
     assert status == 200
     assert Assignment.from_json(body).action is AssignmentAction.WAIT
@@ -89,6 +102,48 @@ def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubec
     another = report.model_copy(update={"pod": jobs.pods("gpt")[1]["metadata"]["name"]})
     assert operator.request("/v1/report", another.to_json().encode(), token)[0] == 403
     assert operator.get("/v1/assignment", "stolen")[0] == 401
+    assert b"for the audience 'vault'" in operator.get("/v1/assignment", token_of(jobs, pod, "vault"))[1]
+    plain = urllib.request.Request(
+        f"http://127.0.0.1:{operator.plain_port}/v1/assignment", headers={"Authorization": f"Bearer {token}"}
+    )
+    assert operator.asked(plain)[0] == 200, "agents of older releases are heard, too"
+    stranger = {"name": "mine", "uid": created_pod(jobs, "mine")}
+    status, sentence = operator.get("/v1/assignment", token_of(jobs, stranger))
+    assert (status, b"the operator has no pod mine" in sentence) == (403, True)
+    kubectl_delete = ("delete", "pod", pod["name"], "-n", jobs.namespace, "--grace-period=0", "--force")
+    jobs.kubectl(*kubectl_delete)
+    wait_for(lambda: operator.get("/v1/assignment", token)[0] == 403, "the token of a deleted pod is refused")
+
+
+def created_pod(jobs: Jobs, name: str) -> str:
+    """The uid of a pod that the operator did not make."""
+    container = {"name": "c", "image": "local/none", "resources": {"limits": {"nvidia.com/gpu": "64"}}}
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"containers": [container | {"securityContext": rights}], "securityContext": security}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    jobs.kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=yaml.safe_dump(pod))
+    return str(jobs.kubectl.get("pod", name, jobs.namespace)["metadata"]["uid"])
+
+
+def test_a_new_port_and_a_new_authority_reach_the_pods_that_run(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
+    before, authority = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}, operator.authority()
+    operator.end(signal.SIGTERM)
+    operator.start()
+    operator.wait_ready()
+    assert operator.authority() == authority, "it outlives the operator"
+    operator.end(signal.SIGTERM)
+    jobs.kubectl("delete", "secret", SECRET_NAME, "-n", jobs.namespace)
+    operator.port = free_port()
+    operator.start()
+    operator.wait_ready()
+    wait_for(lambda: jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}, "they know the new port")
+    assert operator.authority() != authority
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_CA) == {operator.authority()}
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("gpt")} == before
+    assert operator.get("/healthz")[0] == 200
 
 
 def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: OperatorProcess, jobs: Jobs) -> None:

@@ -76,6 +76,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("operator.prot=8080", "at '/operator': additional properties 'prot' not allowed"),
         ("watchr.enabled=false", "additional properties 'watchr' not allowed"),
         ("operator.port=70000", "at '/operator/port': maximum: got 70,000, want 65,535"),
+        ("operator.plainPort=8443", "operator.port and operator.plainPort are both 8443. Choose another port"),
+        ("operator.certificateIssuer.kind=Vault", "value must be one of 'Issuer', 'ClusterIssuer'"),
         ("operator.replicas=-1", "at '/operator/replicas': minimum: got -1, want 0"),
         ("operator.replicas=two", "at '/operator/replicas': got string, want integer"),
         (
@@ -113,6 +115,7 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
         "image.repository=localhost:5000/team/spottrain-operator",
         "image.repository=111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain",
         "podMonitor.interval=1m30s",
+        "operator.plainPort=0",
         "watcher.resources.limits.memory=1Gi",
         "watcher.priorityClassName=null",
         "affinity=null",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -44,7 +45,7 @@ from spottrain_operator.control_api.agents import (
 )
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.report_bounds import parse_report
-from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.control_api.server import REFUSALS_BURST, ControlApi
 from spottrain_operator.core.model import ReportView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -450,6 +451,26 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
         await num_waiting(setup.board, 1)  # it has the revision that it was told
         following.cancel()
     assert heard.empty()
+
+
+async def test_a_flood_does_not_fill_the_log(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spottrain_operator")
+    for _ in range(3 * REFUSALS_BURST):
+        assert (await setup.client.get("/v1/assignment", headers={"Authorization": "Bearer bogus"})).status == 401
+    assert REFUSALS_BURST <= len(caplog.records) <= REFUSALS_BURST + 1
+    assert (
+        "GET /v1/assignment from 127.0.0.1: the token isn't one that Kubernetes bound to a pod" in caplog.messages[0]
+    )
+
+
+async def test_the_agents_log_has_the_operators_sentence(
+    setup: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    async with aiohttp.ClientSession() as session:
+        control = ControlClient(session, str(setup.client.make_url("")).rstrip("/"), tmp_path / "token")
+        assert not await control.send_report(report(pod="gpt-2"))
+    assert "403: this token speaks for pod gpt-1 (uid-1), the report is about gpt-2" in caplog.text
 
 
 @pytest.mark.parametrize(

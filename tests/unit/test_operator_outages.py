@@ -67,7 +67,7 @@ class Running:
 async def operator() -> AsyncIterator[Running]:
     cluster, ports = LeaseAway(), [free_port() for _ in range(3)]
     settings = OperatorSettings(
-        control_url="http://127.0.0.1:1",
+        control_url="https://127.0.0.1:1",
         lease=LeaseSettings(
             namespace=SYSTEM, identity="a", duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02
         ),

@@ -16,6 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 from minimal_job import MINIMAL
 from spottrain_api.contract import ENV_CONTROL_URL, CapacityType
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
@@ -31,7 +32,7 @@ def pod(template: dict[str, Any] | None = None, **changes: Any) -> Any:
         sequence=7,
         capacity_type=CapacityType.SPOT,
         pool=None,
-        control_url="http://control:8080",
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 

@@ -15,8 +15,11 @@ from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import AlreadyExistsError, ClusterError, ConflictError, Kind, Manifest
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
+
+CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 
 
 class Unreliable(MemoryCluster):
@@ -54,7 +57,7 @@ class World:
             sequence=sequence,
             capacity_type=CapacityType.SPOT,
             pool=None,
-            control_url="https://control:8443",
+            control=CONTROL,
         )
         made["spec"] |= spec
         return made
@@ -121,7 +124,7 @@ async def test_own_writes_are_seen_though_the_watches_are_behind(world: World) -
     [pod] = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
     assert pod["metadata"]["name"] == "gpt-2", "the other had no node, and is gone at once"
     assert "deletionTimestamp" in pod["metadata"]
-    assert pod["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true"}
+    assert pod["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true", **CONTROL.annotations}
 
 
 async def test_the_echo_of_an_own_status_wakes_nobody(world: World) -> None:

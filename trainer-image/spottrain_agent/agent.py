@@ -129,7 +129,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_sigterm)
         async with aiohttp.ClientSession() as session:
-            control = ControlClient(session, self._settings.control_url, self._settings.token_file)
+            settings = self._settings
+            control = ControlClient(session, settings.control_url, settings.token_file, folder=settings.control_dir)
             loops = [
                 self._zygote.run(),
                 self._replicas.run(),

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 from pydantic import ValidationError
 
+from spottrain_agent.control_address import ControlAddress, ControlEndpoint
 from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
@@ -22,6 +23,7 @@ from spottrain_api.contract import (
     Assignment,
     clock_offset,
 )
+from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,15 @@ MAX_BACK_OFF_SECONDS = 1.0
 SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
 TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
+
+
+class RefusedError(aiohttp.ClientError):
+    """The operator answers, but refuses the request. The text has its sentence."""
+
+
+async def _require_success(response: aiohttp.ClientResponse) -> None:
+    if response.status >= 400:
+        raise RefusedError(f"{response.status}: {one_line(await response.text()) or response.reason}")
 
 
 class BackOff:
@@ -62,7 +73,7 @@ class Outage:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url = url
+        self.url = url
         self._clock = clock
         self._failing: set[str] = set()
         self._began_at = self._say_at = 0.0
@@ -85,7 +96,7 @@ class Outage:
             "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
             "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
             "keeps trainer pods from it.",
-            self._url,
+            self.url,
             f"has not answered for {elapsed:.0f} s" if elapsed else "does not answer",
             str(error) or type(error).__name__,
         )
@@ -97,14 +108,14 @@ class Outage:
         self._failing.remove(request)
         if not self._failing:
             elapsed = self._clock() - self._began_at
-            logger.info("The operator at %s answers again, after %.0f s.", self._url, elapsed)
+            logger.info("The operator at %s answers again, after %.0f s.", self.url, elapsed)
 
 
 class ControlClient:
     """Talks to the operator.
 
-    It reads the projected token for each request, because the kubelet renews it. `report_seconds` is the longest
-    pause between reports that the operator allows.
+    It reads the projected token and the operator's address for each request, because the kubelet renews them.
+    `report_seconds` is the longest pause between reports that the operator allows.
     """
 
     def __init__(
@@ -113,9 +124,20 @@ class ControlClient:
         url: str,
         token_file: Path | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        folder: Path | None = None,
     ) -> None:
+        """Configure the client.
+
+        Args:
+            session: For the requests.
+            url: Address of the control API, if there is no `folder`.
+            token_file: Holds the token.
+            clock: For the intervals of messages.
+            folder: Holds the address, and the authorities to trust.
+        """
         self._session = session
-        self._url = url
+        self._address = ControlAddress(url, folder)
         self._token_file = token_file
         self._outage = Outage(url, clock)
         self._unreachable = asyncio.Event()
@@ -156,13 +178,15 @@ class ControlClient:
         Returns whether the operator has taken it; if not, the next report holds the same and more.
         """
         try:
+            endpoint = self._endpoint()
             async with self._session.post(
-                self._url + PATH_REPORT,
+                endpoint.url + PATH_REPORT,
                 data=report.to_json(),
                 headers=self._headers() | {"Content-Type": "application/json"},
                 timeout=REPORT_TIMEOUT,
+                ssl=endpoint.trust,
             ) as response:
-                response.raise_for_status()
+                await _require_success(response)
                 self.report_seconds = _seconds(response.headers.get(REPORT_SECONDS_HEADER))
         except TRANSIENT_ERRORS as error:
             self._outage.failed(PATH_REPORT, error)
@@ -191,12 +215,22 @@ class ControlClient:
         The lead is how far this clock is ahead of the operator's.
         """
         query = {"after": revision, "wait": f"{MAX_LONG_POLL_SECONDS:g}"}
+        endpoint = self._endpoint()
         async with self._session.get(
-            self._url + PATH_ASSIGNMENT, params=query, headers=self._headers(), timeout=POLL_TIMEOUT
+            endpoint.url + PATH_ASSIGNMENT,
+            params=query,
+            headers=self._headers(),
+            timeout=POLL_TIMEOUT,
+            ssl=endpoint.trust,
         ) as response:
-            response.raise_for_status()
+            await _require_success(response)
             assignment = None if response.status == 204 else Assignment.from_json(await response.read())
             return assignment, clock_offset(response.headers.get("Date"), datetime.now(UTC))
+
+    def _endpoint(self) -> ControlEndpoint:
+        endpoint = self._address.read()
+        self._outage.url = endpoint.url
+        return endpoint
 
     def _headers(self) -> dict[str, str]:
         if self._token_file is None:

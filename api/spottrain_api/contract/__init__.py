@@ -34,6 +34,8 @@ from spottrain_api.contract.configuration import (
 from spottrain_api.contract.lost_peers import is_lost_peer
 from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
 from spottrain_api.contract.names import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
@@ -42,6 +44,7 @@ from spottrain_api.contract.names import (
     CONTROL_PORT,
     ENV_AUDIT_DIR,
     ENV_CAPACITY_TYPE,
+    ENV_CONTROL_DIR,
     ENV_CONTROL_URL,
     ENV_DRAIN_FILE,
     ENV_GRACE_SECONDS,
@@ -58,6 +61,8 @@ from spottrain_api.contract.names import (
     ENV_TOKEN_FILE,
     ENV_WATCHER_PORT,
     FILE_AT_RISK,
+    FILE_CONTROL_CA,
+    FILE_CONTROL_URL,
     FILE_DRAIN,
     FILE_RUN,
     GROUP,
@@ -76,6 +81,7 @@ from spottrain_api.contract.names import (
     PATH_ASSIGNMENT,
     PATH_NOTICE,
     PATH_REPORT,
+    PLAIN_PORT,
     PLURAL,
     PROCESSOR_SECONDS,
     REPORT_SECONDS,
@@ -145,6 +151,8 @@ from spottrain_api.settings import (
 
 __all__ = [
     "AKS_PRIORITY",
+    "ANNOTATION_CONTROL_CA",
+    "ANNOTATION_CONTROL_URL",
     "ANNOTATION_DO_NOT_DISRUPT",
     "ANNOTATION_NOTICE",
     "ANNOTATION_SAFE_TO_EVICT",
@@ -155,6 +163,7 @@ __all__ = [
     "EKS_CAPACITY_TYPE",
     "ENV_AUDIT_DIR",
     "ENV_CAPACITY_TYPE",
+    "ENV_CONTROL_DIR",
     "ENV_CONTROL_URL",
     "ENV_DRAIN_FILE",
     "ENV_GRACE_SECONDS",
@@ -172,6 +181,8 @@ __all__ = [
     "ENV_WATCHER_PORT",
     "FATAL_REASONS",
     "FILE_AT_RISK",
+    "FILE_CONTROL_CA",
+    "FILE_CONTROL_URL",
     "FILE_DRAIN",
     "FILE_RUN",
     "GKE_PREEMPTIBLE",
@@ -197,6 +208,7 @@ __all__ = [
     "PATH_ASSIGNMENT",
     "PATH_NOTICE",
     "PATH_REPORT",
+    "PLAIN_PORT",
     "PLURAL",
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",

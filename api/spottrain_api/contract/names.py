@@ -34,11 +34,20 @@ ANNOTATION_WATCHER = f"{GROUP}/watcher"
 ANNOTATION_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
+# Where a trainer pod reaches the control API, and the authorities (PEM) that it trusts there. The operator keeps both
+# up to date while the pod runs. The kubelet writes them into files, beside the token.
+ANNOTATION_CONTROL_URL = f"{GROUP}/control-url"
+ANNOTATION_CONTROL_CA = f"{GROUP}/control-ca"
+FILE_CONTROL_URL = "url"
+FILE_CONTROL_CA = "ca.crt"
+
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"
 
 # The control API and the watcher's notice API. Long polls end after this many seconds with 204.
-CONTROL_PORT = 8080
+CONTROL_PORT = 8443
+# Without TLS, for agents of releases that know no other.
+PLAIN_PORT = 8080
 # The operator's ports for the kubelet's probes and for Prometheus.
 HEALTH_PORT = 8081
 METRICS_PORT = 9402
@@ -57,6 +66,7 @@ PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
 # Environment of a trainer pod, read by the agent.
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
+ENV_CONTROL_DIR = "SPOTTRAIN_CONTROL_DIR"
 ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
 ENV_JOB = "SPOTTRAIN_JOB"
 ENV_LOG_FORMAT = "SPOTTRAIN_LOG_FORMAT"

@@ -12,7 +12,19 @@
 {{- fail (printf "image.digest: %q is not a digest. Write what the registry printed when the image was pushed: sha256: and 64 hexadecimal digits." .digest) }}
 {{- end }}
 {{- end }}
+{{- include "spottrain.checkPorts" .Values.operator }}
 {{- include "spottrain.checkOnlyOperator" . }}
+{{- end }}
+
+{{- define "spottrain.checkPorts" -}}
+{{- $taken := dict }}
+{{- range $name := list "port" "plainPort" "healthPort" "metricsPort" }}
+{{- $port := index $ $name | int | toString }}
+{{- if and (hasKey $taken $port) (ne $port "0") }}
+{{- fail (printf "operator.%s and operator.%s are both %s. Choose another port for one of them." (get $taken $port) $name $port) }}
+{{- end }}
+{{- $_ := set $taken $port $name }}
+{{- end }}
 {{- end }}
 
 {{/* A value with a unit, as Prometheus reads it. Takes name and value. */}}

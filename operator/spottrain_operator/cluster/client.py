@@ -255,6 +255,20 @@ class LeaseClient(Protocol):
         ...
 
 
+class SecretClient(Protocol):
+    """The Secret of the control API."""
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None: ...
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        """Create it, or replace it if it has a resourceVersion.
+
+        Raises:
+            ConflictError: Another writer was faster.
+        """
+        ...
+
+
 class NetworkPolicyClient(Protocol):
     """The NetworkPolicies that the operator creates beside its jobs."""
 

@@ -91,7 +91,7 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
-    Implements ClusterClient, TokenReviewer, LeaseClient and HistoryClient.
+    Implements ClusterClient, TokenReviewer, LeaseClient, SecretClient and HistoryClient.
     """
 
     def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
@@ -214,6 +214,13 @@ class KubernetesCluster:
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace, self._send)
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return await _found(self._send(self._core.read_namespaced_secret, name, namespace))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
+        return await self._write(secret, create, replace, self._send)
 
     async def create_network_policy(self, policy: Manifest) -> None:
         await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)

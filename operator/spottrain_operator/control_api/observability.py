@@ -1,15 +1,17 @@
-"""The ports for the kubelet and for Prometheus: /healthz and /readyz, and /metrics."""
+"""The ports for the kubelet (/healthz, /readyz) and for Prometheus (/metrics)."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
 
 def require_leader(is_ready: Callable[[], bool]) -> None:
-    """Refuse a request if this process doesn't lead, or has not observed the cluster yet."""
+    """Refuse a request if this process doesn't lead, or hasn't observed anything yet."""
     if not is_ready():
         raise web.HTTPServiceUnavailable(
             text="this operator doesn't lead, or has not observed the cluster yet; retry in a second",
@@ -37,10 +39,24 @@ def health_application(is_ready: Callable[[], bool]) -> web.Application:
     return application
 
 
-def metrics_application(exposition: Callable[[], tuple[bytes, str]]) -> web.Application:
-    """`exposition` returns body and content type of /metrics."""
+def metrics_application(
+    exposition: Callable[[], tuple[bytes, str]], token_file: Path | None = None
+) -> web.Application:
+    """Serve /metrics.
 
-    async def get_metrics(_request: web.Request) -> web.Response:
+    Args:
+        exposition: Returns body and content type.
+        token_file: Holds the bearer token that a request needs. It is read each time, as the kubelet renews it.
+            None: a request needs none.
+    """
+
+    async def get_metrics(request: web.Request) -> web.Response:
+        if token_file is not None:
+            expected = f"Bearer {token_file.read_text().strip()}"
+            if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected.encode()):
+                raise web.HTTPUnauthorized(
+                    text="send the token of the Secret in the chart's value metricsTokenSecret"
+                )
         # With many jobs it takes a second, for which nobody else waits.
         body, content_type = await asyncio.to_thread(exposition)
         return web.Response(body=body, headers={"Content-Type": content_type})

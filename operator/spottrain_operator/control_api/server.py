@@ -1,4 +1,6 @@
-"""The control API for agents: GET /v1/assignment and POST /v1/report; also /healthz and /readyz.
+"""The control API for agents: GET /v1/assignment and POST /v1/report.
+
+It also serves /healthz and /readyz.
 
 An agent speaks for its own pod only, which is one that the operator made. Kubernetes binds its token to that pod, and
 the pod's uid comes from the review of the token, never from the agent's report.
