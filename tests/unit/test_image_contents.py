@@ -78,7 +78,7 @@ def test_an_image_has_all_that_its_extras_require_by_hash(dockerfile: str) -> No
 
 def test_images_have_the_versions_of_the_environment() -> None:
     lines = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    pins = {canonicalize_name(name): version for name, version in lines}
+    pins: dict[str, str] = {canonicalize_name(name): version for name, version in lines}
     found = locked("build", "operator", "trainer", "trainer-cuda")
     # Of what other systems need, this environment has nothing.
     elsewhere = {"colorama"}
