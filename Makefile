@@ -62,6 +62,9 @@ test: lint docs binaries prometheus ## Check style, types and docs, then run all
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers
 
+test-clients: $(STAMP) binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
+	$(BIN)/python tests/clients/run.py $(SUITES)
+
 constraints: $(STAMP) ## Update constraints.txt and requirements/ to the newest releases that work together. Then `make test`.
 	$(BIN)/python release/pins.py dev > constraints.new
 	mv constraints.new constraints.txt

@@ -47,7 +47,9 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-http.server.HTTPServer((os.environ["LISTEN"], {PORT}), Echo).serve_forever()
+server = http.server.HTTPServer((os.environ["LISTEN"], {PORT}), Echo)
+print("ready", flush=True)
+server.serve_forever()
 """
 
 
@@ -129,6 +131,7 @@ def _with_pod(target: Target) -> Iterator[Target]:
             volumes=[{"name": "data", "emptyDir": {}}],
         )
         target.wait_running("target")
+        wait_for(lambda: b"ready" in target.run("logs", "target", "-c", "server").stdout, "the server listens")
         yield target
     finally:
         target.kubectl.run("delete", "namespace", NAMESPACE, "--wait=false")
@@ -315,10 +318,13 @@ def test_a_command_ends_with_its_container(target: Target, request: pytest.Fixtu
     target.wait_running("short")
     script = f"export {MARK}='{mark}'; setsid sleep 1000 & sleep 1000"
     with target.start("exec", "short", "--", "sh", "-c", script) as process:
-        wait_for(lambda: len(marked(mark)) >= 2, "the command runs")
-        target.run("exec", "short", "--", "touch", "/data/end")
-        wait_for(lambda: not marked(mark), "the command has ended")
-        process.wait(30)
+        try:
+            wait_for(lambda: len(marked(mark)) >= 2, "the command runs")
+            target.run("exec", "short", "--", "touch", "/data/end")
+            wait_for(lambda: not marked(mark), "the command has ended")
+            process.wait(30)
+        finally:
+            process.kill()
 
 
 def test_the_python_client_speaks_its_own_protocol(target: Target) -> None:
