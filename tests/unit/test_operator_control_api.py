@@ -80,7 +80,7 @@ async def setup() -> AsyncIterator[Setup]:
     board = AssignmentBoard()
     woken: list[JobKey] = []
     result: Setup
-    reports = ReportBox(woken.append, clock=lambda: result.clock, now=lambda: NOW)
+    reports = ReportBox(woken.append, clock=lambda: result.clock, now=lambda: NOW + timedelta(seconds=result.clock))
     api = ControlApi(
         reviewer=reviewer,
         board=board,
