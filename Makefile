@@ -132,6 +132,12 @@ kill-points: $(STAMP) ## SIGKILL at every store operation, damage to every objec
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
+explore: $(STAMP) ## Model checker: the nightly worlds, 300,000 states each at most. Prints the shortest counterexample.
+	PYTHONPATH=tests $(BIN)/python -m explorer --max-states 300000
+
+explore-bugs: $(STAMP) ## Model checker: see that it finds every seeded bug in tests/explorer/bugs, with the way to it.
+	PYTHONPATH=tests $(BIN)/python -m explorer --bugs
+
 bench-checkpoint: $(STAMP) ## Benchmark: checkpoints compared with torch.save, DCP and DeepSpeed (stall, throughput, resume).
 	$(BIN)/python -m benchmarks.bench_checkpoint
 
