@@ -26,6 +26,9 @@ def _explore(options: argparse.Namespace) -> int:
     began, states, transitions, depth = time.monotonic(), 0, 0, 0
     for name in options.names or WORLDS:
         left = options.seconds - (time.monotonic() - began)
+        if left <= 0:
+            print(f"the time is over: {name} and what follows were left out")
+            break
         result = explore(world_of(WORLDS[name]), max_states=options.max_states, max_seconds=left)
         print(f"{name}: {result}", flush=True)
         states, transitions = states + result.states, transitions + result.transitions
