@@ -39,14 +39,13 @@ def some(count: int, notice_seconds: float) -> Incident:
     return Incident(title=f"{nodes}, {notice_seconds:.0f} s of notice", act=act, num_spot=count)
 
 
-def _host_is_evicted(run: Rehearsal, choose: random.Random) -> None:
-    """Evict the host of the store, as `kubectl drain` does for maintenance.
+def _host_is_drained(run: Rehearsal, choose: random.Random) -> None:
+    """Drain the node of the store's host, for maintenance.
 
     The host is an on-demand node if there is one.
     """
     host = run.members()[0]
-    run.kubectl("cordon", host.node)
-    run.kubectl("delete", "pod", host.pod, "--wait=false")
+    run.kubectl("drain", host.node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
     run.wait("a generation without the host", lambda: host.pod not in [m.pod for m in run.members()] != [])
     run.kubectl("uncordon", host.node)
 
@@ -101,7 +100,7 @@ def _to_the_end(run: Rehearsal, choose: random.Random) -> None:
 
 
 SPECIAL = (
-    Incident(title="the host of the rendezvous store is evicted", act=_host_is_evicted, num_spot=1),
+    Incident(title="the node of the rendezvous store's host is drained", act=_host_is_drained, num_spot=1),
     Incident(title="one node, then another while the next generation starts", act=_during_start_up, num_spot=2),
     Incident(title="one node during a checkpoint", act=_during_a_checkpoint, num_spot=1),
     Incident(title="one node, then another during its drain", act=_during_another_drain, num_spot=2),

@@ -1,4 +1,4 @@
-"""The chart, a job and a preemption in containers.
+"""The chart, and a job, the drain of a node and a preemption in containers.
 
 They are on a local cluster whose nodes run podman.
 """
@@ -15,9 +15,7 @@ import yaml
 
 from cluster_fixtures import SMALL, Kubectl, wait_for
 from container_fixtures import command, containers, network
-from e2e.rehearsal import Rehearsal
-from spottrain_api.contract import GROUP, VERSION
-from spottrain_api.v1alpha1 import Phase
+from e2e.rehearsal import rehearsal
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE, install_operator
 from spottrain_local.layout import ClusterLayout
@@ -52,42 +50,38 @@ def assert_nothing_is_left(cluster: Cluster) -> None:
     assert [line for line in mounts() if "/merged " in line] == []
 
 
-def job(image: str) -> str:
-    spec = {
-        "image": image,
-        "entrypoint": {"script": "tests/e2e/jobs/misbehave.py", "args": ["--steps", "150", "--step-seconds", "0.1"]},
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-        "nodes": {"min": 1, "max": 2},
-        "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
-        "batch": {"global": 8, "micro": 4},
-        "checkpoint": {"uri": "s3://checkpoints/containers", "interval": "1000steps"},
-    }
-    metadata = {"name": "containers", "namespace": "default"}
-    return yaml.safe_dump(
-        {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
-    )
+TWO_NODES: dict[str, Any] = {
+    "podTemplate": {"readOnlyRootFilesystem": True},
+    "nodes": {"min": 1, "max": 2},
+    "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+}
 
 
-def test_a_job_in_containers_loses_no_step_to_a_preemption(
-    cluster: Cluster, trainer_image: str, tmp_path: Path
+def test_a_job_in_containers_loses_no_step_to_a_drain_and_a_preemption(
+    cluster: Cluster, trainer_image: str, shared_folder: Path
 ) -> None:
     kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
     parts = {pod["metadata"]["name"].split("-")[1]: pod for pod in kubectl.list("pod", NAMESPACE)}
     assert parts["operator"]["status"]["podIP"].startswith(f"10.{network(cluster)}.")
     assert "leads" in kubectl("logs", "-n", NAMESPACE, "deploy/spottrain-operator")
 
-    kubectl("apply", "-f", "-", stdin=job(trainer_image))
-    run = Rehearsal(cluster=cluster, name="containers", folder=tmp_path)
-    run.wait("two members train", lambda: len(run.members()) == 2, 120)
-    run.wait("ten steps", lambda: run.status().progress.step >= 10)
-    node = run.spot_nodes()[0]
-    assert len(containers(cluster, node)) == 2  # the watcher and the member
-    cluster.preempt([node], notice_seconds=15)
-    run.wait("the node is gone", lambda: node in run.gone(), 40)
-    wait_for(lambda: not containers(cluster, node), "podman has forgotten the node's containers")
-    run.wait("the job has succeeded", lambda: run.status().phase is Phase.SUCCEEDED, 120)
-    status = run.status()
-    assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
+    with rehearsal(cluster, "containers", shared_folder, members=2, image=trainer_image, **TWO_NODES) as run:
+        [node] = run.spot_nodes()
+        assert len(containers(cluster, node)) == 2  # the watcher and the member
+        with run.incident("the node of a spot member is drained"):
+            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+            assert len(containers(cluster, node)) == 1
+        kubectl("uncordon", node)
+
+        run.wait_for_spot(1, ready=2)
+        [node] = run.spot_nodes()
+        with run.incident("one node, 15 s of notice, to the end"):
+            run.preempt([node], 15)
+            run.wait("the node is gone", lambda: node in run.gone(), 40)
+        wait_for(lambda: not containers(cluster, node), "podman has forgotten the node's containers")
+        status = run.finish()
+    assert [incident.redone for incident in run.evidence] == [0, 0]
+    assert (status.failures, status.steps_redone, status.preemptions_without_notice) == (0, 0, 0)
 
     cluster.down()
     assert_nothing_is_left(cluster)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_fixtures import Kubectl, throw_away_cluster
+from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
 from distribution import ROOT, build_wheel
 from e2e.rehearsal import Rehearsal, manifest, rehearsal
 from helm_release import HelmRelease
@@ -73,13 +73,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def apply_crds(kubectl: Kubectl, folder: Path) -> None:
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
-    kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(folder))
+    # kubectl fails on a CRD that has no conditions yet.
+    wait = ("wait", "--for=condition=Established", "--timeout=1s", "-f", str(folder))
+    wait_for(lambda: kubectl.run(*wait).returncode == 0, "the CRDs are served")
 
 
-def install(release: HelmRelease, chart: Path, env: list[dict[str, str]]) -> None:
-    known = local_values(release.cluster.spec(), release.cluster.unused_ip())
-    operator = {"port": known["operator"]["port"], "env": env}
-    values = {"nodeSelector": known["nodeSelector"], "operator": operator, "watcher": {"env": env}}
+def install(release: HelmRelease, chart: Path, env: list[dict[str, str]], ports: dict[str, int]) -> None:
+    selector = local_values(release.cluster.spec(), release.cluster.unused_ip())["nodeSelector"]
+    values = {"nodeSelector": selector, "operator": ports | {"env": env}, "watcher": {"env": env}}
     file = release.folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     files = ("--values", str(chart / "values.local.yaml"), "--values", str(file))
@@ -100,7 +101,8 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
 ) -> None:
     release = HelmRelease(cluster=cluster, folder=tmp_path)
     apply_crds(release.kubectl, before.checkout / "crds")
-    install(release, before.chart, before.env)
+    ports = local_values(cluster.spec(), cluster.unused_ip())["operator"]
+    install(release, before.chart, before.env, {"port": ports["plainPort"]})
 
     of_before = [*manifest("old", tmp_path / "old")["spec"]["env"], *before.env]
     with (
@@ -112,7 +114,7 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
         generations = [job.generation().number for job in (old, new)]
 
         apply_crds(release.kubectl, crds_folder())
-        install(release, chart_folder(), [])
+        install(release, chart_folder(), [], ports)
         for job in (old, new):
             wait_until_followed(job)
         assert [job.generation().number for job in (old, new)] == generations
