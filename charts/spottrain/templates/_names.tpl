@@ -15,6 +15,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* The user as which the pods of a part call the API server. */}}
+{{- define "spottrain.username" -}}
+system:serviceaccount:{{ .root.Release.Namespace }}:{{ .root.Release.Name }}-{{ .component }}
+{{- end }}
+
 {{- define "spottrain.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
