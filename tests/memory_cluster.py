@@ -28,6 +28,7 @@ class MemoryCluster:
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
+        self.namespaces: dict[str, Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self._versions = itertools.count(1)
@@ -121,6 +122,13 @@ class MemoryCluster:
         pod["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
         pod["metadata"]["resourceVersion"] = str(next(self._versions))
 
+    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
+        pod = self.pods.get((namespace, name))
+        if pod is not None:
+            merged = pod["metadata"].get("labels", {}) | dict(labels)
+            pod["metadata"]["labels"] = {key: value for key, value in merged.items() if value is not None}
+            pod["metadata"]["resourceVersion"] = str(next(self._versions))
+
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         return [copy.deepcopy(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
 
@@ -131,7 +139,7 @@ class MemoryCluster:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
         return copy.deepcopy(about[-1]) if about else None
 
-    # --- TokenReviewer, LeaseClient and HistoryClient ---------------------------------------------------
+    # --- TokenReviewer, LeaseClient, NamespaceClient and HistoryClient ------------------------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -139,8 +147,14 @@ class MemoryCluster:
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.leases.get((namespace, name)))
 
+    async def list_leases(self, name: str) -> list[Manifest]:
+        return [copy.deepcopy(lease) for (_, found), lease in sorted(self.leases.items()) if found == name]
+
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
+
+    async def get_namespace(self, name: str) -> Manifest | None:
+        return copy.deepcopy(self.namespaces.get(name))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return copy.deepcopy(self.histories.get((key.namespace, key.name)))

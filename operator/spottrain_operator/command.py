@@ -16,7 +16,13 @@ from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import Site
-from spottrain_operator.options import spot_labels_option
+from spottrain_operator.core.scope import Scope
+from spottrain_operator.options import (
+    pod_labels_option,
+    spot_labels_option,
+    watch_labels_option,
+    watch_namespaces_option,
+)
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")
@@ -35,6 +41,9 @@ logger = logging.getLogger("spottrain_operator")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@pod_labels_option
+@watch_namespaces_option
+@watch_labels_option
 @spot_labels_option
 @click.option(
     "--allowed-network",
@@ -52,6 +61,9 @@ def main(
     identity: str,
     log_level: str,
     watcher_port: int,
+    pod_labels: dict[str, str],
+    watch_namespaces: tuple[str, ...],
+    watch_labels: dict[str, str],
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
 ) -> None:
@@ -66,7 +78,12 @@ def main(
     logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = OperatorSettings(
         control_url=control_url.rstrip("/"),
-        lease=LeaseSettings(namespace=namespace, identity=identity),
+        lease=LeaseSettings(
+            namespace=namespace,
+            identity=identity,
+            scope=Scope(names=frozenset(watch_namespaces), labels=watch_labels),
+        ),
+        pod_labels=pod_labels,
         host=host,
         port=port,
         site=Site(

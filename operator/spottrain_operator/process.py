@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import kopf
 from aiohttp import web
@@ -19,7 +19,9 @@ from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.leader_label import LeaderLabel
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.led_namespaces import LedNamespaces
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.server import ControlApi
@@ -33,6 +35,8 @@ from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
+# Until a namespace that isn't led may have got the labels for it.
+NOT_LED_SECONDS = 30.0
 
 
 class LeadershipLostError(Exception):
@@ -44,11 +48,13 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
+    - pod_labels: of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
     - site: what the administrator says, for all jobs.
     """
 
     control_url: str
     lease: LeaseSettings
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
     port: int
     max_concurrent_passes: int = 8
@@ -62,6 +68,13 @@ class Operator:
         self._settings = settings
         self._cluster = cluster
         self._election = LeaderElection(cluster, settings.lease)
+        self._namespaces = LedNamespaces(settings.lease.scope, cluster)
+        self._label = LeaderLabel(
+            cluster,
+            namespace=settings.lease.namespace,
+            pod=settings.lease.identity,
+            labels=settings.pod_labels,
+        )
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
@@ -85,11 +98,13 @@ class Operator:
         """
         async with AsyncExitStack() as stack:
             await self._serve(stack)
-            await _first_of(stop.wait(), self._election.acquire())
+            await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
             self._metrics.leader.set(1)
+            label = asyncio.create_task(self._label.keep(), name="leader label")
+            stack.callback(label.cancel)
             self._controller = self._build_controller()
             stack.push_async_callback(self._controller.stop)
             watches = await self._watch(stack, self._controller)
@@ -99,12 +114,17 @@ class Operator:
                 raise LeadershipLostError
         logger.info("stopped")
 
+    async def _acquire(self) -> None:
+        await self._label.drop()
+        await self._election.acquire()
+
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
             reviewer=self._cluster,
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,
+            is_standby=lambda: self._election.is_standby,
             metrics=self._metrics.exposition,
             now=self._clock,
         )
@@ -131,6 +151,8 @@ class Operator:
         async def measured(key: JobKey) -> PassResult:
             begun = time.perf_counter()
             try:
+                if not await self._namespaces.leads(key.namespace):
+                    return await self._leave(key)
                 return await reconciler.reconcile(key)
             except ConflictError:
                 self._metrics.reconcile_errors.labels("conflict").inc()
@@ -145,6 +167,11 @@ class Operator:
                 self._metrics.reconcile_seconds.observe(time.perf_counter() - begun)
 
         return Controller(measured, max_concurrent=self._settings.max_concurrent_passes)
+
+    async def _leave(self, key: JobKey) -> PassResult:
+        """Leave the job to the release that leads its namespace, but look again if that may change."""
+        gone = not self._namespaces.may_change or await self._cluster.get_job(key) is None
+        return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
     async def _watch(self, stack: AsyncExitStack, controller: Controller) -> asyncio.Task[None]:
         stop_watching = asyncio.Event()

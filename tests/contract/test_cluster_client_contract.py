@@ -5,7 +5,8 @@ It holds for the cluster in memory and for a real API server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,6 +42,7 @@ class MemorySetup:
 
     def __init__(self) -> None:
         self.cluster = MemoryCluster()
+        self.cluster.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
         self.nodes: list[str] = ["node-a"]
         self.cluster.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
 
@@ -206,6 +208,16 @@ async def test_only_the_very_pod_is_annotated(setup: Setup, job: Manifest) -> No
     assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
 
 
+async def test_labels_of_a_pod_are_set_and_removed(setup: Setup, job: Manifest) -> None:
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    own = (await pods_of(setup, job))["gpt-1"]["metadata"]["labels"]
+    for labels, more in (({"a": "1"}, {"a": "1"}), ({"a": None, "b": None}, {})):
+        await setup.cluster.label_pod(setup.namespace, "gpt-1", labels=labels)
+        assert (await pods_of(setup, job))["gpt-1"]["metadata"]["labels"] == own | more
+    await setup.cluster.label_pod(setup.namespace, "gpt-2", labels={"a": "1"})
+    assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
+
+
 async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None:
     key = JobKey(namespace=setup.namespace, name="gpt")
     await setup.cluster.delete_job(key, uid="another-uid")
@@ -243,10 +255,13 @@ async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> 
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
     key = JobKey(namespace=setup.namespace, name="one")
-    for new, write, read in (
-        (lease, setup.cluster.write_lease, lambda: setup.cluster.read_lease(key.namespace, key.name)),
-        (history, setup.cluster.write_history, lambda: setup.cluster.read_history(key)),
-    ):
+    read_lease = partial(setup.cluster.read_lease, key.namespace, key.name)
+    read_history = partial(setup.cluster.read_history, key)
+    cases: list[tuple[Manifest, Callable[..., Any], Callable[..., Any]]] = [
+        (lease, setup.cluster.write_lease, read_lease),
+        (history, setup.cluster.write_history, read_history),
+    ]
+    for new, write, read in cases:
         await write(new)
         with pytest.raises(ConflictError):
             await write(new)
@@ -255,6 +270,27 @@ async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> 
         await write(stored | {"metadata": stored["metadata"] | {"labels": {"turn": "2"}}})
         with pytest.raises(ConflictError):
             await write(stored)
+
+
+async def test_leases_are_found_by_name_in_all_namespaces(setup: Setup) -> None:
+    for name in ("mine", "another"):
+        metadata = {"namespace": setup.namespace, "name": name}
+        await setup.cluster.write_lease(
+            {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+        )
+    found = {
+        (lease["metadata"]["namespace"], lease["metadata"]["name"])
+        for lease in await setup.cluster.list_leases("mine")
+    }
+    assert (setup.namespace, "mine") in found
+    assert {name for _, name in found} == {"mine"}
+
+
+async def test_a_namespace_is_read(setup: Setup) -> None:
+    namespace = await setup.cluster.get_namespace(setup.namespace)
+    assert namespace is not None
+    assert namespace["metadata"]["name"] == setup.namespace
+    assert await setup.cluster.get_namespace("nobody") is None
 
 
 async def test_a_bound_token_speaks_for_its_pod_and_only_to_its_audience(setup: Setup, job: Manifest) -> None:

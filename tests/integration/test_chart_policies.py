@@ -19,7 +19,13 @@ import yaml
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import template
 from minimal_job import MINIMAL
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_SAFE_TO_EVICT, TAINT_PREEMPTION, CapacityType
+from spottrain_api.contract import (
+    ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
+    LABEL_LEADER,
+    TAINT_PREEMPTION,
+    CapacityType,
+)
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, crds_folder, find_helm
@@ -211,6 +217,37 @@ def test_the_operator_changes_annotations_for_autoscalers_alone(held: Site) -> N
     assert NOT_ITS_OWN in patched("web-1", annotations={ANNOTATION_SAFE_TO_EVICT: "false"})
     assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "web-1", "--wait=false")
     assert held.said(operator, "delete", "pod", "own-1", "--wait=false") == ""
+
+
+def test_the_operator_labels_its_own_pods_and_no_more(held: Site) -> None:
+    operator = held.account("operator")
+    ours = {"app.kubernetes.io/name": "spottrain", "app.kubernetes.io/instance": held.name}
+    ours["app.kubernetes.io/component"] = "operator"
+    spec = {"containers": [{"name": "c", "image": "i"}], "nodeName": "nowhere"}
+    for name, labels in {"operator-1": ours, "web-2": {"app": "web"}}.items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+        held.kubectl("create", "-n", held.name, "-f", "-", stdin=json.dumps(pod))
+
+    def labelled(name: str, **labels: str | None) -> str:
+        patch = json.dumps({"metadata": {"labels": labels}})
+        return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
+
+    leader = {LABEL_LEADER: "true"}
+    assert labelled("operator-1", **leader) == ""
+    assert NOT_ITS_OWN in labelled("web-2", **leader)
+    assert NOT_ITS_OWN in labelled("web-2", **ours), "to make it one of its own"
+    assert "changes no more of a pod than" in labelled("operator-1", app="web")
+    assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "operator-1", "--wait=false")
+
+
+def test_the_operator_leads_only_namespaces_with_the_labels_of_watch_namespaces(held: Site) -> None:
+    operator = held.account("operator")
+    held.install({"watchNamespaces": {"labels": {"fleet": held.name}}})
+    enforced(lambda: held.tries(operator, held.pod()))
+    assert "leads the jobs of namespaces with the labels of watchNamespaces" in held.tries(operator, held.pod())
+    held.kubectl("label", "namespace", held.name, f"fleet={held.name}")
+    enforced(lambda: held.tries(operator, held.pod()), refused=False)
+    held.install({})
 
 
 def test_the_operator_deletes_only_finished_jobs_that_ask_for_it(held: Site) -> None:
@@ -447,7 +484,7 @@ def test_the_right_to_use_one_object_is_enough(site: Site, users: Any) -> None:
         enforced(lambda user=user, kind=kinds[0]: site.tries(user, site.job(**uses(kind))), refused=False)  # type: ignore[misc]
         for kind in USED:
             assert (site.tries(user, site.job(**uses(kind))) == "") is (kind in kinds), kind
-        other = {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]}
+        other: Object = {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]}
         assert MAY_NOT in site.tries(user, site.job(**other))
 
 

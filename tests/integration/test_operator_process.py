@@ -61,6 +61,8 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
             "SPOTTRAIN_CONTROL_PORT": str(self.port),
             "POD_NAMESPACE": self.namespace,
+            # Operators of other tests lead other namespaces, and may have left their leases behind.
+            "SPOTTRAIN_WATCH_NAMESPACES": self.namespace,
             "POD_NAME": identity,
         }
         log = (self.folder / "operator.log").open("ab")
@@ -228,6 +230,19 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
     operator.wait_ready(8.0)
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "the deleted pod is replaced")
     assert len({pod["metadata"]["uid"] for pod in jobs.pods("gpt")} & before) == 2
+
+
+def test_a_job_of_a_namespace_that_is_not_watched_is_left_alone(operator: OperatorProcess, jobs: Jobs) -> None:
+    other = Jobs(jobs.kubectl, f"{jobs.namespace}-other")
+    other.kubectl("create", "namespace", other.namespace)
+    try:
+        other.apply("theirs")
+        jobs.apply("mine")
+        wait_for(lambda: jobs.pods("mine"), f"its own job has pods\n{operator.log()}")
+        assert other.status("theirs") == {}
+        assert other.pods("theirs") == []
+    finally:
+        other.kubectl.run("delete", "namespace", other.namespace, "--wait=false")
 
 
 def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jobs) -> None:

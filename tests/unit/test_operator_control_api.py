@@ -64,6 +64,7 @@ class Setup:
     reviewer: Reviewer
     woken: list[JobKey] = field(default_factory=list)
     ready: bool = True
+    standby: bool = False
     clock: float = 0.0
 
 
@@ -81,6 +82,7 @@ async def setup() -> AsyncIterator[Setup]:
         board=board,
         reports=reports,
         is_ready=lambda: result.ready,
+        is_standby=lambda: result.standby,
         metrics=lambda: (b"metrics", "text/plain; version=0.0.4; charset=utf-8"),
         now=lambda: NOW,
         long_poll_seconds=0.2,
@@ -166,6 +168,13 @@ async def test_who_does_not_lead_tells_nothing_even_at_the_end_of_a_held_poll(se
     assert (await poll).status == 503
     assert (await setup.client.get("/readyz")).status == 503
     assert (await setup.client.get("/healthz")).status == 200
+
+
+async def test_who_could_take_over_is_ready_but_answers_no_agent(setup: Setup) -> None:
+    setup.ready, setup.standby = False, True
+    assert (await setup.client.get("/readyz")).status == 200
+    assert (await setup.client.get("/v1/assignment", headers=AUTHORIZED)).status == 503
+    assert (await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)).status == 503
 
 
 async def test_a_report_is_kept_under_the_reviewed_uid_and_wakes_the_job(setup: Setup) -> None:

@@ -61,13 +61,13 @@ label, NotIn adds each label to every term.
 {{- end }}
 {{- end }}
 
-{{/* spotLabels as text: key=value,key=value. */}}
-{{- define "spottrain.spotLabels" -}}
-{{- $labels := list }}
-{{- range $key, $value := .Values.spotLabels }}
-{{- $labels = append $labels (printf "%s=%v" $key $value) }}
+{{/* Labels as text: key=value,key=value. */}}
+{{- define "spottrain.pairs" -}}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- $pairs = append $pairs (printf "%s=%v" $key $value) }}
 {{- end }}
-{{- join "," $labels }}
+{{- join "," $pairs }}
 {{- end }}
 
 {{/* Where agents reach the operator. */}}

@@ -64,7 +64,8 @@ class TokenCache:
 class ControlApi:
     """The HTTP application.
 
-    `is_ready` returns whether this process leads and has observed the cluster.
+    `is_ready` returns whether this process leads and has observed the cluster. `is_standby` returns whether another
+    one leads, and this one could take over: then it is ready for Kubernetes, but answers no agent.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ControlApi:
         board: AssignmentBoard,
         reports: ReportBox,
         is_ready: Callable[[], bool],
+        is_standby: Callable[[], bool] = lambda: False,
         metrics: Callable[[], tuple[bytes, str]],
         now: Callable[[], datetime],
         long_poll_seconds: float = LONG_POLL_SECONDS,
@@ -82,6 +84,7 @@ class ControlApi:
         self._board = board
         self._reports = reports
         self._is_ready = is_ready
+        self._is_standby = is_standby
         self._metrics = metrics
         self._now = now
         self._long_poll_seconds = long_poll_seconds
@@ -135,7 +138,8 @@ class ControlApi:
         return web.Response(text="ok")
 
     async def get_readiness(self, _request: web.Request) -> web.Response:
-        self._require_leader()
+        if not self._is_standby():
+            self._require_leader()
         return web.Response(text="ok")
 
     def _require_leader(self) -> None:
