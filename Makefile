@@ -34,12 +34,24 @@ prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cac
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
 
-lint: $(STAMP) ## Check style, spelling, types and import contracts.
+lint: $(STAMP) ## Check style, spelling, types, import contracts and Dockerfiles.
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile trainer-image/Dockerfile
+
+AUDIT := build/audit
+audit: binaries ## Check the chart, with each preset, and the Dockerfiles with checkov. Not part of `make test`.
+	test -x $(AUDIT)/bin/checkov || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet checkov==3.3.30)
+	rm -rf $(AUDIT)/chart && mkdir $(AUDIT)/chart
+	for values in charts/spottrain/values*.yaml; do \
+		$$($(BIN)/python -m spottrain_local.binaries --which helm) template spottrain charts/spottrain \
+			--namespace spottrain-system --values $$values > $(AUDIT)/chart/$$(basename $$values) || exit; \
+	done
+	$(AUDIT)/bin/checkov --config-file .checkov.yaml --directory $(AUDIT)/chart
+	$(AUDIT)/bin/checkov --config-file .checkov.yaml --file Dockerfile trainer-image/Dockerfile
 
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
@@ -50,17 +62,25 @@ test: lint docs binaries prometheus ## Check style, types and docs, then run all
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers
 
-constraints: $(STAMP) ## Update constraints.txt to the newest releases that work together. Run `make test` next.
+test-clients: $(STAMP) binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
+	$(BIN)/python tests/clients/run.py $(SUITES)
+
+constraints: $(STAMP) ## Update constraints.txt and requirements/ to the newest releases that work together. Then `make test`.
 	$(BIN)/python release/pins.py dev > constraints.new
 	mv constraints.new constraints.txt
+	$(BIN)/python release/requirements.py
+
+requirements: $(STAMP) ## Write requirements/: the images' packages of constraints.txt, with their hashes.
+	$(BIN)/python release/requirements.py
 
 release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and checksums into dist/.
 	rm -rf dist && mkdir dist
 	$(BIN)/python -m hatchling build -d dist
 	$$($(BIN)/python -m spottrain_local.binaries --which helm) package charts/spottrain --destination dist
 	cp crds/*.yaml dist/
+	cp requirements/operator.txt dist/operator-requirements.txt
+	cat requirements/trainer.txt requirements/trainer-cuda.txt > dist/trainer-image-requirements.txt
 	for image in operator trainer-image; do \
-		$(BIN)/python release/pins.py $$image --constraints constraints.txt --hashes > dist/$$image-requirements.txt && \
 		$(BIN)/cyclonedx-py requirements dist/$$image-requirements.txt --pyproject pyproject.toml \
 			--output-file dist/$$image-sbom.cdx.json || exit; \
 	done
@@ -74,21 +94,33 @@ schema: $(STAMP) ## Copy descriptions and defaults of the chart's values.yaml to
 	$(BIN)/python -m docs.reference_pages.chart_schema
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+include release/images.mk
+# The trainer's image: torch with CUDA's libraries; cpu: torch for CPUs; devel: on a base with CUDA's compiler.
+VARIANTS := cpu devel
+VARIANT ?=
 OPERATOR_IMAGE = $(REGISTRY)/spottrain-operator:$(VERSION)
-TRAINER_IMAGE = $(REGISTRY)/spottrain-trainer:$(VERSION)
+TRAINER_IMAGE = $(REGISTRY)/spottrain-trainer:$(VERSION)$(VARIANT:%=-%)
+TRAINER_BASE = $(if $(filter devel,$(VARIANT)),$(CUDA_BASE),$(PYTHON_BASE))
+TRAINER_TORCH = $(if $(filter cpu,$(VARIANT)),cpu,cuda)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))))
 CHECK_IMAGES = $(if $(REGISTRY),,$(error REGISTRY is not set: make images push REGISTRY=registry.example/team)) \
-	$(if $(BUILDER),,$(error None of docker, podman and buildah is on the PATH: install one of them))
+	$(if $(BUILDER),,$(error None of docker, podman and buildah is on the PATH: install one of them)) \
+	$(if $(filter-out $(VARIANTS),$(VARIANT)),$(error VARIANT=$(VARIANT) is none of: $(VARIANTS)))
 
-images: ## Build both images with docker, podman or buildah: make images REGISTRY=registry.example/team
+images: ## Build both images: make images REGISTRY=registry.example/team [VARIANT=cpu|devel]
 	$(CHECK_IMAGES)
-	$(BUILDER) build -t $(OPERATOR_IMAGE) .
-	$(BUILDER) build -t $(TRAINER_IMAGE) -f trainer-image/Dockerfile .
+	$(BUILDER) build -t $(OPERATOR_IMAGE) --build-arg BASE=$(PYTHON_BASE) .
+	$(BUILDER) build -t $(TRAINER_IMAGE) --build-arg BASE=$(TRAINER_BASE) --build-arg TORCH=$(TRAINER_TORCH) \
+		-f trainer-image/Dockerfile .
 
 push: ## Push the images of `make images`, with the version as tag.
 	$(CHECK_IMAGES)
 	$(BUILDER) push $(OPERATOR_IMAGE)
 	$(BUILDER) push $(TRAINER_IMAGE)
+
+pins-images: $(STAMP) ## Pin the base images by digest, and torch for CPUs by hash. Needs skopeo, crane, docker or podman.
+	$(BIN)/python release/pin_images.py
+	$(BIN)/python release/requirements.py --torch-cpu
 
 bench-recovery: binaries ## Benchmark: recovery, compared with plain elastic torchrun.
 	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
@@ -100,6 +132,12 @@ kill-points: $(STAMP) ## SIGKILL at every store operation, damage to every objec
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
+explore: $(STAMP) ## Model checker: the nightly worlds, 300,000 states each at most. Prints the shortest counterexample.
+	PYTHONPATH=tests $(BIN)/python -m explorer --max-states 300000
+
+explore-bugs: $(STAMP) ## Model checker: see that it finds every seeded bug in tests/explorer/bugs, with the way to it.
+	PYTHONPATH=tests $(BIN)/python -m explorer --bugs
+
 bench-checkpoint: $(STAMP) ## Benchmark: checkpoints compared with torch.save, DCP and DeepSpeed (stall, throughput, resume).
 	$(BIN)/python -m benchmarks.bench_checkpoint
 
@@ -109,11 +147,17 @@ bench-replicas: $(STAMP) ## Benchmark: cost of replicas in members' memory in a 
 bench-notice: binaries ## Benchmark: time from the notice of each cloud to the flag that ranks read.
 	$(BIN)/python -m benchmarks.bench_notice
 
+bench-control-api: binaries ## Benchmark: time from a notice to the operator's drain, under a flood of bogus tokens.
+	$(BIN)/python -m benchmarks.bench_control_api
+
 bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.
 	$(BIN)/torchrun --nproc-per-node=4 --standalone benchmarks/bench_agreement.py
 
 bench-memory: $(STAMP) ## Benchmark: estimated memory compared with the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory
+
+bench-operator: binaries ## Benchmark: the operator with 1,000 jobs: at rest, at notices for a tenth of the nodes, restarted.
+	$(BIN)/python -m benchmarks.bench_operator
 
 bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 	$(BIN)/python -m benchmarks.bench_plan

@@ -35,9 +35,12 @@ from spottrain_api.contract import (
     Notice,
     NoticeList,
     TrainerConfig,
+    watcher_mark,
 )
 
 WAIT = Assignment(action=AssignmentAction.WAIT)
+# Of the watcher.
+PROOF = "proof"
 
 GATHER = """
     import os, sys, torch, torch.distributed as dist
@@ -76,7 +79,7 @@ class FakeOperator:
 
     async def announce(self, *notices: Notice) -> None:
         async with self.changed:
-            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices)
+            self.notices = NoticeList(revision=str(int(self.notices.revision) + 1), notices=notices, proof=PROOF)
             self.changed.notify_all()
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -95,10 +98,13 @@ class FakeOperator:
         after = request.query["after"]
         try:
             async with asyncio.timeout(25), self.changed:
-                await self.changed.wait_for(lambda: self.assignments.get(pod, WAIT).revision != after)
+                await self.changed.wait_for(lambda: self._told(pod).revision != after)
         except TimeoutError:
             return web.Response(status=204)
-        return web.Response(text=self.assignments.get(pod, WAIT).to_json())
+        return web.Response(text=self._told(pod).to_json())
+
+    def _told(self, pod: str) -> Assignment:
+        return self.assignments.get(pod, WAIT).model_copy(update={"watcher": watcher_mark(PROOF)})
 
     async def _report(self, request: web.Request) -> web.Response:
         report = AgentReport.from_json(await request.read())
@@ -120,19 +126,20 @@ class Pods:
     folder: Path
     operator: FakeOperator
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
 
     def start(self, *names: str, control_url: str | None = None, **environ: str) -> None:
         for name in names:
             token = self.folder / f"token-{name}"
             token.write_text(name)
-            address = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
+            self.addresses[name] = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
             environment = {
                 "PATH": os.environ["PATH"],
                 "SPOTTRAIN_CONTROL_URL": control_url or self.operator.url,
                 "SPOTTRAIN_TOKEN_FILE": str(token),
                 "SPOTTRAIN_POD_NAME": name,
                 "SPOTTRAIN_POD_UID": f"uid-{name}",
-                "SPOTTRAIN_POD_IP": address,
+                "SPOTTRAIN_POD_IP": self.addresses[name],
                 "SPOTTRAIN_NODE_NAME": f"node-{name}",
                 "SPOTTRAIN_RUN_ROOT": str(self.folder / f"run-{name}"),
                 "SPOTTRAIN_GRACE_SECONDS": "20",
@@ -168,7 +175,7 @@ class Pods:
                 generation=GenerationAssignment(
                     number=number,
                     rendezvous_id=f"g{number}",
-                    rendezvous_endpoint=f"127.0.0.1:{port}",
+                    rendezvous_endpoint=f"{self.addresses[names[0]]}:{port}",
                     node_rank=rank,
                     num_nodes=len(names),
                     processes_per_node=processes_per_node,

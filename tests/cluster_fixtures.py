@@ -43,6 +43,7 @@ PATHS = {
     "lease": "apis/coordination.k8s.io/v1/{}leases",
     "node": "api/v1/nodes",
     "pod": "api/v1/{}pods",
+    "secret": "api/v1/{}secrets",
     "tj": f"apis/{GROUP}/{VERSION}/{{}}{PLURAL}",
 }
 

@@ -11,6 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import release_before
+
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
 pytest_plugins = ["cluster_fixtures", "container_fixtures", "object_stores", "forked_ranks", "agent_pods"]
@@ -24,9 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--containers", action="store_true", help="also run the tests that need podman and root")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     run = config.getoption("--containers")
-    return f"containers: {'run with podman' if run else 'left out; `make test-containers` runs them'}"
+    lines = [f"containers: {'run with podman' if run else 'left out; `make test-containers` runs them'}"]
+    if not release_before.is_in_history():
+        lines.append("history: the test with the release before is left out; `git fetch --unshallow` brings that")
+    return lines
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -38,6 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out("gpu", config, items)
     if not config.getoption("--containers"):
         _leave_out("containers", config, items)
+    if not release_before.is_in_history():
+        _leave_out("history", config, items)
     last = {item.path for item in items if _uses_a_kept_cluster(item)}
     items.sort(key=lambda item: (_folder(item) != "e2e", _folder(item) == "unit", item.path in last))
 

@@ -13,9 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
+from spottrain_local.cluster import Cluster
 from spottrain_local.install import operator_image as find_operator_image
 from spottrain_local.layout import cache_root, checkout_root
+from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL
 
 BASE_IMAGE = "docker.io/library/python:3.11-slim"
 # Where every container has the packages of this environment, among them torch.
@@ -45,15 +48,28 @@ def command(*arguments: str, **more: object) -> str:
     return str(done.stdout)
 
 
+def network(cluster: Cluster) -> int:
+    """The number of the cluster's network."""
+    number: int = yaml.safe_load(cluster.layout.address.read_text())["network"]
+    return number
+
+
+def containers(cluster: Cluster, node: str = "", *, show: str = "{{.ID}}") -> list[str]:
+    """The cluster's or a node's containers that podman knows of, in any state, as `show` formats them."""
+    filters = [f"--filter=label={NETWORK_LABEL}={network(cluster)}"]
+    filters += [f"--filter=label={NODE_LABEL}={node}"] if node else []
+    return command("podman", "ps", "--all", f"--format={show}", *filters).splitlines()
+
+
 def image_exists(image: str) -> bool:
     return subprocess.run(["podman", "image", "exists", image], check=False).returncode == 0
 
 
 @pytest.fixture(scope="session")
-def podman_settings() -> Iterator[None]:
+def podman_settings() -> Iterator[Path]:
     """Settings of podman for this process and its children.
 
-    The fixture fails if podman is missing.
+    Yields a folder that all containers have under the same path. The fixture fails if podman is missing.
     """
     if not shutil.which("podman") or os.geteuid() != 0:
         pytest.fail("The tests of containers need root, podman and iproute2: see docs/how-to/containers.md.")
@@ -63,17 +79,31 @@ def podman_settings() -> Iterator[None]:
     torch = find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
-    volumes = json.dumps([f"{Path(torch.origin).parents[1]}:{SITE_PACKAGES}:ro"])
-    (store / "containers.conf").write_text(CONTAINERS_CONF.format(runtime=runtime, volumes=volumes))
-    (store / "storage.conf").write_text(STORAGE_CONF.format(store=store))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CONTAINERS_CONF", str(store / "containers.conf"))
-        patch.setenv("CONTAINERS_STORAGE_CONF", str(store / "storage.conf"))
-        yield
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        shared = Path(folder) / "shared"
+        shared.mkdir()
+        volumes = json.dumps([f"{Path(torch.origin).parents[1]}:{SITE_PACKAGES}:ro", f"{shared}:{shared}"])
+        settings = {
+            "CONTAINERS_CONF": CONTAINERS_CONF.format(runtime=runtime, volumes=volumes),
+            "CONTAINERS_STORAGE_CONF": STORAGE_CONF.format(store=store),
+        }
+        for name, text in settings.items():
+            path = Path(folder) / f"{name}.toml"
+            path.write_text(text)
+            patch.setenv(name, str(path))
+        yield shared
+
+
+@pytest.fixture
+def shared_folder(podman_settings: Path) -> Iterator[Path]:
+    """A folder that containers have under the same path. Any user may write to it."""
+    with tempfile.TemporaryDirectory(dir=podman_settings) as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
-def base_image(podman_settings: None) -> str:
+def base_image(podman_settings: Path) -> str:
     """The base of our images: from the registry, or a stand-in of the same name."""
     if not image_exists(BASE_IMAGE):
         pulled = subprocess.run(
@@ -112,6 +142,7 @@ def operator_image(base_image: str) -> str:
     return image
 
 
+JOBS = "tests/e2e/jobs"
 TRAINER = f"""
 FROM {BASE_IMAGE}
 COPY . /opt/spottrain
@@ -124,7 +155,7 @@ ENTRYPOINT ["python", "-m", "spottrain_agent"]
 
 @pytest.fixture(scope="session")
 def trainer_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Trainer, agent and a job's script in an image.
+    """Trainer, agent and the scripts of tests/e2e/jobs in an image.
 
     torch and everything else are mounted from this machine. So the fixture doesn't build trainer-image/Dockerfile,
     whose torch has 5 GB.
@@ -132,7 +163,7 @@ def trainer_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> 
     root, context = checkout_root(), tmp_path_factory.mktemp("trainer-image")
     for package in ("api/spottrain_api", "trainer-image/spottrain", "trainer-image/spottrain_agent"):
         shutil.copytree(root / package, context / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "tests/e2e/jobs/misbehave.py", context / "train.py")
+    shutil.copytree(root / JOBS, context / JOBS, ignore=shutil.ignore_patterns("__pycache__"))
     (context / "Dockerfile").write_text(TRAINER)
     image = "localhost/spottrain-trainer-test:1"
     command("podman", "build", "--isolation=chroot", f"--tag={image}", str(context))

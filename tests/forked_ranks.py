@@ -56,7 +56,7 @@ def fork() -> Any:
 
 def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dict[str, str]]:
     """What torchrun tells each rank of a new world, in order of rank."""
-    _PORTS.append(ReservedPort())
+    _PORTS.append(ReservedPort("127.0.0.1"))
     if len(_PORTS) > _NEWEST:
         _PORTS.popleft().release()
     return [

@@ -29,15 +29,19 @@ def volume(**source: Any) -> dict[str, Any]:
     return template(volumes=[{"name": "data", **source}])
 
 
-def limits(**amounts: str) -> dict[str, Any]:
+def limits(**amounts: Any) -> dict[str, Any]:
     return {"resources": {"limits": {key.replace("_", "-"): amount for key, amount in amounts.items()}}}
+
+
+def wrong(path: str, value: str, bound: str = "of 0 or more") -> str:
+    """How the API server refuses an amount."""
+    return f"spec.{path}: Invalid value: {value}: not a Kubernetes quantity {bound}; write one such as "
 
 
 def of_name(name: str) -> str:
     return f'unknown field "spec.podTemplate.{name}"'
 
 
-QUANTITY = "an amount is not a Kubernetes quantity of 0 or more"
 TAKEN = "belong to the operator; choose another name"
 SOURCE = "a volume needs exactly one source"
 MOUNT = "mountPath has to be absolute, and neither /run/spottrain, /dev/shm nor below"
@@ -155,16 +159,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         template(annotations={"devices.gke.io/container.trainer": "- path: /dev/sda"}),
         "sets a container's AppArmor profile or its devices of the host",
     ),
-    "not-a-number": (limits(cpu="NaN"), QUANTITY),
-    "endless": (limits(memory="Inf"), QUANTITY),
-    "negative": (limits(memory="-1Gi"), QUANTITY),
-    "empty-amount": (limits(cpu=""), QUANTITY),
-    "amount-with-a-space": (limits(memory="16 Gi"), QUANTITY),
+    "not-a-number": (limits(cpu="NaN"), wrong("resources.limits[cpu]", '"NaN"')),
+    "endless": (limits(memory="Inf"), wrong("resources.limits[memory]", '"Inf"')),
+    "negative": (limits(memory="-1Gi"), wrong("resources.limits[memory]", '"-1Gi"')),
+    "negative-number": (limits(cpu=-1), wrong("resources.limits[cpu]", "-1")),
+    "empty-amount": (limits(cpu=""), wrong("resources.limits[cpu]", '""')),
+    "amount-with-a-space": (limits(memory="16 Gi"), wrong("resources.limits[memory]", '"16 Gi"')),
+    "amount-in-words": (limits(cpu="lots", memory="16Gi"), wrong("resources.limits[cpu]", '"lots"')),
+    "fraction-that-is-not-text": (
+        limits(cpu=0.5),
+        "spec.resources.limits.cpu in body must be of type integer,string",
+    ),
     "amount-of-a-megabyte": (limits(cpu="1" * 1_000_000), MIB),
-    "negative-in-a-sidecar": (sidecar(resources={"requests": {"cpu": "-1"}}), QUANTITY),
+    "negative-in-a-sidecar": (
+        sidecar(resources={"requests": {"cpu": "-1"}}),
+        wrong("podTemplate.sidecars[0].resources.requests[cpu]", '"-1"'),
+    ),
     "unknown-resource": (limits(gpus="8"), "there is no resource of a name that is given"),
     "huge-pages-of-no-size": (limits(**{"hugepages_lots": "1Gi"}), "there is no resource of a name that is given"),
-    "negative-huge-pages": (limits(**{"hugepages_2Mi": "-4Mi"}), QUANTITY),
+    "negative-huge-pages": (limits(**{"hugepages_2Mi": "-4Mi"}), wrong("resources.limits[hugepages-2Mi]", '"-4Mi"')),
     "huge-pages-requested-alone": (
         {"resources": {"requests": {"hugepages-2Mi": "4Mi"}}},
         "give devices and huge pages in limits",
@@ -177,9 +190,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}},
         "an amount in requests is larger than the one in limits",
     ),
-    "shared-memory-of-nothing": (template(shmSize="0"), "podTemplate.shmSize: not a Kubernetes quantity above 0"),
-    "negative-shared-memory": (template(shmSize="-1Gi"), "podTemplate.shmSize: not a Kubernetes quantity above 0"),
-    "shared-memory-nan": (template(shmSize="NaN"), "podTemplate.shmSize: not a Kubernetes quantity above 0"),
+    "number-above-text": (
+        {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}},
+        "an amount in requests is larger than the one in limits",
+    ),
+    "text-above-number": (
+        {"resources": {"requests": {"cpu": "2500m"}, "limits": {"cpu": 2}}},
+        "an amount in requests is larger than the one in limits",
+    ),
+    "other-numbers-of-devices": (
+        {"resources": {"requests": {"nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 8}}},
+        "give devices and huge pages in limits",
+    ),
+    "shared-memory-of-nothing": (template(shmSize="0"), wrong("podTemplate.shmSize", '"0"', "above 0")),
+    "negative-shared-memory": (template(shmSize="-1Gi"), wrong("podTemplate.shmSize", '"-1Gi"', "above 0")),
+    "shared-memory-nan": (template(shmSize="NaN"), wrong("podTemplate.shmSize", '"NaN"', "above 0")),
     "claim-of-another-namespace": (
         template(resourceClaims=[{"name": "a", "resourceClaimName": "other/claim"}]),
         "should match",
@@ -216,6 +241,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 # What no rule refuses, and what Kubernetes then says of the pod (None: it is accepted).
 HARMLESS: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": ({}, None),
+    "amounts-without-quotes": (
+        template(
+            shmSize=1_000_000_000,
+            sidecars=[GOOD | {"resources": {"requests": {"cpu": 0}, "limits": {"memory": 100_000_000}}}],
+            volumes=[{"name": "data", "emptyDir": {"sizeLimit": 1000}}],
+        )
+        | {"resources": {"requests": {"cpu": 2, "nvidia.com/gpu": 8}, "limits": {"cpu": "2.5", "nvidia.com/gpu": 8}}},
+        None,
+    ),
+    "the-same-devices-as-number-and-text": (
+        {"resources": {"requests": {"nvidia.com/gpu": "8"}, "limits": {"nvidia.com/gpu": 8}}},
+        None,
+    ),
     "everything": (
         template(
             sidecars=[GOOD | {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}],

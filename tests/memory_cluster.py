@@ -7,13 +7,26 @@ job takes its pods along.
 
 from __future__ import annotations
 
+import asyncio
 import copy
-import itertools
 import uuid
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from datetime import UTC, datetime
 
-from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    ExpiredError,
+    JobKey,
+    Kind,
+    Listing,
+    Manifest,
+    PodIdentity,
+    WatchEvent,
+)
 
 
 class MemoryCluster:
@@ -27,11 +40,18 @@ class MemoryCluster:
         self.pods: dict[tuple[str, str], Manifest] = {}
         self.nodes: dict[str, Manifest] = {}
         self.leases: dict[tuple[str, str], Manifest] = {}
+        self.secrets: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
         self.namespaces: dict[str, Manifest] = {}
+        self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
-        self._versions = itertools.count(1)
+        self.num_reads: Counter[str] = Counter()
+        self.watches_fail = False
+        self._newest = 0
+        self._shown: dict[Kind, dict[tuple[str, str], Manifest]] = {kind: {} for kind in Kind}
+        self._history: list[tuple[Kind, WatchEvent]] = []
+        self._known_since = 0
 
     # --- what tests do ------------------------------------------------------------------------------------
 
@@ -53,6 +73,47 @@ class MemoryCluster:
         """Let the terminating pods go, as their kubelets would."""
         self.pods = {k: p for k, p in self.pods.items() if "deletionTimestamp" not in p["metadata"]}
 
+    def forget_history(self) -> None:
+        """Let watches from any version up to now expire."""
+        self._show()
+        self._known_since = self._newest + 1
+
+    def _show(self) -> None:
+        """Make events of what has changed, also of what tests have changed in the dictionaries."""
+        for kind, objects in self._objects().items():
+            shown = self._shown[kind]
+            for key in [key for key in shown if key not in objects]:
+                gone = shown.pop(key)
+                gone["metadata"]["resourceVersion"] = self._next_version()
+                self._history.append((kind, WatchEvent(object=gone, version=self._newest, deleted=True)))
+            for key, found in objects.items():
+                if key in shown and shown[key] == found:
+                    continue
+                before = shown[key]["metadata"]["resourceVersion"] if key in shown else None
+                found["metadata"].setdefault(
+                    "uid", shown[key]["metadata"]["uid"] if key in shown else str(uuid.uuid4())
+                )
+                if found["metadata"].get("resourceVersion") in (None, before):
+                    found["metadata"]["resourceVersion"] = self._next_version()
+                shown[key] = copy.deepcopy(found)
+                version = int(found["metadata"]["resourceVersion"])
+                self._history.append((kind, WatchEvent(object=copy.deepcopy(found), version=version)))
+
+    def _objects(self) -> dict[Kind, dict[tuple[str, str], Manifest]]:
+        return {
+            Kind.JOBS: {(key.namespace, key.name): job for key, job in self.jobs.items()},
+            Kind.PODS: {
+                key: pod
+                for key, pod in self.pods.items()
+                if pod["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == MANAGED_BY
+            },
+            Kind.NODES: {("", name): node for name, node in self.nodes.items()},
+        }
+
+    def _next_version(self) -> str:
+        self._newest += 1
+        return str(self._newest)
+
     def _stamped(self, new: Manifest, previous: Manifest | None = None) -> Manifest:
         stored = copy.deepcopy(new)
         meta = stored["metadata"]
@@ -60,12 +121,13 @@ class MemoryCluster:
         meta["uid"] = old.get("uid") or meta.get("uid") or str(uuid.uuid4())
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         meta["creationTimestamp"] = old.get("creationTimestamp") or meta.get("creationTimestamp") or now
-        meta["resourceVersion"] = str(next(self._versions))
+        meta["resourceVersion"] = self._next_version()
         return stored
 
     # --- ClusterClient ------------------------------------------------------------------------------------
 
     async def get_job(self, key: JobKey) -> Manifest | None:
+        self.num_reads["jobs"] += 1
         return copy.deepcopy(self.jobs.get(key))
 
     async def list_jobs(self) -> list[Manifest]:
@@ -88,48 +150,62 @@ class MemoryCluster:
         self.pods = {k: p for k, p in self.pods.items() if not _owned_by(p, uid)}
 
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
+        self.num_reads["pods"] += 1
         return [
             copy.deepcopy(pod)
             for (pod_namespace, _), pod in sorted(self.pods.items())
             if pod_namespace == namespace and labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
 
-    async def create_pod(self, pod: Manifest) -> None:
+    async def create_pod(self, pod: Manifest) -> Manifest:
         key = (pod["metadata"]["namespace"], pod["metadata"]["name"])
         if key in self.pods:
             raise AlreadyExistsError(f'pods "{key[1]}" already exists')
         self.pods[key] = self._stamped(pod) | {"status": {"phase": "Pending"}}
+        self._show()
+        return copy.deepcopy(self.pods[key])
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
         pod = self.pods.get((namespace, name))
         if pod is None or pod["metadata"]["uid"] != uid:
-            return
-        if grace_seconds == 0 or not pod["spec"].get("nodeName"):
+            return None
+        meta = pod["metadata"]
+        at_once = grace_seconds == 0 or not pod["spec"].get("nodeName")
+        if "deletionTimestamp" not in meta:
+            meta["deletionTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        meta["deletionGracePeriodSeconds"] = 0 if at_once else 30
+        meta["resourceVersion"] = self._next_version()
+        answer = copy.deepcopy(pod)
+        if at_once:
             del self.pods[namespace, name]
-            return
-        if "deletionTimestamp" not in pod["metadata"]:
-            now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            pod["metadata"]["deletionTimestamp"] = now
-            pod["metadata"]["resourceVersion"] = str(next(self._versions))
+            del answer["metadata"]["resourceVersion"]
+        self._show()
+        return answer
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         pod = self.pods.get((namespace, name))
         if pod is None or pod["metadata"]["uid"] != uid:
-            return
+            return None
         merged = pod["metadata"].get("annotations", {}) | dict(annotations)
         pod["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
-        pod["metadata"]["resourceVersion"] = str(next(self._versions))
+        pod["metadata"]["resourceVersion"] = self._next_version()
+        self._show()
+        return copy.deepcopy(pod)
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         pod = self.pods.get((namespace, name))
         if pod is not None:
             merged = pod["metadata"].get("labels", {}) | dict(labels)
             pod["metadata"]["labels"] = {key: value for key, value in merged.items() if value is not None}
-            pod["metadata"]["resourceVersion"] = str(next(self._versions))
+            pod["metadata"]["resourceVersion"] = self._next_version()
+            self._show()
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
+        self.num_reads["nodes"] += 1
         return [copy.deepcopy(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
 
     async def create_event(self, event: Manifest) -> None:
@@ -139,7 +215,43 @@ class MemoryCluster:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
         return copy.deepcopy(about[-1]) if about else None
 
-    # --- TokenReviewer, LeaseClient, NamespaceClient and HistoryClient ------------------------------------
+    # --- WatchClient --------------------------------------------------------------------------------------
+
+    async def list_kind(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        labels: Mapping[str, str] | None = None,
+        keep: Callable[[Manifest], Manifest] = lambda item: item,
+    ) -> Listing:
+        self._refuse_watches()
+        self.num_reads[f"list {kind}"] += 1
+        self._show()
+        found = [
+            keep(copy.deepcopy(item))
+            for (item_namespace, _), item in sorted(self._objects()[kind].items())
+            if namespace in ("", item_namespace)
+            and dict(labels or {}).items() <= item["metadata"].get("labels", {}).items()
+        ]
+        return Listing(items=tuple(found), version=self._newest)
+
+    async def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+        while True:
+            self._refuse_watches()
+            if version < self._known_since:
+                raise ExpiredError(f"too old resource version: {version} ({self._known_since})")
+            self._show()
+            for event in [each for of, each in self._history if of is kind and each.version > version]:
+                version = event.version
+                yield copy.deepcopy(event)
+            await asyncio.sleep(0.001)
+
+    def _refuse_watches(self) -> None:
+        if self.watches_fail:
+            raise ClusterError("the API server can't be reached")
+
+    # --- TokenReviewer, LeaseClient, SecretClient, NamespaceClient and HistoryClient ----------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -155,6 +267,18 @@ class MemoryCluster:
 
     async def get_namespace(self, name: str) -> Manifest | None:
         return copy.deepcopy(self.namespaces.get(name))
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return copy.deepcopy(self.secrets.get((namespace, name)))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        return self._write(self.secrets, secret)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        key = (policy["metadata"]["namespace"], policy["metadata"]["name"])
+        if key in self.network_policies:
+            raise AlreadyExistsError(f'networkpolicies "{key[1]}" already exists')
+        self.network_policies[key] = self._stamped(policy)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return copy.deepcopy(self.histories.get((key.namespace, key.name)))

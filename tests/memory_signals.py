@@ -19,6 +19,7 @@ class MemorySource:
         self._notices: tuple[Notice, ...] = ()
         self._changed = asyncio.Condition()
         self.trouble: str | None = None
+        self.starting = False
 
     @property
     def name(self) -> str:

@@ -21,8 +21,10 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Network
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
@@ -73,25 +75,30 @@ class CrashingCluster(MemoryCluster):
         self.num_status_writes += 1
         return dict(await self._crashing(lambda: MemoryCluster.replace_job_status(self, job)))
 
-    async def create_pod(self, pod: Manifest) -> None:
-        async def create() -> None:
-            await MemoryCluster.create_pod(self, pod)
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        async def create() -> Manifest:
+            made = await MemoryCluster.create_pod(self, pod)
             self.created.append(pod["metadata"]["name"])
+            return made
 
-        await self._crashing(create)
+        return dict(await self._crashing(create))
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
         self.deleted.add(name)
-        await self._crashing(
+        deleted: Manifest | None = await self._crashing(
             lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
         )
+        return deleted
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
-        await self._crashing(
+    ) -> Manifest | None:
+        annotated: Manifest | None = await self._crashing(
             lambda: MemoryCluster.annotate_pod(self, namespace, name, uid=uid, annotations=annotations)
         )
+        return annotated
 
     async def create_event(self, event: Manifest) -> None:
         await self._crashing(lambda: MemoryCluster.create_event(self, event))
@@ -105,28 +112,32 @@ class World:
     """
 
     cluster: CrashingCluster
+    client: ClusterClient | None = None  # through which the operator sees it; None: without caches
     now: datetime = BEGIN
     last_step: int = LAST_STEP
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
+    control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
+    isolates_jobs: bool = False
 
     def __post_init__(self) -> None:
         self.start_operator()
 
     def start_operator(self) -> None:
         self.board = AssignmentBoard()
-        self.reports = ReportBox(lambda _: None, now=lambda: self.now)
+        self.reports = ReportBox(lambda _job, urgent: None, now=lambda: self.now)
         self.metrics = Metrics(num_agents=lambda: 0)
         self.reconciler = Reconciler(
             plan=plan,
-            cluster=self.cluster,
+            cluster=self.client or self.cluster,
             board=self.board,
             reports=self.reports,
             metrics=self.metrics,
             tracer=ChangeTracer(None),
             history=HistoryKeeper(self.cluster),
-            control_url="http://control:8080",
+            isolation=Isolation(self.cluster) if self.isolates_jobs else None,
+            control=lambda: self.control,
             now=lambda: self.now,
             site=Site(allowed_networks=self.allowed_networks),
         )

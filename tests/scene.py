@@ -206,6 +206,7 @@ def waiting_job(num_pods: int = 4, **spec: Any) -> Scene:
         nodes={f"n{p.sequence}": NodeView(name=f"n{p.sequence}") for p in pods},
         template_hash="t1",
         operator_started_at=START,
+        record_interval=2.0,  # most scenes are seconds long
     )
     return Scene(observed).all_say(phase=AgentPhase.IDLE)
 

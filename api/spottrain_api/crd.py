@@ -169,7 +169,7 @@ def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
     if "description" not in schema:
         return schema
     text = re.sub(r"(?<!\n)\n(?!\n|- )\s*", " ", schema["description"])
-    if schema["type"] != "object" and default not in (None, "") and "Default: " not in text:
+    if schema.get("type") != "object" and default not in (None, "") and "Default: " not in text:
         value = default if isinstance(default, str) else json.dumps(default) if default != [] else "none"
         text += ("\n\n" if "\n" in text else " ") + f"Default: {value}."
     return {**schema, "description": text}

@@ -12,7 +12,7 @@ from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL, TRAINER_CONTAINER, VERSION
+from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
@@ -139,10 +139,11 @@ class JobReader:
         with _sentences():
             with _sentences(missing=_missing(namespace, name)):
                 job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+            uid = job["metadata"]["uid"]
             return replace(
                 _snapshot(job),
-                pods=self._pods(namespace, name),
-                events=self._events(namespace, job["metadata"]["uid"]),
+                pods=self._pods(namespace, uid),
+                events=self._events(namespace, uid),
                 history=self._history(namespace, name) if with_history else (),
             )
 
@@ -181,8 +182,8 @@ class JobReader:
                     at, _, text = line.partition(" ")
                     yield datetime.fromisoformat(at), text
 
-    def _pods(self, namespace: str, name: str) -> tuple[PodSummary, ...]:
-        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB}={name}").items
+    def _pods(self, namespace: str, uid: str) -> tuple[PodSummary, ...]:
+        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB_UID}={uid}").items
         return tuple(
             PodSummary(
                 name=pod.metadata.name,

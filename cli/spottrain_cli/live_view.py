@@ -19,7 +19,7 @@ from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_api.wording import counted
-from spottrain_cli.job_view import EventSummary, JobSnapshot
+from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
 
 PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",
@@ -37,6 +37,8 @@ STANDSTILL_SECONDS = 120.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
+# States of pods that have ended.
+ENDED_PODS = ("Succeeded", "Failed")
 
 
 def job_view(job: JobSnapshot, at: datetime, losses: Sequence[float] = ()) -> RenderableType:
@@ -129,27 +131,34 @@ def _stands_still(progress: ProgressStatus, at: datetime) -> bool:
 def _members(job: JobSnapshot) -> RenderableType:
     generation = job.status.generation
     title = "no generation yet" if job.understands("generation") else "generation unknown"
-    members, over = {}, job.status.phase in FINISHED_PHASES
+    ranks = {}
     if generation is not None:
-        active = generation.state is not GenerationState.ENDED
-        members = {member.pod: member for member in generation.members} if active else {}
+        ranks = {member.pod: member.node_rank for member in generation.members}
         title = f"generation {generation.number}, {generation.state.value}"
-        if active:
+        if generation.state is not GenerationState.ENDED:
             title += f", world size {generation.world_size}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
     for column in ("Rank", "Pod", "Node", "Capacity", "State"):
         table.add_column(column, overflow="fold")  # names are for copying
-    ranks = {name: member.node_rank for name, member in members.items()}
     for pod in sorted(job.pods, key=lambda pod: (ranks.get(pod.name, len(ranks)), pod.name)):
-        member = pod.name in members
-        table.add_row(
-            str(ranks[pod.name]) if member else "",
-            pod.name,
-            pod.node or "–",
-            Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, "")),
-            pod.state if member or over or pod.state != "Running" else "waits, warm",
-        )
+        rank, state = _rank_and_state(job.status, pod, ranks.get(pod.name))
+        capacity = Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, ""))
+        table.add_row(rank, pod.name, pod.node or "–", capacity, state)
     return table
+
+
+def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None) -> tuple[str, str]:
+    """What the view says of a pod.
+
+    `rank` is that in the newest generation, which a pod keeps after its end.
+    """
+    generation = status.generation
+    member = rank is not None and generation is not None and generation.state is not GenerationState.ENDED
+    if pod.state == "Running" and not member and status.phase not in FINISHED_PHASES:
+        return "", "waits, warm"
+    if rank is None and generation is not None and pod.state in ENDED_PODS:
+        return "", f"{pod.state}, not in generation {generation.number}"
+    return "" if rank is None else str(rank), pod.state
 
 
 def _events(events: Sequence[EventSummary], at: datetime) -> RenderableType:

@@ -15,6 +15,7 @@ from .markdown import entry
 IN_A_JOB: Mapping[str, str] = {
     contract.ENV_AUDIT_DIR: "Folder. Every rank appends the ids of the samples of each step to a file there. The "
     "only name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
+    "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
     "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
     "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",
     "AWS_ENDPOINT_URL_S3": "Address of an S3-compatible store. Default: AWS_ENDPOINT_URL, then Amazon's. "
@@ -25,7 +26,10 @@ IN_A_JOB: Mapping[str, str] = {
 }
 # Set by the operator in every trainer pod, read by the agent.
 IN_PODS: Mapping[str, str] = {
-    contract.ENV_CONTROL_URL: "Address of the operator's control API. Also set by the chart for the operator itself.",
+    contract.ENV_CONTROL_URL: "Address of the operator's control API when the pod was created, for agents that know "
+    "no SPOTTRAIN_CONTROL_DIR. Also set by the chart for the operator itself.",
+    contract.ENV_CONTROL_DIR: "Folder with the address of the control API (`url`) and the authorities that the agent "
+    "trusts there (`ca.crt`). Both follow the operator while the pod runs.",
     contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
     contract.ENV_JOB: "Name of the job.",
     contract.ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
@@ -58,10 +62,27 @@ IN_RANKS: Mapping[str, str] = {
     "without the library.",
 }
 OPERATOR: Mapping[str, str] = {
-    "SPOTTRAIN_CONTROL_HOST": "Address on which the control API listens. Default: 0.0.0.0.",
-    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API and of /metrics. Default: {contract.CONTROL_PORT}.",
+    "SPOTTRAIN_CONTROL_HOST": "Address on which the operator listens. Default: 0.0.0.0.",
+    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {contract.CONTROL_PORT}. The chart's value "
+    "operator.port.",
+    "SPOTTRAIN_PLAIN_PORT": "Port of the control API without TLS, for agents of older releases. Default: 0, which is "
+    "none. The chart's value operator.plainPort.",
+    "SPOTTRAIN_CERTIFICATE_FROM": "`operator`: the operator makes the certificate of the control API. `secret`: "
+    "cert-manager writes it to the Secret spottrain-control-tls. Default: operator. Set by the chart's value "
+    "operator.certificateIssuer.",
+    "SPOTTRAIN_METRICS_TOKEN_FILE": "File with the token that /metrics asks for, over TLS. Default: none. Set by the "
+    "chart's value operator.metricsTokenSecret.",
+    "SPOTTRAIN_HEALTH_PORT": f"Port of /healthz and /readyz. Default: {contract.HEALTH_PORT}. The chart's value "
+    "operator.healthPort.",
+    "SPOTTRAIN_METRICS_PORT": f"Port of /metrics. Default: {contract.METRICS_PORT}. The chart's value "
+    "operator.metricsPort.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
     "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
+    "SPOTTRAIN_CLIENT_BURST": "Requests to the API server at once, after a pause. The chart's value "
+    "operator.client.burst.",
+    "SPOTTRAIN_CLIENT_QPS": "Requests a second to the API server, on average. The chart's value operator.client.qps.",
+    "SPOTTRAIN_PROGRESS_SECONDS": "Seconds between two records of a job's progress in its status, while nothing else "
+    "changes. The chart's value operator.progressSeconds.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
     "SPOTTRAIN_POD_LABELS": "Labels of the operator's pods, as `key=value,key=value`. The leader is labelled, "
     "so that the Service finds it. Default: none, so that no pod is labelled.",
@@ -73,6 +94,8 @@ OPERATOR: Mapping[str, str] = {
     "The chart's value spotLabels. Default: none.",
     "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "
     "Default: none. The chart's value jobs.allowedNetworks.",
+    "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
+    "The chart's value jobs.networkPolicies.",
     contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",

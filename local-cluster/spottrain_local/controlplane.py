@@ -23,6 +23,8 @@ PORT_NAMES = ("apiserver", "etcd", "etcd-peer")
 # The first address of this range is the Service `kubernetes`. Nothing routes these addresses here.
 SERVICE_RANGE = "10.96.0.0/16"
 KUBERNETES_SERVICE_IP = "10.96.0.1"
+# Name of the API server when it forwards requests to metrics-server.
+FRONT_PROXY = "front-proxy-client"
 # Seconds after which a node is NotReady if it has not renewed its lease (Kubernetes: 50). Nodes do so every 10 s.
 NODE_GRACE_SECONDS = 20
 # Rarer garbage collection saves a quarter of the processor time at the start, and costs 90 MB.
@@ -64,6 +66,8 @@ class Credentials:
     kubelet_client: KeyPair
     etcd: KeyPair
     admin: KeyPair
+    front_proxy_authority: Authority
+    front_proxy: KeyPair
 
 
 def issue_credentials(folder: Path, addresses: Sequence[str] = ()) -> Credentials:
@@ -74,6 +78,7 @@ def issue_credentials(folder: Path, addresses: Sequence[str] = ()) -> Credential
     `addresses` are those of the API server for pods, beside loopback.
     """
     authority, etcd_authority = open_authority(folder, "ca"), open_authority(folder, "etcd-ca")
+    front_proxy_authority = open_authority(folder, "front-proxy-ca")
     return Credentials(
         authority=authority,
         # etcd admits whoever its authority signs for, so the nodes have a different authority.
@@ -90,6 +95,9 @@ def issue_credentials(folder: Path, addresses: Sequence[str] = ()) -> Credential
         ),
         etcd=etcd_authority.issue(folder / "etcd", "etcd", addresses=[LOOPBACK], names=["localhost"]),
         admin=authority.issue(folder / "admin", "admin", organizations=["system:masters"]),
+        # Whoever has this certificate may act as any user of the APIs that the API server forwards.
+        front_proxy_authority=front_proxy_authority,
+        front_proxy=front_proxy_authority.issue(folder / "front-proxy", FRONT_PROXY),
     )
 
 
@@ -119,16 +127,17 @@ class ControlPlane:
         Only the user can read them.
         """
         pki, authority = self.layout.pki, self.credentials.authority
-        self._write_kubeconfig(self.layout.kubeconfig, self.credentials.admin)
+        self.write_kubeconfig(self.layout.kubeconfig, self.credentials.admin)
         scheduler = authority.issue(pki / "scheduler", "system:kube-scheduler")
-        self._write_kubeconfig(pki / "scheduler.kubeconfig", scheduler)
+        self.write_kubeconfig(pki / "scheduler.kubeconfig", scheduler)
         # The controllers share one identity (--use-service-account-credentials=false), so it needs all rights.
         controllers = authority.issue(
             pki / "controller-manager", "system:kube-controller-manager", organizations=["system:masters"]
         )
-        self._write_kubeconfig(pki / "controller-manager.kubeconfig", controllers)
+        self.write_kubeconfig(pki / "controller-manager.kubeconfig", controllers)
 
-    def _write_kubeconfig(self, path: Path, user: KeyPair) -> None:
+    def write_kubeconfig(self, path: Path, user: KeyPair) -> None:
+        """Write a kubeconfig that only the user can read."""
         name = f"spottrain-{self.layout.name}"
         cluster = {
             "server": self.server,
@@ -159,7 +168,8 @@ class ControlPlane:
         """
         return [self._etcd(), self._apiserver(), self._controller_manager(), self._scheduler()]
 
-    def _process(self, name: str, *flags: str) -> ProcessSpec:
+    def process(self, name: str, *flags: str) -> ProcessSpec:
+        """Return one of the binaries as a program."""
         log_file = self.layout.logs / f"{name}.log"
         return ProcessSpec(name=name, argv=[self.binaries.path(name), *flags], log_file=log_file, env=GO_ENVIRONMENT)
 
@@ -167,7 +177,7 @@ class ControlPlane:
         keys, authority = self.credentials.etcd, self.credentials.etcd_authority
         client = f"https://{LOOPBACK}:{self.ports['etcd']}"
         peer = f"https://{LOOPBACK}:{self.ports['etcd-peer']}"
-        return self._process(
+        return self.process(
             "etcd",
             "--name=local",
             f"--data-dir={self.layout.etcd}",
@@ -192,7 +202,7 @@ class ControlPlane:
 
     def _apiserver(self) -> ProcessSpec:
         keys = self.credentials
-        return self._process(
+        return self.process(
             "kube-apiserver",
             f"--bind-address={LOOPBACK}",
             f"--secure-port={self.ports['apiserver']}",
@@ -210,6 +220,13 @@ class ControlPlane:
             f"--kubelet-client-key={keys.kubelet_client.key}",
             f"--kubelet-certificate-authority={keys.authority.certificate_file}",
             "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={keys.front_proxy_authority.certificate_file}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={keys.front_proxy.certificate}",
+            f"--proxy-client-key-file={keys.front_proxy.key}",
             f"--service-account-key-file={keys.service_account_key}",
             f"--service-account-signing-key-file={keys.service_account_key}",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -224,7 +241,7 @@ class ControlPlane:
 
     def _controller_manager(self) -> ProcessSpec:
         controllers = ",".join(["*", *(f"-{name}" for name in NEEDLESS_CONTROLLERS)])
-        return self._process(
+        return self.process(
             "kube-controller-manager",
             f"--kubeconfig={self.layout.pki / 'controller-manager.kubeconfig'}",
             f"--root-ca-file={self.credentials.authority.certificate_file}",
@@ -240,7 +257,7 @@ class ControlPlane:
         )
 
     def _scheduler(self) -> ProcessSpec:
-        return self._process(
+        return self.process(
             "kube-scheduler",
             f"--kubeconfig={self.layout.pki / 'scheduler.kubeconfig'}",
             "--leader-elect=false",

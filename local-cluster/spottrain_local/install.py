@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from spottrain_api.contract import CONTROL_PORT as OPERATOR_PORT
+from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT, PLAIN_PORT
 from spottrain_local.address import free_port
 from spottrain_local.binaries import Binaries, find_binaries
 from spottrain_local.cluster import Cluster
@@ -27,6 +27,12 @@ LOOPBACK = "127.0.0.1"
 RELEASE = "spottrain"
 NAMESPACE = "spottrain-system"
 INSTALL_SECONDS = 90
+OPERATOR_PORTS = {
+    "port": CONTROL_PORT,
+    "plainPort": PLAIN_PORT,
+    "healthPort": HEALTH_PORT,
+    "metricsPort": METRICS_PORT,
+}
 
 
 def chart_folder() -> Path:
@@ -42,7 +48,7 @@ def crds_folder() -> Path:
 def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
     """Return the chart's values on a local cluster, beside values.local.yaml.
 
-    The operator gets a free port: a server that listens on 0.0.0.0 (8080 is popular) takes its port on every pod's
+    The operator gets free ports: a server that listens on 0.0.0.0 (8080 is popular) takes its port on every pod's
     address, too. `probe_ip` is an address of the cluster's network that nobody has.
     """
     system = next((pool for pool in spec.nodes if pool.name == SYSTEM_POOL), None)
@@ -50,7 +56,17 @@ def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
     if spec.runtime == "podman":
         repository, _, tag = operator_image().rpartition(":")
         return selector | {"image": {"repository": repository, "tag": tag}}
-    return selector | {"operator": {"port": free_port(probe_ip, OPERATOR_PORT)}}
+    return selector | {"operator": _operator_ports(probe_ip)}
+
+
+def _operator_ports(probe_ip: str) -> dict[str, int]:
+    ports: dict[str, int] = {}
+    for name, preferred in OPERATOR_PORTS.items():
+        port = free_port(probe_ip, preferred)
+        while port in ports.values():
+            port = free_port(probe_ip, port + 1)
+        ports[name] = port
+    return ports
 
 
 def operator_image() -> str:

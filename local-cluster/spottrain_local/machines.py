@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spottrain_local.address import NetworkClaim, free_port
+from spottrain_local.binaries import STREAMS
 from spottrain_local.cloud import Instance
 from spottrain_local.controlplane import ControlPlane
 from spottrain_local.layout import write_atomically
@@ -195,6 +196,7 @@ class NodeProcesses:
             "nodeIP": ip,
             "podNetwork": self._network.pod_network(index),
             "podEnv": self._surroundings.env,
+            "streamsProgram": self._streams_program(),
             **self._runtime_config(ip),
             "apiserver": self._control_plane.server,
             "caFile": str(authority.certificate_file),
@@ -205,6 +207,10 @@ class NodeProcesses:
             "servingKeyFile": str(serving.key),
             "stateDir": str(self._layout.node(node)),
         }
+
+    def _streams_program(self) -> str | None:
+        program = self._control_plane.binaries.find(STREAMS)
+        return str(program) if program else None
 
     def _runtime_config(self, ip: str) -> dict[str, Any]:
         around = self._surroundings

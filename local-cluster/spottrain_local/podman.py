@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from spottrain_local.address import claim_number
 from spottrain_local.layout import LocalClusterError
 
-NAMESPACES = Path("/run/netns")
+NAMESPACES, DEVICES = Path("/run/netns"), Path("/sys/class/net")
 NETWORK_LABEL, NODE_LABEL = "dev.spottrain.network", "dev.spottrain.node"
+_BRIDGE = re.compile(r"spt(\d+)")
 HOW_TO = "docs/how-to/containers.md says what podman needs."
 
 
@@ -139,8 +142,33 @@ def remove_cluster(network: int) -> None:
         OSError: podman or ip failed; the text says what they printed.
     """
     remove_leftovers(network)
-    if Path("/sys/class/net", bridge_name(network)).exists():
+    if (DEVICES / bridge_name(network)).exists():
         run("ip", "link", "delete", bridge_name(network))
+
+
+def remove_dead_clusters() -> None:
+    """Remove what clusters have left that do not live any more: their supervisors were killed, or the machine.
+
+    Raises:
+        OSError: podman or ip failed; the text says what they printed.
+    """
+    for number in _networks():
+        claim = claim_number(number)
+        if claim:
+            try:
+                remove_cluster(number)
+            finally:
+                claim.release()
+
+
+def _networks() -> list[int]:
+    """List the networks of which this machine has a container, a network namespace or a bridge."""
+    fields = f'--format={{{{index .Labels "{NETWORK_LABEL}"}}}}'
+    labels = run("podman", "ps", "--all", f"--filter=label={NETWORK_LABEL}", fields).split()
+    names = [bridge_name(int(label)) for label in labels]
+    for folder in (NAMESPACES, DEVICES):
+        names += [path.name.partition(".")[0] for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted({int(match[1]) for name in names if (match := _BRIDGE.fullmatch(name))})
 
 
 def is_network_free(network: int) -> bool:

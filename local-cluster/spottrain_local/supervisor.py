@@ -33,11 +33,13 @@ from spottrain_local.controlplane import (
 from spottrain_local.gateway import NameServer, serve_gateway
 from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
 from spottrain_local.machines import NodeProcesses, PodSurroundings
+from spottrain_local.metrics_server import PORT_NAME as METRICS_PORT_NAME
+from spottrain_local.metrics_server import MetricsServer
 from spottrain_local.names import find_preload_library, hosts_file
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, list_and_watch
 from spottrain_local.objectstore import GRPC_PORT_NAMES, ObjectStore, remove_sockets
 from spottrain_local.objectstore import PORT_NAMES as STORE_PORT_NAMES
-from spottrain_local.podman import create_bridge, gateway_ip, is_network_free, remove_cluster
+from spottrain_local.podman import create_bridge, gateway_ip, is_network_free, remove_cluster, remove_dead_clusters
 from spottrain_local.processes import ChildProcess, watch_children_by_pidfd
 from spottrain_local.spec import ClusterSpec
 
@@ -55,7 +57,7 @@ class Supervisor:
         binaries = find_binaries()
         if binaries is None:
             raise LocalClusterError("The control plane is not built. Run `python -m spottrain_local.binaries`.")
-        ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES])
+        ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES, METRICS_PORT_NAME])
         self.layout = layout
         self.network = network
         self.in_containers = spec.runtime == "podman"
@@ -85,6 +87,9 @@ class Supervisor:
         self.cloud = Cloud(self.pools, self.nodes, layout.instances)
         self.parts = [ChildProcess(spec) for spec in self.control_plane.processes()]
         self.store_process = ChildProcess(self.store.process())
+        self.metrics_server = MetricsServer(control_plane=self.control_plane)
+        metrics_program = self.metrics_server.process()
+        self.metrics_process = ChildProcess(metrics_program) if metrics_program else None
         # What `up` still waits for, in the words that it shows.
         self.waiting_for = list(PARTS)
         self._stop = asyncio.Event()
@@ -95,7 +100,7 @@ class Supervisor:
 
     def describe(self) -> dict[str, Any]:
         """Describe the cluster as `spottrain local status` shows it."""
-        children = [*self.parts, self.store_process]
+        children = [*self.parts, self.store_process, *([self.metrics_process] if self.metrics_process else [])]
         return {
             "name": self.layout.name,
             "runtime": "podman" if self.in_containers else "process",
@@ -152,6 +157,7 @@ class Supervisor:
         ports = [self.control_plane.ports["apiserver"], self.store.ports["store-s3"]]
         async with contextlib.AsyncExitStack() as stack:
             try:
+                remove_dead_clusters()
                 create_bridge(number)
                 stack.callback(remove_cluster, number)
                 await stack.enter_async_context(serve_gateway(number, self.name_server, ports))
@@ -169,6 +175,7 @@ class Supervisor:
         await wait_until_served(self.client)
         for part in controllers:
             part.start()
+        await self.metrics_server.withdraw(self.client)
         await self.nodes.forget_strangers()
         self.cloud.start()
         await wait_until_ready(self.client)
@@ -178,6 +185,9 @@ class Supervisor:
         await self._wait_for_nodes(started)
         self.waiting_for.remove("nodes")
         logger.info("ready")
+        if self.metrics_process:
+            self.metrics_process.start()
+            await self.metrics_server.announce(self.client)
 
     async def _wait_for_nodes(self, started: datetime) -> None:
         """Wait until every node that is not gone is Ready.
@@ -234,6 +244,8 @@ class Supervisor:
         await self.cloud.stop()
         await self.nodes.stop_all()
         etcd, apiserver, *controllers = self.parts
+        if self.metrics_process:
+            controllers.append(self.metrics_process)
         await asyncio.gather(self.store_process.stop(), *(part.stop(kill=True) for part in controllers))
         await apiserver.stop(kill=True)
         await etcd.stop()

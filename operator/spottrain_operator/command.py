@@ -7,16 +7,29 @@ import logging
 import os
 import signal
 import socket
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from spottrain_api import logs
-from spottrain_api.contract import CONTROL_PORT, ENV_CONTROL_URL, ENV_WATCHER_PORT, WATCHER_PORT
+from spottrain_api.contract import (
+    CONTROL_PORT,
+    ENV_CONTROL_URL,
+    ENV_WATCHER_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+    WATCHER_PORT,
+)
 from spottrain_api.v1alpha1 import Network
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterError
 from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.control_api.certificate_keeper import CertificateSource
 from spottrain_operator.core.scope import Scope
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.options import (
     pod_labels_option,
     spot_labels_option,
@@ -28,14 +41,47 @@ from spottrain_operator.process import LeadershipLostError, OperatorSettings, ru
 logger = logging.getLogger("spottrain_operator")
 
 
+def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
+    if urlsplit(text).scheme != "https" or not urlsplit(text).hostname:
+        raise click.BadParameter(
+            f"{one_line(text)!r} is not the address of a server with TLS. Write it as https://host:port.",
+            param=option,
+        )
+    return text.rstrip("/")
+
+
 @click.command()
-@click.option("--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address of the control API.")
+@click.option(
+    "--host", envvar="SPOTTRAIN_CONTROL_HOST", default="0.0.0.0", help="Address on which the operator listens."
+)
 @click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
+@click.option(
+    "--plain-port",
+    envvar="SPOTTRAIN_PLAIN_PORT",
+    default=0,
+    help="Port of the control API without TLS, for agents of older releases. 0: none.",
+)
+@click.option(
+    "--certificate-from",
+    envvar="SPOTTRAIN_CERTIFICATE_FROM",
+    type=click.Choice([each.value for each in CertificateSource]),
+    default=CertificateSource.OPERATOR.value,
+    help="Who makes the control API's certificate: the operator, or whoever writes its Secret.",
+)
+@click.option(
+    "--metrics-token-file",
+    envvar="SPOTTRAIN_METRICS_TOKEN_FILE",
+    type=click.Path(path_type=Path),
+    help="File with the token that /metrics asks for, over TLS. Default: none is needed.",
+)
+@click.option("--health-port", envvar="SPOTTRAIN_HEALTH_PORT", default=HEALTH_PORT, help="Port of the probes.")
+@click.option("--metrics-port", envvar="SPOTTRAIN_METRICS_PORT", default=METRICS_PORT, help="Port of /metrics.")
 @click.option(
     "--control-url",
     envvar=ENV_CONTROL_URL,
     required=True,
-    help="Where the agents reach the control API, such as http://spottrain-operator.spottrain-system.svc:8080.",
+    callback=_https,
+    help="Where the agents reach the control API, such as https://spottrain-operator.spottrain-system.svc:8443.",
 )
 @click.option("--namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the lease.")
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
@@ -44,6 +90,27 @@ logger = logging.getLogger("spottrain_operator")
 @pod_labels_option
 @watch_namespaces_option
 @watch_labels_option
+@click.option(
+    "--client-qps",
+    envvar="SPOTTRAIN_CLIENT_QPS",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LIMITS.qps,
+    help="Requests a second to the API server, on average.",
+)
+@click.option(
+    "--client-burst",
+    envvar="SPOTTRAIN_CLIENT_BURST",
+    type=click.IntRange(min=1),
+    default=DEFAULT_LIMITS.burst,
+    help="Requests to the API server at once, after a pause.",
+)
+@click.option(
+    "--progress-seconds",
+    envvar="SPOTTRAIN_PROGRESS_SECONDS",
+    type=click.FloatRange(min=1),
+    default=RECORD_INTERVAL,
+    help="Seconds between two records of a job's progress in its status, while nothing else changes.",
+)
 @spot_labels_option
 @click.option(
     "--allowed-network",
@@ -53,9 +120,20 @@ logger = logging.getLogger("spottrain_operator")
     type=click.Choice([network.value for network in Network]),
     help="Network that jobs may ask for with podTemplate.network. Its pods run as root. Default: none.",
 )
+@click.option(
+    "--network-policies/--no-network-policies",
+    envvar="SPOTTRAIN_NETWORK_POLICIES",
+    default=False,
+    help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
+)
 def main(
     host: str,
     port: int,
+    plain_port: int,
+    certificate_from: str,
+    metrics_token_file: Path | None,
+    health_port: int,
+    metrics_port: int,
     control_url: str,
     namespace: str,
     identity: str,
@@ -64,8 +142,12 @@ def main(
     pod_labels: dict[str, str],
     watch_namespaces: tuple[str, ...],
     watch_labels: dict[str, str],
+    client_qps: float,
+    client_burst: int,
+    progress_seconds: float,
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
+    network_policies: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
     try:
@@ -74,10 +156,11 @@ def main(
         raise click.UsageError(str(error)) from error
     for handler in logging.getLogger().handlers:
         handler.addFilter(retry_is_no_error)
-    # kopf logs every event that it passes on; only decisions matter here.
+    # kopf logs every event that it passes on, and that its thread gets no signals; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     settings = OperatorSettings(
-        control_url=control_url.rstrip("/"),
+        control_url=control_url,
         lease=LeaseSettings(
             namespace=namespace,
             identity=identity,
@@ -86,10 +169,18 @@ def main(
         pod_labels=pod_labels,
         host=host,
         port=port,
+        plain_port=plain_port or None,
+        certificate=CertificateSource(certificate_from),
+        metrics_token_file=metrics_token_file,
+        limits=ClientLimits(qps=client_qps, burst=client_burst),
+        record_interval=progress_seconds,
+        health_port=health_port,
+        metrics_port=metrics_port,
         site=Site(
             spot_labels=spot_labels,
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
+            isolates_jobs=network_policies,
             log_format=logs.log_format(),
         ),
     )

@@ -3,7 +3,8 @@
 A job has one pass at a time. Many jobs have theirs side by side, up to a limit.
 
 A wake reports that something may have changed, but not what. All wakes during a pass, or while one waits, lead to one
-more pass. A failed pass is retried after a growing pause with jitter. Wakes don't shorten that pause.
+more pass. A failed pass is retried after a growing pause with jitter. Only an urgent wake, for a notice or a loss,
+shortens that pause. Urgent passes have places of their own, so that none waits for bookkeeping.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from spottrain_api.logs import about
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.limits import is_urgent
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,18 @@ BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
 # A lost write race is normal (a user edits while the operator writes): read again soon.
 CONFLICT_SECONDS = 0.1
+
+
+class Priority(IntEnum):
+    """What goes first: notices and losses, then the other jobs, then those that are over."""
+
+    URGENT = 0
+    NORMAL = 1
+    LAST = 2
+
+
+# Passes at once, by priority.
+PLACES: Mapping[Priority, int] = {Priority.URGENT: 16, Priority.NORMAL: 8, Priority.LAST: 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +66,60 @@ def backoff_seconds(num_failures: int, jitter: float) -> float:
     return float(pause * (0.5 + 0.5 * jitter))
 
 
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """A job that has passes.
+
+    - priority: of the next pass.
+    - wake, hurry: set by any wake, and by an urgent one.
+    - turn: set once a place is free; None while it doesn't wait for one.
+    """
+
+    priority: Priority = Priority.LAST
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Future[Priority] | None = None
+    task: asyncio.Task[None] | None = None
+
+
 class Controller:
     """Runs `reconcile` for every job that is woken."""
 
-    def __init__(self, reconcile: Reconcile, *, max_concurrent: int = 8) -> None:
+    def __init__(self, reconcile: Reconcile, *, places: Mapping[Priority, int] = PLACES) -> None:
         self._reconcile = reconcile
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._wakes: dict[JobKey, asyncio.Event] = {}
-        self._tasks: dict[JobKey, asyncio.Task[None]] = {}
+        self._free = dict(places)
+        self._waiting: dict[Priority, dict[JobKey, _Job]] = {priority: {} for priority in Priority}
+        self._jobs: dict[JobKey, _Job] = {}
         self._stopped = False
 
-    def wake(self, key: JobKey) -> None:
+    def wake(self, key: JobKey, priority: Priority = Priority.NORMAL) -> None:
         """Request a pass for the job.
 
         Cheap, and safe to call from anywhere in the event loop.
         """
         if self._stopped:
             return
-        if key not in self._tasks:
-            self._wakes[key] = asyncio.Event()
-            self._tasks[key] = asyncio.create_task(self._run(key), name=f"reconcile {key}")
-        self._wakes[key].set()
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job()
+            job.task = asyncio.create_task(self._run(key, job), name=f"reconcile {key}")
+        if priority < job.priority:
+            if self._waiting[job.priority].pop(key, None) is not None:
+                self._waiting[priority][key] = job
+            job.priority = priority
+            self._admit()
+        job.wake.set()
+        if priority is Priority.URGENT:
+            job.hurry.set()
+
+    def wake_all(self) -> None:
+        """Request a pass for every job."""
+        for key in list(self._jobs):
+            self.wake(key)
 
     @property
     def num_jobs(self) -> int:
-        return len(self._tasks)
+        return len(self._jobs)
 
     async def stop(self) -> None:
         """Start no more passes, and cancel those that run.
@@ -83,45 +127,81 @@ class Controller:
         The next leader finishes what they started.
         """
         self._stopped = True
-        tasks = list(self._tasks.values())
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, key: JobKey) -> None:
-        wake = self._wakes[key]
+    async def _run(self, key: JobKey, job: _Job) -> None:
         result = PassResult()
         num_failures = 0
-        while not (result.gone and not wake.is_set()):
-            await _wait(wake, result.requeue_after)
-            wake.clear()
+        while not (result.gone and not job.wake.is_set()):
+            await _wait(job.wake, result.requeue_after)
+            priority = await self._turn(key, job)
+            job.wake.clear()
+            job.hurry.clear()
+            job.priority = Priority.LAST
             pause = 0.0
-            async with self._slots:
-                try:
-                    with about(namespace=key.namespace, job=key.name):
-                        result = await self._reconcile(key)
-                    num_failures = 0
-                except ConflictError:
-                    pause = CONFLICT_SECONDS
-                except ClusterError as error:
-                    num_failures += 1
-                    pause = backoff_seconds(num_failures, random.random())
-                    logger.warning("%s: %s; retrying in %.1f s", key, error, pause)
-                except Exception:
-                    # A bug in one job's pass must not stop the passes of other jobs, nor later passes of this one.
-                    num_failures += 1
-                    pause = backoff_seconds(num_failures, random.random())
-                    logger.exception("%s: the pass failed; retrying in %.1f s", key, pause)
+            is_urgent.set(priority is Priority.URGENT)
+            try:
+                with about(namespace=key.namespace, job=key.name):
+                    result = await self._reconcile(key)
+                num_failures = 0
+            except ConflictError:
+                pause = CONFLICT_SECONDS
+            except ClusterError as error:
+                num_failures += 1
+                pause = _pause(num_failures, priority)
+                if error.retry_after is not None:
+                    pause = max(BACKOFF_FIRST_SECONDS, error.retry_after)
+                logger.warning("%s: %s; retrying in %.1f s", key, error, pause)
+            except Exception:
+                # A bug in one job's pass must not stop the passes of other jobs, nor later passes of this one.
+                num_failures += 1
+                pause = _pause(num_failures, priority)
+                logger.exception("%s: the pass failed; retrying in %.1f s", key, pause)
+            finally:
+                self._free[priority] += 1
+                self._admit()
             if pause:
-                await asyncio.sleep(pause)
-                wake.set()
-        del self._wakes[key], self._tasks[key]
+                job.priority = min(job.priority, priority)  # what was urgent still is
+                await _wait(job.hurry, pause)
+                job.wake.set()
+        del self._jobs[key]
+
+    async def _turn(self, key: JobKey, job: _Job) -> Priority:
+        """Wait for a place. Returns the priority whose place it is."""
+        job.turn = asyncio.get_running_loop().create_future()
+        self._waiting[job.priority][key] = job
+        self._admit()
+        try:
+            return await job.turn
+        except asyncio.CancelledError:
+            self._waiting[job.priority].pop(key, None)
+            raise
+        finally:
+            job.turn = None
+
+    def _admit(self) -> None:
+        """Give free places to those that wait, the first one first."""
+        for priority, waiting in self._waiting.items():
+            while waiting and self._free[priority] > 0:
+                key = next(iter(waiting))
+                job = waiting.pop(key)
+                self._free[priority] -= 1
+                if job.turn is not None:
+                    job.turn.set_result(priority)
 
 
-async def _wait(wake: asyncio.Event, seconds: float | None) -> None:
-    """Wait until `wake` is set, or for `seconds` (None: without a limit)."""
+def _pause(num_failures: int, priority: Priority) -> float:
+    """Seconds until a failed pass is repeated. No growing back-off delays a notice or a loss."""
+    return backoff_seconds(1 if priority is Priority.URGENT else num_failures, random.random())
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until `event` is set, or for `seconds` (None: without a limit)."""
     try:
         async with asyncio.timeout(seconds):
-            await wake.wait()
+            await event.wait()
     except TimeoutError:
         return

@@ -7,7 +7,7 @@ happens while this operator runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,12 +32,14 @@ LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 class Metrics:
     """All metrics of the operator, in their own registry."""
 
-    def __init__(self, *, num_agents: Callable[[], int]) -> None:
+    def __init__(
+        self, *, num_agents: Callable[[], int], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         # Creation times of counters would double the number of series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._jobs = JobMetrics()
+        self._jobs = JobMetrics(now)
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
             "spottrain_reconcile_duration_seconds",
@@ -82,7 +84,10 @@ class Metrics:
         self, key: JobKey, before: JobView, after: TrainingJobStatus, reports: Mapping[str, ReportView]
     ) -> None:
         """Record a pass that turned the status of `before` into `after`."""
-        self._jobs.jobs[key] = JobNow(spec=before.spec, status=after, reports=reports)
+        self._jobs.put(key, JobNow(spec=before.spec, status=after, reports=reports))
+        if not self._jobs.knows(key):
+            self._forget_course(key)
+            return
         labels = (key.namespace, key.name)
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.labels(*labels)  # at zero from the start on: Prometheus' rate() leaves out a first value
@@ -120,7 +125,10 @@ class Metrics:
 
     def forget(self, key: JobKey) -> None:
         """Drop the series of a deleted job."""
-        self._jobs.jobs.pop(key, None)
+        self._jobs.forget(key)
+        self._forget_course(key)
+
+    def _forget_course(self, key: JobKey) -> None:
         self._seen_commits.pop(key, None)
         for metric in (self._gap, self._drain, self._forecast, *self._checkpoint.values()):
             metric.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})

@@ -7,36 +7,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 
-import kopf
 from aiohttp import web
 
+from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.cluster.cache import Change
+from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.leader_label import LeaderLabel
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.led_namespaces import LedNamespaces
+from spottrain_operator.cluster.limits import ClientLimits
 from spottrain_operator.cluster.placement import Site
+from spottrain_operator.cluster.watch_client import KubernetesWatch
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
+from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
-from spottrain_operator.controller import Controller, PassResult
+from spottrain_operator.control_api.sockets import listening
+from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
-from spottrain_operator.handlers import NodeIndex, build_registry, build_settings
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
+from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 5.0
 # Until a namespace that isn't led may have got the labels for it.
 NOT_LED_SECONDS = 30.0
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+# The history is written once for so many records of progress.
+RECORDS_PER_HISTORY = 10
 
 
 class LeadershipLostError(Exception):
@@ -49,7 +67,13 @@ class OperatorSettings:
 
     - control_url: address at which agents reach the control API.
     - pod_labels: of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
+    - host, port: where the control API listens. The other ports are on the same host.
+    - plain_port: port without TLS for agents of older releases. None: they can't reach it.
+    - certificate: who makes the certificate of the control API.
+    - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
+    - limits: of the requests to the API server.
+    - record_interval: seconds between two records of the progress of a job at rest.
     """
 
     control_url: str
@@ -57,16 +81,23 @@ class OperatorSettings:
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
     port: int
-    max_concurrent_passes: int = 8
+    plain_port: int | None = None
+    certificate: CertificateSource = CertificateSource.OPERATOR
+    health_port: int = HEALTH_PORT
+    metrics_port: int = METRICS_PORT
+    metrics_token_file: Path | None = None
     site: Site = Site()
+    limits: ClientLimits = ClientLimits()
+    record_interval: float = RECORD_INTERVAL
 
 
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
         self._settings = settings
         self._cluster = cluster
+        self._watched = WatchedCluster(cluster, watches, self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
         self._label = LeaderLabel(
@@ -81,14 +112,55 @@ class Operator:
         self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
-        self._watching = asyncio.Event()
+        self._synced = asyncio.Event()
+        self._certificates = CertificateKeeper(
+            cluster,
+            namespace=settings.lease.namespace,
+            source=settings.certificate,
+            hosts=_hosts(settings),
+            may_write=lambda: self._election.is_leader,
+            now=lambda: datetime.now(UTC),
+        )
 
-    def _wake(self, job: JobKey) -> None:
+    def _control(self) -> ControlAddress:
+        """What new pods are given now."""
+        settings = self._settings
+        return ControlAddress(
+            url=settings.control_url,
+            ca=self._certificates.ca,
+            plain_port=settings.plain_port,
+        )
+
+    def _trust_changed(self) -> None:
         if self._controller is not None:
-            self._controller.wake(job)
+            self._controller.wake_all()
+
+    def _wake(self, job: JobKey, *, urgent: bool) -> None:
+        if self._controller is not None:
+            self._controller.wake(job, Priority.URGENT if urgent else Priority.NORMAL)
+
+    def _on_change(self, kind: Kind, change: Change) -> None:
+        if self._controller is not None:
+            for job, priority in wakes(kind, change, self._watched.jobs_on):
+                self._controller.wake(job, priority)
 
     def _is_ready(self) -> bool:
-        return self._election.is_leader and self._watching.is_set()
+        return self._election.is_leader and self._is_prepared()
+
+    def _is_probed_ready(self) -> bool:
+        """Whether Kubernetes may count on this process: it leads, or can take over."""
+        return self._is_ready() or self._election.is_standby
+
+    def _is_prepared(self) -> bool:
+        """Whether passes can be made.
+
+        Before the first lists, jobs would seem to have no pods. Without a certificate, new pods would trust nobody.
+        """
+        return self._synced.is_set() and self._certificates.opened.is_set()
+
+    async def _prepared(self) -> None:
+        await self._synced.wait()
+        await self._certificates.opened.wait()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set or SIGTERM comes, and everything has ended.
@@ -102,17 +174,34 @@ class Operator:
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
-            self._metrics.leader.set(1)
-            label = asyncio.create_task(self._label.keep(), name="leader label")
-            stack.callback(label.cancel)
-            self._controller = self._build_controller()
-            stack.push_async_callback(self._controller.stop)
-            watches = await self._watch(stack, self._controller)
-            await _first_of(stop.wait(), self._election.hold(), watches)
-            # From here on kopf handles the signals: at SIGTERM its watches end without an error.
-            if not self._election.is_leader:
+            following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
+            stack.push_async_callback(_end, following)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
+            while self._is_prepared() and self._election.is_leader and not stop.is_set():
+                await self._act(stop, following)
+                if not self._election.is_leader and not stop.is_set():
+                    await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
+            if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
+
+    async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+        """Make passes as long as this process leads.
+
+        A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
+        later, it begins as a new operator does: what it knew of the agents is old by then.
+        """
+        self._controller = controller = self._build_controller()
+        self._metrics.leader.set(1)
+        label = asyncio.create_task(self._label.keep(), name="leader label")
+        try:
+            await self._wake_all(controller)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+        finally:
+            label.cancel()
+            self._metrics.leader.set(0)
+            self._controller = None
+            await controller.stop()
 
     async def _acquire(self) -> None:
         await self._label.drop()
@@ -124,28 +213,52 @@ class Operator:
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,
-            is_standby=lambda: self._election.is_standby,
-            metrics=self._metrics.exposition,
             now=self._clock,
         )
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.5)
+        settings, tls = self._settings, self._certificates.context
+        keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
+        stack.callback(keeping.cancel)
+        control, metrics = (
+            api.application(),
+            metrics_application(self._metrics.exposition, settings.metrics_token_file),
+        )
+        await self._listen(stack, "control API", control, settings.port, tls)
+        if settings.plain_port is not None:
+            await self._listen(stack, "control API without TLS", api.application(), settings.plain_port)
+        await self._listen(stack, "probes", health_application(self._is_probed_ready), settings.health_port)
+        await self._listen(
+            stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
+        )
+
+    async def _listen(
+        self,
+        stack: AsyncExitStack,
+        name: str,
+        application: web.Application,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self._settings.host, self._settings.port).start()
-        logger.info("control API on %s:%d", self._settings.host, self._settings.port)
+        await web.SockSite(runner, listening(self._settings.host, port), ssl_context=tls).start()
+        logger.info("%s on %s:%d", name, self._settings.host, port)
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(
             plan=plan,
-            cluster=self._cluster,
+            cluster=self._watched,
             board=self._board,
             reports=self._reports,
             metrics=self._metrics,
             tracer=self._tracer,
-            history=HistoryKeeper(self._cluster),
-            control_url=self._settings.control_url,
+            history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
+            isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
+            control=self._control,
             now=self._clock,
             site=self._settings.site,
+            record_interval=self._settings.record_interval,
         )
 
         async def measured(key: JobKey) -> PassResult:
@@ -166,34 +279,25 @@ class Operator:
             finally:
                 self._metrics.reconcile_seconds.observe(time.perf_counter() - begun)
 
-        return Controller(measured, max_concurrent=self._settings.max_concurrent_passes)
+        return Controller(measured)
 
     async def _leave(self, key: JobKey) -> PassResult:
         """Leave the job to the release that leads its namespace, but look again if that may change."""
-        gone = not self._namespaces.may_change or await self._cluster.get_job(key) is None
+        gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
-    async def _watch(self, stack: AsyncExitStack, controller: Controller) -> asyncio.Task[None]:
-        stop_watching = asyncio.Event()
-        watches = asyncio.create_task(
-            kopf.operator(
-                registry=build_registry(controller, NodeIndex()),
-                settings=build_settings(),
-                standalone=True,
-                clusterwide=True,
-                stop_flag=stop_watching,
-                ready_flag=self._watching,
-            ),
-            name="watches",
-        )
+    async def _wake_all(self, controller: Controller) -> None:
+        """Wake each job, and each that is gone and has left pods."""
+        jobs = {job_key(job): priority_of(job) for job in await self._watched.list_jobs()}
+        left = dict.fromkeys(self._watched.jobs_with_pods(), Priority.NORMAL)
+        for key, priority in (left | jobs).items():
+            controller.wake(key, priority)
 
-        async def end() -> None:
-            stop_watching.set()
-            await asyncio.wait({watches}, timeout=STOP_SECONDS)
-            watches.cancel()
 
-        stack.push_async_callback(end)
-        return watches
+def _hosts(settings: OperatorSettings) -> list[str]:
+    """Names and addresses of the control API, for its certificate."""
+    listening = [] if settings.host in ANY_ADDRESS else [settings.host]
+    return list(dict.fromkeys([ControlAddress(url=settings.control_url).host, *listening]))
 
 
 async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
@@ -203,11 +307,18 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
         ClusterError: No cluster is configured.
         LeadershipLostError: The lease is lost, so this process has to end.
     """
-    cluster = KubernetesCluster(client_configuration())
+    configuration = client_configuration()
+    cluster = KubernetesCluster(configuration, settings.limits)
     try:
-        await Operator(settings, cluster).run(stop)
+        async with KubernetesWatch(configuration) as watches:
+            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
     finally:
         cluster.close()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def _first_of(*doing: Awaitable[object]) -> None:

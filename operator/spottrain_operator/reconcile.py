@@ -31,8 +31,10 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJo
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.cluster.control_address import ControlAddress, with_old_address
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
@@ -61,6 +63,7 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
+from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.core.understanding import sentence
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.tracing import ChangeTracer
@@ -86,11 +89,14 @@ class Reconciler:
         metrics: Metrics,
         tracer: ChangeTracer,
         history: HistoryKeeper,
-        control_url: str,
+        isolation: Isolation | None = None,
+        control: Callable[[], ControlAddress],
         now: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
+        record_interval: float = RECORD_INTERVAL,
     ) -> None:
         self._plan = plan
+        self._record_interval = record_interval
         self._cluster = cluster
         self._board = board
         self._reports = reports
@@ -99,12 +105,12 @@ class Reconciler:
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
-        self._control_url = control_url
+        self._isolation = isolation
+        self._control = control
         self._site = site
         self._now = now
         self._started_at = now()
         self._key = secrets.token_bytes(32)
-        self._known_pods: dict[JobKey, frozenset[str]] = {}
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
 
@@ -122,13 +128,17 @@ class Reconciler:
         try:
             view = job_view(job)
         except NotUnderstoodError as error:
+            await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
         observed = await self._observe(key, view, pods)
         decided = self._plan(observed, self._now())
         job = await self._write_status(job, view.status, decided.status)
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
+        if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
+            await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)
+        await self._tell_address(key, pods)
         generation = decided.status.generation
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
@@ -142,17 +152,35 @@ class Reconciler:
         return {pod.uid: self._assignment(job, pod, observed.nodes.get(pod.node or "")) for pod in observed.pods}
 
     def _assignment(self, job: JobView, pod: PodView, node: NodeView | None) -> Assignment:
-        grace = shutdown_grace_seconds(node.labels) if node is not None else None
-        return assignment_for(job, pod.uid, self._key).model_copy(update={"shutdown_grace_seconds": grace})
+        of_node = {
+            "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
+            "watcher": node.watcher if node is not None else "",
+        }
+        return assignment_for(job, pod.uid, self._key).model_copy(update=of_node)
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
-        labelled = await self._cluster.list_pods(key.namespace, labels={LABEL_JOB_UID: uid})
+        labels = {LABEL_JOB: key.name, LABEL_JOB_UID: uid}
+        labelled = await self._cluster.list_pods(key.namespace, labels=labels)
         pods = [pod for pod in labelled if owned_by(pod, uid)]
-        uids = frozenset(pod["metadata"]["uid"] for pod in pods)
-        self._reports.forget(self._known_pods.get(key, frozenset()) - uids)
-        self._known_pods[key] = uids
+        self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
+
+    async def _tell_address(self, key: JobKey, pods: Sequence[Manifest]) -> None:
+        """Give agents a new address or authority of the control API.
+
+        They can't hear it over the old one.
+        """
+        control = self._control()
+
+        async def tell(name: str, uid: str) -> None:
+            try:
+                await self._cluster.annotate_pod(key.namespace, name, uid=uid, annotations=control.annotations)
+            except RefusedError as error:
+                logger.warning("%s: its pod %s can't be given the control API's new address: %s", key, name, error)
+
+        behind = [pod["metadata"] for pod in with_old_address(pods, control)]
+        await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
         views = await self._with_events(key, sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
@@ -164,6 +192,7 @@ class Reconciler:
             reports=self._reports.of(frozenset(pod.uid for pod in views)),
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
+            record_interval=self._record_interval,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),
         )
@@ -192,9 +221,8 @@ class Reconciler:
         """
         if key in self._unprotected:
             actions = [action for action in actions if not isinstance(action, AnnotatePod)]
-        doing = [
-            apply(self._cluster, view, action, control_url=self._control_url, site=self._site) for action in actions
-        ]
+        control = self._control()
+        doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
@@ -273,10 +301,10 @@ class Reconciler:
         """
         pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
+        self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
         self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
         for meta in orphans:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
-        self._reports.forget(self._known_pods.pop(key, frozenset()), key)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)
         self._rivals.forget(key)

@@ -12,6 +12,7 @@ from itertools import product
 from spottrain_api.contract import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.lease import LEASE_NAME
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,6 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="nodes", verbs=READ),
         Right(resource="namespaces", verbs=("get",)),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
-        Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("list", "watch")),
         Right(group="coordination.k8s.io", resource="leases", verbs=("list",)),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),
         Right(
@@ -55,6 +55,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
             name=LEASE_NAME,
             own_namespace=True,
         ),
+        Right(resource="secrets", verbs=("get", "update"), name=SECRET_NAME, own_namespace=True),
     ),
     "watcher": (
         Right(resource="nodes", verbs=(*READ, "patch")),

@@ -7,6 +7,7 @@ with that of the watcher.
 from __future__ import annotations
 
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,7 @@ from spottrain_api import crd
 from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.kubernetes_client import client_configuration
+from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
 
@@ -128,7 +130,9 @@ class Installation:
 
     def _answers(self, path: str) -> str:
         try:
-            urllib.request.urlopen(self._url + path, timeout=TIMEOUT_SECONDS).close()
+            urllib.request.urlopen(self._url + path, timeout=TIMEOUT_SECONDS, context=self._trust()).close()
+        except ssl.SSLError as error:
+            return f"the Secret {SECRET_NAME} in {self._namespace} holds no usable {CA}: {error}"
         except urllib.error.HTTPError as error:
             return f"{self._url}{path} answers {error.code}: {error.read(300).decode(errors='replace')}"
         except OSError as error:
@@ -137,6 +141,11 @@ class Installation:
                 "and `kubectl logs`, and at network policies of its namespace."
             )
         return ""
+
+    def _trust(self) -> ssl.SSLContext:
+        """What the release's pods trust."""
+        secret = _json(self._core.read_namespaced_secret, SECRET_NAME, self._namespace)
+        return ssl.create_default_context(cadata=decoded(secret).get(CA) or None)
 
     def _crd(self, name: str) -> str:
         return crd_problem(_items(self._extensions.list_custom_resource_definition), name)

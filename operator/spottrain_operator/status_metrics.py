@@ -21,6 +21,9 @@ from spottrain_operator.core.watching import spot_watches
 
 # Not "job", "namespace", "pod" and "node": Prometheus uses these names for the target, and its values would win.
 JOB = ("job_namespace", "job_name")
+PHASE_FAMILY = "spottrain_job_phase"
+# Time for which a job that is over keeps all its series.
+OVER = timedelta(hours=1)
 _SECONDS = "_seconds"
 
 
@@ -75,18 +78,50 @@ class Family:
 
 
 class JobMetrics(Collector):
-    """Reads the jobs at each scrape."""
+    """Reads the jobs at each scrape.
 
-    def __init__(self) -> None:
-        self.jobs: dict[JobKey, JobNow] = {}
+    Of a job that was over for an hour only the phase is left: thousands of these may lie about.
+    """
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._jobs: dict[JobKey, JobNow] = {}
+        self._over: dict[JobKey, Phase] = {}
+
+    def put(self, key: JobKey, job: JobNow) -> None:
+        """Set what the newest pass over a job found."""
+        if self._is_over(job):
+            self._jobs.pop(key, None)
+            self._over[key] = job.status.phase
+        else:
+            self._over.pop(key, None)
+            self._jobs[key] = job
+
+    def forget(self, key: JobKey) -> None:
+        self._jobs.pop(key, None)
+        self._over.pop(key, None)
+
+    def knows(self, key: JobKey) -> bool:
+        """Whether the job has all its series."""
+        return key in self._jobs
+
+    def _is_over(self, job: JobNow) -> bool:
+        completed = job.status.completion_time
+        return completed is not None and self._now() - completed > OVER
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample."""
+        for key, job in list(self._jobs.items()):
+            self.put(key, job)
+        jobs, over = list(self._jobs.items()), list(self._over.items())
         for family in FAMILIES:
             metric = family.kind(family.name, family.documentation, labels=(*JOB, *family.labels))
-            for key, job in self.jobs.items():
+            for key, job in jobs:
                 for labels, value in family.samples(job):
                     metric.add_metric((key.namespace, key.name, *labels), value)
+            if family.name == PHASE_FAMILY:
+                for key, phase in over:
+                    metric.add_metric((key.namespace, key.name, phase.value), 1.0)
             yield metric
 
 
@@ -290,7 +325,7 @@ FAMILIES = (
     ),
     Family(
         kind=_GAUGE,
-        name="spottrain_job_phase",
+        name=PHASE_FAMILY,
         documentation="1 for the phase that the job is in.",
         labels=("phase",),
         samples=_phases,
@@ -370,7 +405,7 @@ FAMILIES = (
     _of_member(
         _GAUGE,
         "spottrain_job_member_report_timestamp_seconds",
-        "Time at which the operator received the member's newest report.",
-        lambda v, _: _moment(v.received_at),
+        "Time at which the operator last heard of the member's agent.",
+        lambda v, _: _moment(v.last_contact),
     ),
 )

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from spottrain_api.contract import (
     MANAGED_BY,
     WATCHER_PORT,
     shutdown_grace_seconds,
+    watcher_mark,
 )
 from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource
 from spottrain_watcher.ec2 import Ec2Source
@@ -93,8 +95,9 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     cloud = await _cloud_source(session, api, node, named, environ)
     if cloud is not None:
         sources.append(cloud)
-    marker = NodeMarker(api, node)
-    watcher = Watcher(sources, marker)
+    proof = secrets.token_hex()
+    marker = NodeMarker(api, node, watcher_mark(proof))
+    watcher = Watcher(sources, marker, proof)
     runner = web.AppRunner(watcher.application(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:

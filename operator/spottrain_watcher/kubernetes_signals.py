@@ -55,6 +55,11 @@ class KubernetesSource:
         """
         return next(iter(self._troubles.values()), None)
 
+    @property
+    def starting(self) -> bool:
+        """Never: an API server that takes its time is trouble."""
+        return False
+
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
         node_field = f"metadata.name={self._node}"

@@ -164,6 +164,14 @@ class Polls:
         """
         return next(iter(self._troubles.values()), self._unheard)
 
+    @property
+    def starting(self) -> bool:
+        """Whether the first request still waits for its answer.
+
+        Each request is bounded by what the cloud allows.
+        """
+        return self._unheard is not None and not self._troubles
+
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         """Yield all notices whenever they change, for ever."""
         self._known.clear()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Any
 
-from spottrain_api.contract import ANNOTATION_NOTICE, TAINT_PREEMPTION, Notice, NoticeKind
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION, Notice, NoticeKind
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
@@ -42,16 +42,22 @@ def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any
 
 
 class NodeMarker:
-    """Keeps the Node in step with the newest notice, and retries until that succeeds."""
+    """Keeps the Node in step with the newest notice, and retries until that succeeds.
 
-    def __init__(self, api: KubernetesApi, node: str) -> None:
+    First of all, it writes `mark`, by which agents know the watcher.
+    """
+
+    def __init__(self, api: KubernetesApi, node: str, mark: str) -> None:
         self._api = api
         self._path = f"/api/v1/nodes/{node}"
+        self._unwritten_mark: str | None = mark
         self._notice: Notice | None = None
+        self._shows = False
         self._changed = asyncio.Event()
+        self._changed.set()
 
     def show(self, notice: Notice | None) -> None:
-        self._notice = notice
+        self._notice, self._shows = notice, True
         self._changed.set()
 
     async def run(self) -> None:
@@ -76,6 +82,13 @@ class NodeMarker:
                 retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
 
     async def _write(self) -> None:
+        if self._unwritten_mark is not None:
+            await self._api.merge_patch(
+                self._path, {"metadata": {"annotations": {ANNOTATION_WATCHER: self._unwritten_mark}}}
+            )
+            self._unwritten_mark = None
+        if not self._shows:
+            return
         notice = self._notice
         patch = desired_change(await self._api.get(self._path), notice)
         if patch is not None:

@@ -28,4 +28,12 @@ class SignalSource(Protocol):
         """
         ...
 
+    @property
+    def starting(self) -> bool:
+        """Whether the trouble is only that the first answer takes its time.
+
+        It may take no longer than the cloud allows.
+        """
+        ...
+
     def watch(self) -> AsyncIterator[tuple[Notice, ...]]: ...

@@ -32,15 +32,18 @@ class Marker(Protocol):
 class Watcher:
     """The watcher of one spot node.
 
-    Agents ask it for notices; it calls only the API server and the sources.
+    Agents ask it for notices; it calls only the API server and the sources. With notices it gives its `proof`, whose
+    hash the marker writes on the Node: anybody may listen on the port of a node without a watcher.
     """
 
-    def __init__(self, sources: Sequence[SignalSource], marker: Marker) -> None:
+    def __init__(self, sources: Sequence[SignalSource], marker: Marker, proof: str) -> None:
         self._sources = sources
+        self._proof = proof
         self._marker = marker
         self._metrics = Metrics(sources)
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
+        self._starting = self._only_starting()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -73,16 +76,23 @@ class Watcher:
         troubles = [one_line(source.trouble) for source in self._sources if source.trouble]
         return " ".join(troubles) or None
 
+    def _only_starting(self) -> bool:
+        """Whether the first answers alone are missing, and none is late."""
+        troubled = [source for source in self._sources if source.trouble]
+        return bool(troubled) and all(source.starting for source in troubled)
+
     async def _follow_trouble(self) -> None:
         while True:
-            trouble = self._present_trouble()
-            if trouble != self._trouble:
-                if trouble:
+            trouble, starting = self._present_trouble(), self._only_starting()
+            if (trouble, starting) != (self._trouble, self._starting):
+                if starting:
+                    logger.info("waiting for the first answer: %s", trouble)
+                elif trouble:
                     logger.warning("notices may not be heard: %s", trouble)
                 else:
                     logger.info("all sources answer")
                 async with self._changed:
-                    self._trouble = trouble
+                    self._trouble, self._starting = trouble, starting
                     self._changed.notify_all()
             await asyncio.sleep(TROUBLE_SECONDS)
 
@@ -98,7 +108,8 @@ class Watcher:
                 self._marker.show(self._ledger.for_node())
 
     def _notice_list(self) -> NoticeList:
-        return self._ledger.notice_list(self._trouble)
+        found = self._ledger.notice_list(self._trouble, starting=self._starting)
+        return found.model_copy(update={"proof": self._proof}) if found.notices else found
 
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")

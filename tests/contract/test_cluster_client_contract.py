@@ -5,7 +5,9 @@ It holds for the cluster in memory and for a real API server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,32 @@ import yaml
 
 from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
-from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
+from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    ConflictError,
+    ExpiredError,
+    JobKey,
+    Kind,
+    Listing,
+    Manifest,
+    PodIdentity,
+    WatchClient,
+    WatchEvent,
+)
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.events import EventRecorder
+from spottrain_operator.cluster.isolation import network_policy
+from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
-from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.cluster.pods import ANNOTATION_POOL, JobRef, build_pod
+from spottrain_operator.cluster.watch_client import KubernetesWatch
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.core.model import Event
+from spottrain_operator.core.protection import PROTECTION
 
 CRDS = Path(__file__).parents[2] / "crds"
 SPEC: dict[str, Any] = {
@@ -41,10 +61,12 @@ class MemorySetup:
     namespace = "team"
 
     def __init__(self) -> None:
-        self.cluster = MemoryCluster()
-        self.cluster.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
+        self.direct = MemoryCluster()
+        self.direct.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
+        self.watches: WatchClient = self.direct
+        self.cluster: ClusterClient = self.direct
         self.nodes: list[str] = ["node-a"]
-        self.cluster.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+        self.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
 
     def put_job(self, name: str) -> None:
         job = {
@@ -53,24 +75,26 @@ class MemorySetup:
             "metadata": {"namespace": self.namespace, "name": name},
             "spec": SPEC,
         }
-        self.cluster.put_job(job)
+        self.direct.put_job(job)
 
     def token_for(self, pod: str, uid: str, audience: str) -> str:
         token = f"token-{uid}"
-        self.cluster.tokens[token, audience] = PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
+        self.direct.tokens[token, audience] = PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
         return token
 
 
 class RealSetup:
     """The same with kubectl on a real control plane, in a namespace of its own."""
 
-    def __init__(self, kubectl: Any) -> None:
+    def __init__(self, kubectl: Any, watches: KubernetesWatch) -> None:
         self.kubectl = kubectl
+        self.watches: WatchClient = watches
         self.namespace = f"contract-{uuid4().hex[:8]}"
         kubectl("apply", "--server-side", "-f", str(CRDS))
         wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
         kubectl("create", "namespace", self.namespace)
-        self.cluster = KubernetesCluster(client_configuration())
+        self.direct = KubernetesCluster(client_configuration())
+        self.cluster: ClusterClient = self.direct
         self.nodes: list[str] = sorted(kubectl.ready_nodes())
 
     def put_job(self, name: str) -> None:
@@ -86,33 +110,66 @@ class RealSetup:
         ).strip()
 
     def close(self) -> None:
-        self.cluster.close()
+        self.direct.close()
         self.kubectl.run("delete", "namespace", self.namespace, "--wait=false")
 
 
 Setup = MemorySetup | RealSetup
 
 
-@pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.cluster)])
-def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    if request.param == "memory":
-        yield MemorySetup()
-        return
+@pytest.fixture(
+    params=[
+        "memory",
+        "memory, watched",
+        pytest.param("real", marks=pytest.mark.cluster),
+        pytest.param("real, watched", marks=pytest.mark.cluster),
+    ]
+)
+async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    where, _, watched = request.param.partition(", ")
+    async with _real(request, monkeypatch) if where == "real" else _memory() as made:
+        if not watched:
+            yield made
+            return
+        watches = KopfWatch(made.watches) if where == "real" else made.watches
+        made.cluster = cluster = WatchedCluster(made.direct, watches, lambda _kind, _change: None)
+        synced = asyncio.Event()
+        following = asyncio.create_task(cluster.follow(synced))
+        await synced.wait()
+        yield made
+        following.cancel()
+        await asyncio.wait({following})
+
+
+@asynccontextmanager
+async def _memory() -> AsyncIterator[Setup]:
+    yield MemorySetup()
+
+
+@asynccontextmanager
+async def _real(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     kubectl = request.getfixturevalue("kubectl")
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
-    real = RealSetup(kubectl)
-    try:
-        yield real
-    finally:
-        real.close()
+    async with KubernetesWatch(client_configuration()) as watches:
+        real = RealSetup(kubectl, watches)
+        try:
+            yield real
+        finally:
+            real.close()
+
+
+async def put_job(setup: Setup, name: str) -> Manifest:
+    """Create a job as a user does, and wait until the client shows it."""
+    setup.put_job(name)
+    async with asyncio.timeout(20):
+        while (found := await setup.cluster.get_job(JobKey(namespace=setup.namespace, name=name))) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found
 
 
 @pytest.fixture
 async def job(setup: Setup) -> Manifest:
-    setup.put_job("gpt")
-    found = await setup.cluster.get_job(JobKey(namespace=setup.namespace, name="gpt"))
-    assert found is not None
-    return found
+    return await put_job(setup, "gpt")
 
 
 def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
@@ -124,24 +181,26 @@ def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
         sequence=sequence,
         capacity_type=CapacityType.SPOT,
         pool=None,
-        control_url="http://control:8080",
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 
 async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
-    pods = await setup.cluster.list_pods(setup.namespace, labels={LABEL_JOB_UID: job["metadata"]["uid"]})
+    labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
+    pods = await setup.cluster.list_pods(setup.namespace, labels=labels)
     return {pod["metadata"]["name"]: pod for pod in pods}
 
 
 async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.cluster.get_job(JobKey(namespace=setup.namespace, name="nobody")) is None
     assert await setup.cluster.get_nodes({"nobody"}) == []
-    assert await setup.cluster.read_lease(setup.namespace, "nobody") is None
-    assert await setup.cluster.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
+    assert await setup.direct.read_lease(setup.namespace, "nobody") is None
+    assert await setup.direct.read_secret(setup.namespace, "nobody") is None
+    assert await setup.direct.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
 
 
 async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:
-    setup.put_job("other")
+    await put_job(setup, "other")
     found = await setup.cluster.list_jobs()
     mine = [each for each in found if each["metadata"]["namespace"] == setup.namespace]
     assert sorted(each["metadata"]["name"] for each in mine) == ["gpt", "other"]
@@ -171,13 +230,19 @@ async def test_a_status_of_a_job_that_is_gone_conflicts(setup: Setup, job: Manif
         await setup.cluster.replace_job_status(job | {"status": {"phase": "Failed"}})
 
 
+async def test_a_network_policy_is_created_once(setup: Setup, job: Manifest) -> None:
+    await setup.direct.create_network_policy(network_policy(job))
+    with pytest.raises(AlreadyExistsError):
+        await setup.direct.create_network_policy(network_policy(job))
+
+
 async def test_pods_are_created_once_and_found_by_label(setup: Setup, job: Manifest) -> None:
     await setup.cluster.create_pod(pod_of(setup, job, 1))
     with pytest.raises(AlreadyExistsError):
         await setup.cluster.create_pod(pod_of(setup, job, 1))
     await setup.cluster.create_pod(pod_of(setup, job, 2))
     assert sorted(await pods_of(setup, job)) == ["gpt-1", "gpt-2"]
-    assert await setup.cluster.list_pods(setup.namespace, labels={LABEL_JOB_UID: "other"}) == []
+    assert await setup.cluster.list_pods(setup.namespace, labels={LABEL_JOB: "gpt", LABEL_JOB_UID: "other"}) == []
 
 
 async def test_only_the_very_pod_is_deleted_and_twice_is_no_error(setup: Setup, job: Manifest) -> None:
@@ -191,31 +256,40 @@ async def test_only_the_very_pod_is_deleted_and_twice_is_no_error(setup: Setup, 
 
 
 async def test_only_the_very_pod_is_annotated(setup: Setup, job: Manifest) -> None:
+    """With annotations that the operator reads: a cache need not show others."""
     await setup.cluster.create_pod(pod_of(setup, job, 1))
     [pod] = (await pods_of(setup, job)).values()
+    a, b, c = *PROTECTION, ANNOTATION_POOL
 
-    async def annotate(uid: str, **annotations: str | None) -> dict[str, str]:
+    async def annotate(uid: str, annotations: dict[str, str | None]) -> dict[str, str]:
         await setup.cluster.annotate_pod(setup.namespace, "gpt-1", uid=uid, annotations=annotations)
-        [found] = (await pods_of(setup, job)).values()
-        return dict(found["metadata"].get("annotations", {}))
+        return annotations_of((await pods_of(setup, job))["gpt-1"])
+
+    def annotations_of(pod: Manifest) -> dict[str, str]:
+        found = pod["metadata"].get("annotations", {})
+        return {key: value for key, value in found.items() if key in (a, b, c)}
 
     uid = pod["metadata"]["uid"]
-    own = pod["metadata"]["annotations"]
-    assert await annotate("another-uid", a="1") == own
-    assert await annotate(uid, a="1", b="2") == own | {"a": "1", "b": "2"}
-    assert await annotate(uid, a=None, c="3", d=None) == own | {"b": "2", "c": "3"}
-    await setup.cluster.annotate_pod(setup.namespace, "gpt-2", uid=uid, annotations={"a": "1"})
+    own = annotations_of(pod)
+    assert await annotate("another-uid", {a: "1"}) == own
+    assert await annotate(uid, {a: "1", b: "2"}) == own | {a: "1", b: "2"}
+    assert await annotate(uid, {a: None, c: "3"}) == own | {b: "2", c: "3"}
+    await setup.cluster.annotate_pod(setup.namespace, "gpt-2", uid=uid, annotations={a: "1"})
     assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
 
 
 async def test_labels_of_a_pod_are_set_and_removed(setup: Setup, job: Manifest) -> None:
+    async def labelled_pods() -> dict[str, Manifest]:
+        pods = await setup.direct.list_pods(setup.namespace, labels={LABEL_JOB: "gpt"})
+        return {pod["metadata"]["name"]: pod for pod in pods}
+
     await setup.cluster.create_pod(pod_of(setup, job, 1))
-    own = (await pods_of(setup, job))["gpt-1"]["metadata"]["labels"]
+    own = (await labelled_pods())["gpt-1"]["metadata"]["labels"]
     for labels, more in (({"a": "1"}, {"a": "1"}), ({"a": None, "b": None}, {})):
-        await setup.cluster.label_pod(setup.namespace, "gpt-1", labels=labels)
-        assert (await pods_of(setup, job))["gpt-1"]["metadata"]["labels"] == own | more
-    await setup.cluster.label_pod(setup.namespace, "gpt-2", labels={"a": "1"})
-    assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
+        await setup.direct.label_pod(setup.namespace, "gpt-1", labels=labels)
+        assert (await labelled_pods())["gpt-1"]["metadata"]["labels"] == own | more
+    await setup.direct.label_pod(setup.namespace, "gpt-2", labels={"a": "1"})
+    assert sorted(await labelled_pods()) == ["gpt-1"], "one that is gone is no error"
 
 
 async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None:
@@ -250,18 +324,19 @@ async def test_nodes_are_read_by_name(setup: Setup) -> None:
     assert [node["metadata"]["name"] for node in found] == setup.nodes
 
 
-async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> None:
+async def test_leases_histories_and_secrets_are_written_by_the_fastest(setup: Setup) -> None:
     metadata = {"namespace": setup.namespace, "name": "one"}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     history = {"apiVersion": API_VERSION, "kind": HISTORY_KIND, "metadata": metadata, HISTORY_FIELD: "1"}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"a": "MQ=="}}
     key = JobKey(namespace=setup.namespace, name="one")
-    read_lease = partial(setup.cluster.read_lease, key.namespace, key.name)
-    read_history = partial(setup.cluster.read_history, key)
-    cases: list[tuple[Manifest, Callable[..., Any], Callable[..., Any]]] = [
-        (lease, setup.cluster.write_lease, read_lease),
-        (history, setup.cluster.write_history, read_history),
+    kinds: list[tuple[Manifest, Callable[[Manifest], Awaitable[Manifest]], Callable[[], Awaitable[Manifest | None]]]]
+    kinds = [
+        (lease, setup.direct.write_lease, partial(setup.direct.read_lease, key.namespace, key.name)),
+        (history, setup.direct.write_history, partial(setup.direct.read_history, key)),
+        (secret, setup.direct.write_secret, partial(setup.direct.read_secret, key.namespace, key.name)),
     ]
-    for new, write, read in cases:
+    for new, write, read in kinds:
         await write(new)
         with pytest.raises(ConflictError):
             await write(new)
@@ -275,30 +350,124 @@ async def test_leases_and_histories_are_written_by_the_fastest(setup: Setup) -> 
 async def test_leases_are_found_by_name_in_all_namespaces(setup: Setup) -> None:
     for name in ("mine", "another"):
         metadata = {"namespace": setup.namespace, "name": name}
-        await setup.cluster.write_lease(
+        await setup.direct.write_lease(
             {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
         )
     found = {
         (lease["metadata"]["namespace"], lease["metadata"]["name"])
-        for lease in await setup.cluster.list_leases("mine")
+        for lease in await setup.direct.list_leases("mine")
     }
     assert (setup.namespace, "mine") in found
     assert {name for _, name in found} == {"mine"}
 
 
 async def test_a_namespace_is_read(setup: Setup) -> None:
-    namespace = await setup.cluster.get_namespace(setup.namespace)
+    namespace = await setup.direct.get_namespace(setup.namespace)
     assert namespace is not None
     assert namespace["metadata"]["name"] == setup.namespace
-    assert await setup.cluster.get_namespace("nobody") is None
+    assert await setup.direct.get_namespace("nobody") is None
 
 
 async def test_a_bound_token_speaks_for_its_pod_and_only_to_its_audience(setup: Setup, job: Manifest) -> None:
     await setup.cluster.create_pod(pod_of(setup, job, 1))
     uid = (await pods_of(setup, job))["gpt-1"]["metadata"]["uid"]
     token = setup.token_for("gpt-1", uid, TOKEN_AUDIENCE)
-    assert await setup.cluster.review_token(token, audience=TOKEN_AUDIENCE) == PodIdentity(
+    assert await setup.direct.review_token(token, audience=TOKEN_AUDIENCE) == PodIdentity(
         namespace=setup.namespace, pod="gpt-1", uid=uid
     )
-    assert await setup.cluster.review_token(token, audience="someone-else") is None
-    assert await setup.cluster.review_token("nonsense", audience=TOKEN_AUDIENCE) is None
+    assert await setup.direct.review_token(token, audience="someone-else") is None
+    assert await setup.direct.review_token("nonsense", audience=TOKEN_AUDIENCE) is None
+
+
+async def test_a_job_that_others_delete_is_gone(setup: Setup, job: Manifest) -> None:
+    key = JobKey(namespace=setup.namespace, name="gpt")
+    await setup.direct.delete_job(key, uid=job["metadata"]["uid"])
+    async with asyncio.timeout(20):
+        while await setup.cluster.get_job(key) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert job["metadata"]["uid"] not in [each["metadata"]["uid"] for each in await setup.cluster.list_jobs()]
+
+
+async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> list[tuple[str, bool]]:
+    """The names of these objects, and whether they are gone, in the order of the watch, until the last one is."""
+    found: list[tuple[str, bool]] = []
+    async with asyncio.timeout(20):
+        async for event in setup.watches.watch_kind(kind, version):
+            if event.object is not None and event.object["metadata"]["name"] in names:
+                found.append((event.object["metadata"]["name"], event.deleted))
+                if event.deleted:
+                    return found
+    raise AssertionError(f"the watch has ended after {found}")
+
+
+async def test_a_watch_shows_what_has_happened_since_a_list(setup: Setup, job: Manifest) -> None:
+    before = await setup.watches.list_kind(Kind.PODS)
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    pod = (await pods_of(setup, job))["gpt-1"]
+    await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=pod["metadata"]["uid"], grace_seconds=0)
+    found = await events_of(setup, Kind.PODS, before.version, {"gpt-1"})
+    assert found[0] == ("gpt-1", False)
+    assert found[-1] == ("gpt-1", True)
+
+
+async def test_a_list_names_the_pods_of_one_job_in_one_namespace(setup: Setup, job: Manifest) -> None:
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+
+    async def listed(job: str) -> Listing:
+        return await setup.watches.list_kind(
+            Kind.PODS,
+            namespace=setup.namespace,
+            labels={LABEL_JOB: job},
+            keep=lambda pod: {"metadata": pod["metadata"]},
+        )
+
+    [pod] = (await listed("gpt")).items
+    assert list(pod) == ["metadata"], "only what is kept of it"
+    assert (await listed("other")).items == ()
+    assert (await listed("gpt")).version >= int(pod["metadata"]["resourceVersion"])
+
+
+async def test_pods_that_are_not_the_operators_are_not_watched(setup: Setup, job: Manifest) -> None:
+    stranger = pod_of(setup, job, 1)
+    stranger["metadata"]["labels"] = {"app": "web"}
+    await setup.cluster.create_pod(stranger)
+    listing = await setup.watches.list_kind(Kind.PODS, namespace=setup.namespace)
+    assert listing.items == ()
+
+
+async def test_a_watch_from_a_version_that_is_too_old_has_expired(setup: Setup, job: Manifest) -> None:
+    if isinstance(setup, MemorySetup):
+        setup.direct.forget_history()
+
+    async def watch() -> WatchEvent:
+        return await anext(aiter(setup.watches.watch_kind(Kind.JOBS, 1)))
+
+    with pytest.raises(ExpiredError):
+        await watch()
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["no node", "on a node"])
+async def test_the_answer_to_a_deletion_says_whether_the_pod_is_gone(
+    setup: Setup, job: Manifest, placed: bool
+) -> None:
+    """The caches rely on it."""
+    pod = pod_of(setup, job, 1)
+    if placed:
+        pod["spec"]["nodeName"] = setup.nodes[0]
+    made = await setup.cluster.create_pod(pod)
+    uid = made["metadata"]["uid"]
+    deleted = await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid, grace_seconds=0 if placed else None)
+    assert deleted is not None
+    assert "resourceVersion" not in deleted["metadata"]
+    assert await pods_of(setup, job) == {}
+    assert await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid) is None
+
+
+async def test_a_pod_that_gets_its_grace_period_is_still_there(setup: Setup, job: Manifest) -> None:
+    pod = pod_of(setup, job, 1)
+    pod["spec"]["nodeName"] = setup.nodes[0]
+    made = await setup.cluster.create_pod(pod)
+    deleted = await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=made["metadata"]["uid"])
+    assert deleted is not None
+    assert "deletionTimestamp" in deleted["metadata"]
+    assert int(deleted["metadata"]["resourceVersion"]) > int(made["metadata"]["resourceVersion"])

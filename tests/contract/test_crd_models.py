@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from minimal_job import MINIMAL
 from spottrain_api import crd, v1alpha1
+from spottrain_api.mistakes import mistakes
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
 
@@ -105,7 +106,7 @@ def test_an_optional_field_of_the_spec_says_its_default_once() -> None:
         if path.startswith("spec") and name not in schema.get("required", ())
     }
     assert [path for path, text in optional.items() if text.count("Default: ") > 1] == []
-    scalars = {path: text for path, text in optional.items() if fields[path]["type"] != "object"}
+    scalars = {path: text for path, text in optional.items() if fields[path].get("type") != "object"}
     assert scalars["spec.runPolicy.hangTimeoutSeconds"].endswith(" Default: 600.")
     assert [path for path, text in scalars.items() if "Default: " not in text] == []
 
@@ -122,6 +123,28 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert spec.nodes.min == 1
     assert spec.run_policy.failure_budget == 3
     assert spec.to_dict()["batch"] == {"global": 8, "micro": 1}
+
+
+def resources_of(**limits: Any) -> v1alpha1.Resources:
+    spec = TrainingJobSpec.model_validate(MINIMAL | {"resources": {"limits": limits}})
+    assert spec.resources is not None
+    return spec.resources
+
+
+def test_an_amount_is_a_number_or_text_as_in_a_pod() -> None:
+    assert resources_of(cpu=8, memory="16Gi").limits == {"cpu": "8", "memory": "16Gi"}
+    assert resources_of(cpu=8) == resources_of(cpu="8"), "quotes are no edit"
+    template = MINIMAL | {"podTemplate": {"shmSize": 1_000_000_000}}
+    assert TrainingJobSpec.model_validate(template).pod_template.shm_size == "1000000000"
+
+
+@pytest.mark.parametrize(("amount", "shown"), [(0.5, "0.5"), (True, "true")])
+def test_an_amount_that_is_neither_is_refused_with_a_sentence(amount: Any, shown: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        resources_of(cpu=amount)
+    assert mistakes(error.value) == (
+        f"resources.limits.cpu: {shown} is neither a whole number nor text; write an amount such as 500m, 8 or 16Gi."
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from signal_clouds import (
     DEADLINE,
@@ -25,12 +26,15 @@ from signal_clouds import (
     LocalCloud,
     MemoryCloud,
     Provider,
+    listening,
     local_cloud,
     serve,
+    source_of,
     until_trouble,
     within,
 )
 from spottrain_api.contract import Notice, NoticeKind
+from spottrain_watcher.azure import PATH_EVENTS, PATH_NAME
 from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINTENANCE, PATH_REBALANCE, Ec2Source
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
@@ -97,6 +101,7 @@ async def test_a_source_says_that_there_is_nothing_then_announces_and_takes_back
 async def test_a_source_that_hears_has_no_trouble(cloud: Cloud) -> None:
     await within(5, following(cloud))
     assert cloud.source.trouble is None
+    assert not cloud.source.starting
 
 
 async def test_a_source_that_starts_late_announces_what_stands(cloud: Cloud) -> None:
@@ -121,6 +126,7 @@ async def test_trouble_is_not_a_cancellation(cloud: Cloud) -> None:
     again = asyncio.create_task(within(15, answers))
     await cloud.break_down()
     await until_trouble(cloud.source, True)
+    assert not cloud.source.starting, "it has answered before"
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(again), 2.5)
     await cloud.repair()
@@ -215,6 +221,38 @@ async def test_ec2_slow_service_is_waited_for(ec2: Ec2Cloud) -> None:
         await asyncio.wait_for(asyncio.shield(first), 2.5)
     ec2.trouble.clear()
     assert await first == ()
+
+
+@pytest.mark.parametrize("usable", [True, False])
+async def test_azure_starts_until_its_service_answers_for_the_first_time(usable: bool) -> None:
+    """The first request of a scale set enables the service.
+
+    That may take two minutes.
+    """
+    asked, enabled = asyncio.Event(), asyncio.Event()
+
+    async def events(_: web.Request) -> web.Response:
+        asked.set()
+        await enabled.wait()
+        return web.Response(text='{"DocumentIncarnation": 1, "Events": []}' if usable else "not yet")
+
+    async def name(_: web.Request) -> web.Response:
+        return web.Response(text="vm_0")
+
+    application = web.Application()
+    application.router.add_get(PATH_EVENTS, events)
+    application.router.add_get(PATH_NAME, name)
+    url, runner = await serve(application)
+    async with aiohttp.ClientSession() as session:
+        source = source_of("aks", session, url)
+        async with listening(source), asyncio.timeout(10):
+            await asked.wait()
+            assert source.starting
+            assert "has not answered yet" in (source.trouble or "")
+            enabled.set()
+            await until_trouble(source, not usable)
+            assert not source.starting, "that was the first answer"
+    await runner.cleanup()
 
 
 async def test_kubernetes_deletion_of_the_node_is_final(kubernetes: KubernetesCloud) -> None:

@@ -309,17 +309,22 @@ class Rehearsal:
         return [process for process in self.processes() if environment(process).get(ENV_POD_NAME) == pod]
 
     def processes(self) -> list[psutil.Process]:
-        """Living processes of the cluster's trainer pods."""
+        """Living processes of the job's pods, on nodes of any runtime.
+
+        Their environment names the folder of the job's records.
+        """
         return [
             process
-            for process in processes_of(self.cluster.layout.root)
+            for process in processes_of(self.folder)
             if {ENV_POD_NAME, "SPOTTRAIN_JOB"} <= environment(process).keys()
         ]
 
     # --- begin and end -----------------------------------------------------------------------------------
 
     def begin(self, spec: dict[str, Any], members: int) -> None:
-        (self.folder / "audit").mkdir(parents=True, exist_ok=True)
+        records = self.folder / "audit"
+        records.mkdir(parents=True, exist_ok=True)
+        records.chmod(0o777)  # ranks in containers are another user
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(spec))
         self.wait_for_nodes(members)
 

@@ -14,14 +14,14 @@ import pytest
 import yaml
 
 from cluster_fixtures import SMALL, Kubectl, wait_for
-from container_fixtures import command
+from container_fixtures import command, containers, network
 from e2e.rehearsal import Rehearsal
 from spottrain_api.contract import GROUP, VERSION
 from spottrain_api.v1alpha1 import Phase
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE, install_operator
 from spottrain_local.layout import ClusterLayout
-from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL, bridge_name, namespaces
+from spottrain_local.podman import bridge_name, namespaces
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(400)]
 
@@ -40,19 +40,6 @@ def cluster(tmp_path: Path, operator_image: str) -> Iterator[Cluster]:
         cluster.down()
 
 
-def network(cluster: Cluster) -> int:
-    """The number of the cluster's network."""
-    number: int = yaml.safe_load(cluster.layout.address.read_text())["network"]
-    return number
-
-
-def containers(cluster: Cluster, node: str = "") -> list[str]:
-    """The cluster's or a node's containers that podman knows of, in any state."""
-    filters = [f"--filter=label={NETWORK_LABEL}={network(cluster)}"]
-    filters += [f"--filter=label={NODE_LABEL}={node}"] if node else []
-    return command("podman", "ps", "--all", "--quiet", *filters).split()
-
-
 def mounts() -> list[str]:
     """The file systems of containers that are mounted in the tests' store."""
     return [line for line in Path("/proc/mounts").read_text().splitlines() if "/spottrain/containers/" in line]
@@ -68,7 +55,7 @@ def assert_nothing_is_left(cluster: Cluster) -> None:
 def job(image: str) -> str:
     spec = {
         "image": image,
-        "entrypoint": {"script": "train.py", "args": ["--steps", "150", "--step-seconds", "0.1"]},
+        "entrypoint": {"script": "tests/e2e/jobs/misbehave.py", "args": ["--steps", "150", "--step-seconds", "0.1"]},
         "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
         "nodes": {"min": 1, "max": 2},
         "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},

@@ -1,11 +1,12 @@
 """Helm installs, upgrades, rolls back and uninstalls the operator.
 
-Jobs train meanwhile, and lose no step.
+Jobs train meanwhile, and lose no step: on nodes that run processes, and on nodes that run containers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 import yaml
 
 from cluster_fixtures import processes_of, throw_away_cluster, wait_for
+from container_fixtures import containers
 from e2e.rehearsal import Rehearsal, command_lines, manifest, rehearsal
 from helm_release import HelmRelease
 from spottrain_api import crd
 from spottrain_api.contract import LABEL_JOB, LABEL_LEADER
 from spottrain_local.spec import ClusterSpec, NodePool
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NODES = ClusterSpec(
     nodes=[
@@ -39,19 +41,33 @@ TWO_NODES: dict[str, Any] = {
 MORE_STEPS = 10
 
 
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
-    folder = tmp_path_factory.mktemp("lifecycle")
-    with throw_away_cluster(folder / "cluster", NODES) as cluster:
-        release = HelmRelease(cluster=cluster, folder=folder)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A release, and where jobs find their image and leave their records."""
+
+    release: HelmRelease
+    image: str
+    folder: Path
+
+
+@pytest.fixture(params=["process", pytest.param("podman", marks=pytest.mark.containers)])
+def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Installed]:
+    image, folder = "local/trainer", tmp_path
+    if request.param == "podman":
+        request.getfixturevalue("operator_image")
+        image, folder = request.getfixturevalue("trainer_image"), request.getfixturevalue("shared_folder")
+    nodes = NODES.model_copy(update={"runtime": request.param})
+    with throw_away_cluster(tmp_path / "cluster", nodes) as cluster:
+        release = HelmRelease(cluster=cluster, folder=tmp_path)
         notes = release(*release.upgrade("--set", "operator.logLevel=WARNING", "--wait", "--timeout", "90s"))
         assert "Missing in this cluster" not in notes
-        yield release
+        yield Installed(release=release, image=image, folder=folder)
 
 
-def test_jobs_train_through_the_life_of_a_release(release: HelmRelease, tmp_path: Path) -> None:
-    with rehearsal(release.cluster, "kept", tmp_path / "kept", members=2, **TWO_NODES) as job:
-        with_deleted_job(release, job, tmp_path / "deleted")
+def test_jobs_train_through_the_life_of_a_release(installed: Installed) -> None:
+    release, image, folder = installed.release, installed.image, installed.folder
+    with rehearsal(release.cluster, "kept", folder / "kept", members=2, image=image, **TWO_NODES) as job:
+        with_deleted_job(release, job, folder / "deleted", image)
         pods, generation = pod_uids(job), job.generation().number
 
         two = ("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2")
@@ -68,8 +84,9 @@ def test_jobs_train_through_the_life_of_a_release(release: HelmRelease, tmp_path
         wait_for(lambda: operators(release) == ["WARNING"], "the first release's operator runs", 60)
         wait_until_followed(job)
 
+        assert running_parts(release)
         release("uninstall", release.name, "--wait")
-        wait_for(lambda: not operator_processes(job), "no operator and no watcher is left")
+        wait_for(lambda: not running_parts(release), "no operator and no watcher is left")
         wait_until_trained(job)
         assert release.kubectl("get", "crd", crd.NAME, "-o", "name").strip().endswith(crd.NAME)
         # Nothing holds a job back: no finalizer waits for an operator that is gone.
@@ -83,9 +100,9 @@ def test_jobs_train_through_the_life_of_a_release(release: HelmRelease, tmp_path
         assert (status.failures, status.steps_redone, job.audit().num_redone) == (0, 0, 0)
 
 
-def with_deleted_job(release: HelmRelease, job: Rehearsal, folder: Path) -> None:
+def with_deleted_job(release: HelmRelease, job: Rehearsal, folder: Path, image: str) -> None:
     """Start the job that is deleted while there is no operator."""
-    spec = manifest("deleted", folder, **ONE_NODE)
+    spec = manifest("deleted", folder, image=image, **ONE_NODE)
     release.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(spec))
     other = Rehearsal(cluster=job.cluster, name="deleted", folder=folder)
     other.wait_for_nodes(1)
@@ -114,9 +131,14 @@ def leaders(release: HelmRelease) -> list[str]:
     ]
 
 
-def operator_processes(job: Rehearsal) -> list[list[str]]:
-    lines = command_lines(processes_of(job.cluster.layout.root))
-    return [line for line in lines if {"spottrain_operator", "spottrain_watcher"} & set(line)]
+def running_parts(release: HelmRelease) -> list[str]:
+    """Operators and watchers that run: commands of processes, or names of containers."""
+    cluster = release.cluster
+    if cluster.spec().runtime == "podman":
+        names = containers(cluster, show="{{.Names}}")
+        return [name for name in names if {"operator", "watcher"} & set(name.split("."))]
+    lines = command_lines(processes_of(cluster.layout.root))
+    return [" ".join(line) for line in lines if {"spottrain_operator", "spottrain_watcher"} & set(line)]
 
 
 def wait_until_trained(job: Rehearsal) -> None:

@@ -51,7 +51,8 @@ def targets(kubectl: Kubectl) -> list[str]:
 def operator_port(kubectl: Kubectl) -> int:
     """The local cluster chooses a free one."""
     deployment = kubectl.get("deployment", "spottrain-operator", OPERATOR_NAMESPACE)
-    return int(deployment["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"])
+    ports = deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    return next(int(each["containerPort"]) for each in ports if each["name"] == "metrics")
 
 
 def answer(prometheus: PrometheusServer, target: Mapping[str, Any]) -> list[Series]:

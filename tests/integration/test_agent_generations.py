@@ -13,6 +13,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
@@ -67,6 +68,29 @@ async def test_three_members_run_and_the_next_generation_starts_within_seconds(
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, names[:2], seconds=15)
     print(f"generation 2 ran from start to end in {time.monotonic() - began:.2f} s")
     assert (pods.folder / "1").read_text().startswith("2 ")
+
+
+async def test_nothing_of_a_generation_listens_on_other_addresses(pods: Pods, operator: FakeOperator) -> None:
+    """gloo listens on loopback here, because addresses of pods are loopback's."""
+    names = ["a", "b"]
+    pods.start(*names)
+    await pods.warm()
+    run = pods.generation(1, pods.script(TRAIN_FOREVER), names)
+    asked = run["a"].generation
+    assert asked is not None
+    run["a"] = run["a"].model_copy(update={"generation": asked.model_copy(update={"replica_token": "t"})})
+    await operator.assign(run)
+    await appears(pods.folder / "started-0")
+    for name, process in pods.processes.items():
+        members = [psutil.Process(pid) for pid in (process.pid, *descendants(process.pid))]
+        listening = {
+            connection.laddr.ip
+            for member in members
+            for connection in member.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        serves = {pods.addresses[name]} if name == "a" else set()  # the rendezvous store and replicas
+        assert listening == {"127.0.0.1", *serves}
 
 
 async def test_a_plain_script_drains_on_sigterm(pods: Pods, operator: FakeOperator) -> None:

@@ -45,7 +45,7 @@ async def test_what_is_held_outlives_the_generation(pods: Pods, operator: FakeOp
     async def run(number: int, token: str) -> ReplicaClient:
         await operator.assign(with_replicas(pods.generation(number, entrypoint, ["a"]), token))
         await operator.wait_for_phase(AgentPhase.SUCCEEDED, number, ["a"])
-        return ReplicaClient(f"127.0.0.1:{port}", token)
+        return ReplicaClient(f"{pods.addresses['a']}:{port}", token)
 
     first = await run(1, "one")
     await asyncio.to_thread(first.put, {"1/3/rank-0.data": b"shard"}, step)

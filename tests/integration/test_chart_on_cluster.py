@@ -225,7 +225,7 @@ def checked(release: HelmRelease, part: str = "operator") -> subprocess.Complete
         "--namespace",
         release.namespace,
         "--url",
-        f"http://{pod['status']['podIP']}:{port}",
+        f"https://{pod['status']['podIP']}:{port}",
     ]
     env = {"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)

@@ -20,6 +20,9 @@ from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import template
 from minimal_job import MINIMAL
 from spottrain_api.contract import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_SAFE_TO_EVICT,
     LABEL_LEADER,
@@ -29,6 +32,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, crds_folder, find_helm
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
 pytestmark = pytest.mark.cluster
@@ -79,7 +83,7 @@ class Site:
             sequence=1,
             capacity_type=CapacityType.SPOT,
             pool=None,
-            control_url="http://control:8080",
+            control=ControlAddress(url="https://control:8443", ca="CA"),
         )
         return pod | {"spec": pod["spec"] | changes}
 
@@ -186,7 +190,7 @@ def test_the_operator_creates_pods_of_jobs(held: Site, more: Object) -> None:
     assert held.tries(held.account("operator"), pod) == ""
 
 
-def test_the_operator_changes_annotations_for_autoscalers_alone(held: Site) -> None:
+def test_the_operator_changes_its_annotations_alone(held: Site) -> None:
     operator = held.account("operator")
     held.kubectl("create", "-f", "-", stdin=json.dumps(held.job("owner")))
     uid = held.kubectl.get("tj", "owner", held.name)["metadata"]["uid"]
@@ -202,7 +206,8 @@ def test_the_operator_changes_annotations_for_autoscalers_alone(held: Site) -> N
         return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
 
     more = "changes no more of a pod than its annotations for autoscalers"
-    assert patched("own-1", annotations={ANNOTATION_SAFE_TO_EVICT: "false"}) == ""
+    for own in (ANNOTATION_SAFE_TO_EVICT, ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA):
+        assert patched("own-1", annotations={own: "false"}) == ""
     for metadata in (
         {"annotations": {"a": "c"}},
         {"annotations": {"a": None}},

@@ -154,6 +154,16 @@ def test_the_operator_may_write_in_the_namespaces_of_a_list_alone(release: Relea
         release.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(binding))
 
 
+def test_the_operator_may_read_and_write_the_control_apis_secret_alone(release: Release) -> None:
+    for verb in ("get", "update"):
+        assert release.can("operator", f"{verb} secrets/spottrain-control-tls -n {release.name}")
+        assert not release.can("operator", f"{verb} secrets/another -n {release.name}")
+        assert not release.can("operator", f"{verb} secrets/spottrain-control-tls -n kube-system")
+        assert not release.can("watcher", f"{verb} secrets/spottrain-control-tls -n {release.name}")
+    for verb in ("create", "list", "watch", "delete"):
+        assert not release.can("operator", f"{verb} secrets -n {release.name}")
+
+
 @pytest.mark.parametrize("question", ["get nodes", "patch nodes", "watch nodes", "list pods -A"])
 def test_the_watcher_may_do_its_work(release: Release, question: str) -> None:
     assert release.can("watcher", question)

@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,7 +16,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,73 +25,19 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
-from spottrain_api.contract import AgentReport, Assignment, AssignmentAction
+from operator_process import Jobs, OperatorProcess, free_port, running
+from spottrain_api.contract import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    AgentReport,
+    Assignment,
+    AssignmentAction,
+)
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 pytestmark = pytest.mark.cluster
 
 CRDS = Path(__file__).parents[2] / "crds"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@dataclass
-class OperatorProcess:
-    """`python -m spottrain_operator`, which a test can kill and start again."""
-
-    kubectl: Kubectl
-    namespace: str
-    folder: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self, identity: str = "operator-0") -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")} | {
-            "KUBECONFIG": str(self.kubectl.kubeconfig),
-            "SPOTTRAIN_CONTROL_URL": self.url,
-            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
-            "SPOTTRAIN_CONTROL_PORT": str(self.port),
-            "POD_NAMESPACE": self.namespace,
-            # Operators of other tests lead other namespaces, and may have left their leases behind.
-            "SPOTTRAIN_WATCH_NAMESPACES": self.namespace,
-            "POD_NAME": identity,
-        }
-        log = (self.folder / "operator.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder
-        )
-
-    def wait_ready(self, seconds: float = 20.0) -> None:
-        wait_for(lambda: self.get("/readyz")[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
-
-    def log(self) -> str:
-        return (self.folder / "operator.log").read_text()
-
-    def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(15)
-
-    def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
-        return self.request(path, None, token)
-
-    def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=40) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-        except OSError:
-            return 0, b""
 
 
 @pytest.fixture
@@ -108,76 +52,10 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl.run("delete", "namespace", name, "--wait=false")
 
 
-@contextmanager
-def running(kubectl: Kubectl, namespace: str, folder: Path) -> Iterator[OperatorProcess]:
-    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder)
-    try:
-        operator.start()
-        operator.wait_ready()
-        yield operator
-    finally:
-        if operator.process is not None and operator.process.poll() is None:
-            operator.process.kill()
-            operator.process.wait(10)
-
-
 @pytest.fixture
 def operator(kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
     with running(kubectl, namespace, tmp_path) as process:
         yield process
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """kubectl, as far as jobs in one namespace go."""
-
-    kubectl: Kubectl
-    namespace: str
-
-    def apply(self, name: str, **changes: Any) -> None:
-        spec: dict[str, Any] = {
-            "image": "local/none",
-            "entrypoint": {"script": "train.py"},
-            "nodes": {"min": 2, "max": 3},
-            "capacity": {"onDemand": {"min": 1}, "spot": {"max": 2}},
-            "batch": {"global": 8},
-            # The pods need not run: no node has that many accelerators.
-            "resources": {"limits": {"nvidia.com/gpu": "64"}},
-            "checkpoint": {"uri": f"s3://checkpoints/{self.namespace}/{name}"},
-        }
-        job = {
-            "apiVersion": "spottrain.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": name},
-            "spec": spec | changes,
-        }
-        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
-
-    def status(self, name: str) -> dict[str, Any]:
-        return dict(self.kubectl.get("tj", name, self.namespace).get("status", {}))
-
-    def condition(self, name: str, kind: str) -> dict[str, Any]:
-        conditions = self.status(name).get("conditions", ())
-        return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None})
-
-    def has_run(self, name: str) -> None:
-        """Set a status that says the job has had generations.
-
-        The fourth of them has ended.
-        """
-        generation = {
-            **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
-            **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
-        }
-        merge = ("--type=merge", "-p", json.dumps({"status": {"generation": generation}}))
-        self.kubectl("patch", "tj", name, "-n", self.namespace, "--subresource=status", *merge)
-
-    def pods(self, name: str) -> list[Any]:
-        pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-
-    def capacity(self, name: str) -> list[str]:
-        return sorted(pod["metadata"]["labels"]["spottrain.dev/capacity-type"] for pod in self.pods(name))
 
 
 @pytest.fixture
@@ -195,21 +73,27 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
         for env in pod["spec"]["containers"][0]["env"]
         if env["name"] == "SPOTTRAIN_CONTROL_URL"
     }
-    assert url == operator.url
-    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.get("/metrics")[1], "it has metrics")
+    assert url == f"http://127.0.0.1:{operator.plain_port}"
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_CA) == {operator.authority()}
+    wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.metrics(), "it has metrics")
     jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
-    wait_for(lambda: b'job="gpt"' not in operator.get("/metrics")[1], "its metrics go too")
+    wait_for(lambda: b'job="gpt"' not in operator.metrics(), "its metrics go too")
 
 
-def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
+def token_of(jobs: Jobs, pod: Any, audience: str = "spottrain") -> str:
+    return jobs.kubectl(
+        *("create", "token", "default", "-n", jobs.namespace, f"--audience={audience}"),
+        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
+    ).strip()
+
+
+def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     pod = jobs.pods("gpt")[0]["metadata"]
-    token = kubectl(
-        *("create", "token", "default", "-n", jobs.namespace, "--audience=spottrain"),
-        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
-    ).strip()
+    token = token_of(jobs, pod)
     status, body = operator.get("/v1/assignment", token)
     assert status == 200
     assert Assignment.from_json(body).action is AssignmentAction.WAIT
@@ -218,6 +102,48 @@ def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs, kubec
     another = report.model_copy(update={"pod": jobs.pods("gpt")[1]["metadata"]["name"]})
     assert operator.request("/v1/report", another.to_json().encode(), token)[0] == 403
     assert operator.get("/v1/assignment", "stolen")[0] == 401
+    assert b"for the audience 'vault'" in operator.get("/v1/assignment", token_of(jobs, pod, "vault"))[1]
+    plain = urllib.request.Request(
+        f"http://127.0.0.1:{operator.plain_port}/v1/assignment", headers={"Authorization": f"Bearer {token}"}
+    )
+    assert operator.asked(plain)[0] == 200, "agents of older releases are heard, too"
+    stranger = {"name": "mine", "uid": created_pod(jobs, "mine")}
+    status, sentence = operator.get("/v1/assignment", token_of(jobs, stranger))
+    assert (status, b"the operator has no pod mine" in sentence) == (403, True)
+    kubectl_delete = ("delete", "pod", pod["name"], "-n", jobs.namespace, "--grace-period=0", "--force")
+    jobs.kubectl(*kubectl_delete)
+    wait_for(lambda: operator.get("/v1/assignment", token)[0] == 403, "the token of a deleted pod is refused")
+
+
+def created_pod(jobs: Jobs, name: str) -> str:
+    """The uid of a pod that the operator did not make."""
+    container = {"name": "c", "image": "local/none", "resources": {"limits": {"nvidia.com/gpu": "64"}}}
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"containers": [container | {"securityContext": rights}], "securityContext": security}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    jobs.kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=yaml.safe_dump(pod))
+    return str(jobs.kubectl.get("pod", name, jobs.namespace)["metadata"]["uid"])
+
+
+def test_a_new_port_and_a_new_authority_reach_the_pods_that_run(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
+    before, authority = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}, operator.authority()
+    operator.end(signal.SIGTERM)
+    operator.start()
+    operator.wait_ready()
+    assert operator.authority() == authority, "it outlives the operator"
+    operator.end(signal.SIGTERM)
+    jobs.kubectl("delete", "secret", SECRET_NAME, "-n", jobs.namespace)
+    operator.port = free_port()
+    operator.start()
+    operator.wait_ready()
+    wait_for(lambda: jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}, "they know the new port")
+    assert operator.authority() != authority
+    assert jobs.annotations("gpt", ANNOTATION_CONTROL_CA) == {operator.authority()}
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("gpt")} == before
+    assert operator.get("/healthz")[0] == 200
 
 
 def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -439,7 +365,7 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     assert notices()["status"] == "False"
     assert f"No watcher answers on {pod['spec']['nodeName']}: a preemption" in notices()["message"]
     unwatched = b'spottrain_job_unwatched_members{job_name="unheard"'
-    wait_for(lambda: unwatched in operator.get("/metrics")[1], "the metric has it")
+    wait_for(lambda: unwatched in operator.metrics(), "the metric has it")
     generation = jobs.status("unheard")["generation"]
     assert (generation["state"], generation["number"]) == ("Active", 1), "no generation ends for it"
     events = [each["reason"] for each in kubectl.list("events", jobs.namespace)]

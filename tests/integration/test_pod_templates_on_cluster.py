@@ -23,6 +23,7 @@ from minimal_job import MINIMAL
 from spottrain_api.contract import CapacityType
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
 pytestmark = pytest.mark.cluster
@@ -63,7 +64,7 @@ class Namespace:
             sequence=1,
             capacity_type=CapacityType.SPOT,
             pool=None,
-            control_url="http://control:8080",
+            control=ControlAddress(url="https://control:8443", ca="CA"),
         )
 
 

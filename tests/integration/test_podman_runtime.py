@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_fixtures import wait_for
+from cluster_fixtures import throw_away_cluster, wait_for
 from container_fixtures import command
 from container_worlds import NODE, World, podman_world
 from marked_processes import marked
@@ -34,8 +34,10 @@ from spottrain_local.podman import (
     is_network_free,
     namespaces,
     remove_cluster,
+    remove_dead_clusters,
     run,
 )
+from spottrain_local.spec import ClusterSpec
 
 pytestmark = pytest.mark.containers
 
@@ -275,6 +277,42 @@ def test_a_bridge_is_removed_with_all_that_hangs_on_it(world: World) -> None:
     assert namespaces(world.network) == []
     remove_cluster(world.network)
     assert not Path("/sys/class/net", bridge_name(world.network)).exists()
+
+
+async def test_what_dead_clusters_have_left_is_removed_and_what_a_living_one_has_is_not(
+    world: World, tmp_path: Path
+) -> None:
+    """As after the end of a supervisor, or of the machine: nobody claims the network any more."""
+    container = await world.start("sh", "-c", "echo ready; sleep 1000")
+    await world.wait_for_output("ready")
+    claim = claim_network(usable=is_network_free)
+    create_bridge(claim.number)
+    dead = PodNetwork(bridge=bridge_name(claim.number), node=NODE)
+    dead.add(f"10.{claim.number}.1.1")
+    command("podman", "create", f"--label={NETWORK_LABEL}={claim.number}", "--network=none", world.image, "true")
+    claim.release()
+
+    remove_dead_clusters()
+
+    assert leftovers(claim.number) == []
+    assert namespaces(claim.number) == []
+    assert not Path("/sys/class/net", bridge_name(claim.number)).exists()
+    assert len(leftovers(world.network)) == 1
+    assert len(namespaces(world.network)) == 2
+    container.kill()
+    await container.wait()
+
+
+def test_up_and_down_remove_what_other_clusters_have_left(podman_settings: None, tmp_path: Path) -> None:
+    claim = claim_network(200, usable=is_network_free)
+    claim.release()
+    bridge = Path("/sys/class/net", bridge_name(claim.number))
+    create_bridge(claim.number)
+    with throw_away_cluster(tmp_path / "c", ClusterSpec(runtime="podman")) as cluster:
+        assert not bridge.exists()
+        create_bridge(claim.number)
+        cluster.down()
+        assert not bridge.exists()
 
 
 def leftovers(network: int) -> list[str]:

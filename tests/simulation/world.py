@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from simulation.invariants import problems_of
-from simulation.parts import NOT_READY_AFTER, START_SECONDS, STEP_SECONDS, Node, Pod, Ranks, Training, at
+from simulation.parts import NOT_READY_AFTER, Node, Pod, Ranks, Training, at
+from simulation.trainings import Trainings
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
     Assignment,
     AssignmentAction,
     CapacityType,
-    CommitRef,
-    Failure,
-    FailureReason,
     Notice,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
@@ -25,8 +23,6 @@ from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, Job
 from spottrain_operator.core.plan import plan
 
 TICK = 0.25
-COMMIT_SECONDS = 0.75
-COMMIT_EVERY = 20
 
 
 @dataclass
@@ -44,9 +40,6 @@ class World:
     time: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
-    trainings: dict[int, Training] = field(default_factory=dict)
-    head: CommitRef | None = None
-    fence: int = 0
     operator_up: bool = True
     operator_started: float = 0.0
     operator_back_at: float | None = None
@@ -57,11 +50,10 @@ class World:
     events: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     gone: bool = False
-    fail_next_step: int | None = None  # generation in which a rank raises on its next step
-    hang: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.trainings = Trainings(total_steps=self.total_steps)
         self.job = JobView(
             namespace="default",
             name="job",
@@ -72,6 +64,7 @@ class World:
             status=TrainingJobStatus(),
         )
         self.num_nodes = 0
+        self.back_up()
 
     # --- what a test does to the world -------------------------------------------------------------------
 
@@ -141,6 +134,20 @@ class World:
             self.template_hash = f"t-{changes['image']}"
         self._replace_job(spec=self.spec, metadata_generation=self.job.metadata_generation + 1)
 
+    def back_up(self) -> None:
+        """Back up etcd: the job's status, and which pods there are."""
+        self.backup = (self.status, self.time)
+
+    def restore_backup(self) -> None:
+        """Restore etcd: the status goes back, pods since then are unknown, and so their kubelets end them.
+
+        The operator begins anew.
+        """
+        status, taken = self.backup
+        self._replace_job(status=status)
+        self.pods = {uid: pod for uid, pod in self.pods.items() if pod.created <= taken}
+        self.stop_operator(2.0)
+
     def stop_operator(self, seconds: float) -> None:
         self.operator_up = False
         self.operator_back_at = self.time + seconds
@@ -167,7 +174,7 @@ class World:
         self._move_nodes()
         self._move_pods()
         self._move_agents()
-        self._move_trainings()
+        self.trainings.move(self.time, [*self.pods.values()])
         if not self.operator_up and self.operator_back_at is not None and self.time >= self.operator_back_at:
             self.operator_up, self.operator_started, self.next_pass = True, self.time, self.time
         if self.operator_up:
@@ -235,7 +242,7 @@ class World:
         if told.action is AssignmentAction.RUN and generation is not None:
             if ranks is None or ranks.generation < number:
                 pod.ranks = Ranks(generation=number)
-                self.trainings.setdefault(number, Training(world=generation.num_nodes))
+                self.trainings.of.setdefault(number, Training(world=generation.num_nodes))
         elif told.action is AssignmentAction.DRAIN and ranks is not None and busy and ranks.generation == number:
             ranks.drain = True
         elif told.action is AssignmentAction.STOP and ranks is not None and busy and ranks.generation <= number:
@@ -249,7 +256,7 @@ class World:
         if not self.operator_up or self.rng.random() < self.report_loss:
             return
         ranks = pod.ranks
-        training = self.trainings.get(ranks.generation) if ranks is not None else None
+        training = self.trainings.of.get(ranks.generation) if ranks is not None else None
         node = self.nodes.get(pod.node or "")
         report = AgentReport(
             pod=pod.view_name,
@@ -268,82 +275,6 @@ class World:
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
         if self.rng.random() < self.report_loss:
             self.inbox.append((self.time + 0.5, report))
-
-    # --- the ranks ---------------------------------------------------------------------------------------
-
-    def _running(self, number: int) -> list[Ranks]:
-        all_ranks = [p.ranks for p in self.pods.values() if p.ranks is not None and not p.dead]
-        phases = (AgentPhase.STARTING, AgentPhase.RUNNING)
-        return [r for r in all_ranks if r.generation == number and r.phase in phases]
-
-    def _move_trainings(self) -> None:
-        for number, training in self.trainings.items():
-            ranks = self._running(number)
-            if not ranks:
-                continue
-            if training.started is None:
-                if len(ranks) == training.world:
-                    self._rendezvous(number, training, ranks)
-            elif len(ranks) < training.world:
-                if number not in self.hang:
-                    self._end(
-                        ranks, AgentPhase.FAILED, Failure(reason=FailureReason.LOST_PEER, message="a peer left")
-                    )
-            elif self.time >= training.started + START_SECONDS and number not in self.hang:
-                self._train(number, training, ranks)
-
-    def _rendezvous(self, number: int, training: Training, ranks: list[Ranks]) -> None:
-        training.started = self.time
-        self.fence = max(self.fence, number)
-        training.step = training.start_step = self.head.step if self.head is not None else 0
-        for r in ranks:
-            r.phase = AgentPhase.RUNNING
-            r.commit = self.head
-
-    def _train(self, number: int, training: Training, ranks: list[Ranks]) -> None:
-        if training.draining_until is not None:
-            if self.time >= training.draining_until:
-                self._commit(number, training, ranks)
-                self._end(ranks, AgentPhase.DRAINED)
-            return
-        if self.time < training.next_step:
-            return
-        if self.fail_next_step == number:
-            self.fail_next_step = None
-            self._end(
-                ranks[:1], AgentPhase.FAILED, Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x")
-            )
-            return
-        if training.step >= self.total_steps:
-            self._commit(number, training, ranks)
-            self._end(ranks, AgentPhase.SUCCEEDED)
-            return
-        training.step += 1
-        training.last_step_at = self.now
-        training.first_step_at = training.first_step_at or self.now
-        training.next_step = self.time + STEP_SECONDS
-        if any(r.drain for r in ranks):
-            training.draining_until = self.time + COMMIT_SECONDS
-            for r in ranks:
-                r.drain_seen = self.now
-        elif training.step % COMMIT_EVERY == 0:
-            self._commit(number, training, ranks)
-
-    def _commit(self, number: int, training: Training, ranks: list[Ranks]) -> None:
-        if number < self.fence:
-            return  # a fenced generation's commit loses
-        self.head = CommitRef(
-            generation=number, step=training.step, manifest=f"g{number}-s{training.step}", committed_at=self.now
-        )
-        for r in ranks:
-            r.commit = self.head
-
-    def _end(self, ranks: list[Ranks], phase: AgentPhase, failure: Failure | None = None) -> None:
-        for r in ranks:
-            r.phase, r.failure = phase, failure
-        for pod in self.pods.values():
-            if pod.ranks in ranks:
-                pod.next_report = self.time
 
     # --- the operator ------------------------------------------------------------------------------------
 

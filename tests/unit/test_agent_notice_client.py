@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
@@ -15,8 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from spottrain_agent.notice_client import NoticeClient
-from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState
+from spottrain_api.contract import PATH_NOTICE, NodeWatch, Notice, NoticeList, WatchState, watcher_mark
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOTICE = Notice(id="1", node="n", source="ec2", deadline=NOW, observed_at=NOW)
 BLIND = "EC2's metadata service gives no usable answer: refused."
 
 
@@ -43,12 +46,18 @@ class Watcher:
             return web.Response(status=204)
         return web.Response(text=self.body or (self.notices.to_json() if self.notices else ""))
 
-    async def says(self, revision: str, trouble: str | None = None) -> NodeWatch:
-        self.notices = NoticeList(revision=revision, trouble=trouble)
+    async def says(self, revision: str, trouble: str | None = None, *, starting: bool = False) -> NodeWatch:
+        self.notices = NoticeList(revision=revision, trouble=trouble, starting=starting)
         async with asyncio.timeout(10):
             while (await self.heard.get()).revision != revision:
                 pass
         return self.client.watch
+
+    async def is_doubted(self, why: str) -> None:
+        async with asyncio.timeout(10):
+            while why not in (self.client.watch.trouble or ""):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert self.client.watch.state is WatchState.MISSING
 
 
 @pytest.fixture
@@ -59,9 +68,69 @@ async def watcher() -> AsyncIterator[Watcher]:
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
         url = str(server.make_url("")).rstrip("/")
         fake.client = NoticeClient(session, url, clock=lambda: fake.clock)
+        fake.client.expect(None)
         following = asyncio.create_task(fake.client.follow(fake.heard.put_nowait))
         yield fake
         following.cancel()
+
+
+async def test_notices_are_believed_from_the_watcher_that_has_marked_the_node_alone(watcher: Watcher) -> None:
+    """An impostor answers first, on the watcher's port. Later the watcher does."""
+    await watcher.says("0")
+    watcher.client.expect(watcher_mark("proof"))
+    false = NoticeList(revision="1", notices=(NOTICE,), proof="guess")
+    for impostor in (false, false.model_copy(update={"proof": None})):
+        watcher.notices = impostor
+        await watcher.is_doubted("can't prove that it is the watcher that has marked the node")
+    assert watcher.heard.empty()
+    watcher.notices = true = false.model_copy(update={"proof": "proof"})
+    async with asyncio.timeout(10):
+        assert await watcher.heard.get() == true
+    assert watcher.client.watch.state is WatchState.WATCHED
+
+
+async def test_nobody_is_believed_on_a_node_that_no_watcher_has_marked(watcher: Watcher) -> None:
+    await watcher.says("0")
+    watcher.client.expect("")
+    watcher.notices = NoticeList(revision="1", notices=(NOTICE,), proof="")
+    await watcher.is_doubted("no watcher has marked the node")
+    assert watcher.heard.empty()
+
+
+async def test_a_watcher_with_nothing_new_to_say_is_believed_again(watcher: Watcher) -> None:
+    await watcher.says("0")
+    watcher.client.expect("")
+    await watcher.is_doubted("no watcher has marked the node")
+    watcher.client.expect(watcher_mark("proof"))
+    assert (await watcher.says("0")).state is WatchState.WATCHED
+    said, watcher.notices = watcher.notices, None
+    await watcher.is_doubted("does not answer: 503")
+    watcher.notices = said
+    assert (await watcher.says("0")).state is WatchState.WATCHED
+
+
+async def test_nobody_is_asked_before_the_operator_has_said_who_is_believed() -> None:
+    """Of two agents, it has said so to one."""
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.put_nowait(request.headers["User-Agent"])
+        return web.Response(status=503)
+
+    application = web.Application()
+    application.router.add_get(PATH_NOTICE, answer)
+    async with (
+        TestServer(application) as server,
+        aiohttp.ClientSession(headers={"User-Agent": "untold"}) as first,
+        aiohttp.ClientSession(headers={"User-Agent": "told"}) as second,
+    ):
+        url = str(server.make_url("")).rstrip("/")
+        untold, told = NoticeClient(first, url), NoticeClient(second, url)
+        following = [asyncio.create_task(client.follow(lambda _: None)) for client in (untold, told)]
+        told.expect(None)
+        assert [await asked.get() for _ in range(3)] == ["told"] * 3
+        for task in following:
+            task.cancel()
 
 
 async def test_a_node_without_a_watcher_and_one_that_comes(watcher: Watcher) -> None:
@@ -89,6 +158,14 @@ async def test_the_seconds_count_from_the_change_of_the_state_alone(watcher: Wat
     await watcher.refused.get()
     await watcher.refused.get()
     assert watcher.client.watch.state is WatchState.MISSING
+
+
+async def test_a_watcher_that_waits_for_its_clouds_first_answer_is_not_blind(watcher: Watcher) -> None:
+    first = "Azure's metadata server has not answered yet."
+    assert await watcher.says("1", first, starting=True) == NodeWatch(state=WatchState.STARTING, trouble=first)
+    watcher.clock = 150.0
+    late = await watcher.says("2", BLIND)
+    assert (late.state, late.seconds) == (WatchState.BLIND, 0.0), "from here on it is blind"
 
 
 async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:

@@ -33,8 +33,8 @@ def test_a_value_without_an_entry_is_named() -> None:
 
 def test_an_entry_without_a_value_is_named() -> None:
     schema = json.loads(chart_schema.FILE.read_text())
-    schema["properties"]["image"]["properties"]["digest"] = {"type": "string"}
-    with pytest.raises(chart_schema.SchemaMismatchError, match=r"values.yaml has no image\.digest: add it"):
+    schema["properties"]["image"]["properties"]["platform"] = {"type": "string"}
+    with pytest.raises(chart_schema.SchemaMismatchError, match=r"values.yaml has no image\.platform: add it"):
         chart_schema.completed(schema, chart.FILE.read_text())
 
 
@@ -76,6 +76,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("operator.prot=8080", "at '/operator': additional properties 'prot' not allowed"),
         ("watchr.enabled=false", "additional properties 'watchr' not allowed"),
         ("operator.port=70000", "at '/operator/port': maximum: got 70,000, want 65,535"),
+        ("operator.plainPort=8443", "operator.port and operator.plainPort are both 8443. Choose another port"),
+        ("operator.certificateIssuer.kind=Vault", "value must be one of 'Issuer', 'ClusterIssuer'"),
         ("operator.replicas=-1", "at '/operator/replicas': minimum: got -1, want 0"),
         ("operator.replicas=two", "at '/operator/replicas': got string, want integer"),
         (
@@ -87,6 +89,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
         ("image.tag=1", "at '/image/tag': got number, want string"),
         ("image.tag=team/a", 'image.tag: "team/a" is not a tag. Write what follows the colon, such as 0.1.0'),
+        ("image.digest=0.1.0", 'image.digest: "0.1.0" is not a digest. Write what the registry printed'),
         ("image.repository=r/x:1", 'image.repository: "r/x:1" is not the name of an image. Write it in lower case'),
         ("image.repository=", 'image.repository: "" is not the name of an image.'),
         ("nodeSelector.pool=true", "at '/nodeSelector/pool': got boolean, want string"),
@@ -112,6 +115,7 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
         "image.repository=localhost:5000/team/spottrain-operator",
         "image.repository=111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain",
         "podMonitor.interval=1m30s",
+        "operator.plainPort=0",
         "watcher.resources.limits.memory=1Gi",
         "watcher.priorityClassName=null",
         "affinity=null",

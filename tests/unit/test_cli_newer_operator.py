@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import yaml
@@ -31,12 +32,26 @@ STATUS: dict[str, Any] = {
     "progress": {"step": 30, "totalSteps": 100, "display": "30/100"},
     "quota": {"used": 3},
 }
-POD = {
-    "metadata": {"name": "gpt-1", "labels": {"spottrain.dev/capacity-type": "reserved"}},
-    "spec": {"nodeName": "n", "containers": []},
-    "status": {"phase": "Running"},
-}
+
+
+def pod(name: str, uid: str) -> dict[str, Any]:
+    """A pod of the job gpt with this uid."""
+    labels = {"spottrain.dev/job": "gpt", "spottrain.dev/job-uid": uid, "spottrain.dev/capacity-type": "reserved"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {"phase": "Running"},
+    }
+
+
+PODS = [pod("gpt-1", "1"), pod("gpt-9", "0")]
 Show = Callable[..., str]
+
+
+def has_labels(pod: dict[str, Any], query: dict[str, list[str]]) -> bool:
+    wanted = dict(label.split("=") for label in query["labelSelector"][0].split(","))
+    labels: dict[str, str] = pod["metadata"]["labels"]
+    return wanted.items() <= labels.items()
 
 
 @pytest.fixture
@@ -52,11 +67,13 @@ def show(tmp_path: Path) -> Iterator[Show]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            path = self.path.split("?")[0]
+            path, _, query = self.path.partition("?")
             is_history = path.endswith("/trainingjobhistories/gpt")
-            answer = job if path.endswith("/gpt") else {"items": [POD] if path.endswith("/pods") else []}
+            answer = job if path.endswith("/gpt") else {"items": []}
             if path.endswith("/trainingjobs"):
                 answer = {"items": [job]}
+            if path.endswith("/pods"):
+                answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
             status = 404 if is_history else 200
             body = json.dumps(answer).encode()
             self.send_response(status)
@@ -101,6 +118,12 @@ def test_fields_that_are_unknown_disturb_nothing(show: Show) -> None:
     assert "1 member trains." in output
     assert "does not understand" not in output
     assert "reserved" in output, "the pod's capacity type is shown, though it is unknown"
+
+
+def test_the_pods_of_an_earlier_job_of_that_name_are_left_out(show: Show) -> None:
+    output = show("status", "gpt")
+    assert "gpt-1" in output
+    assert "gpt-9" not in output
 
 
 @pytest.mark.parametrize(

@@ -320,9 +320,12 @@ def test_growth(change: Change, reason: str | None) -> None:
     assert generation is not None
     smaller = scene.generation(members=generation.members[:3])
     waiting = smaller.says(4, generation=0, phase=AgentPhase.IDLE, progress=None)
-    decided = change(waiting).plan().status.generation
+    plan = change(waiting).plan()
+    decided = plan.status.generation
     assert decided is not None
     assert decided.reason == reason
+    said = [event.message for event in plan.events if event.reason == "Grow"]
+    assert said == ([f"Generation {decided.number} drains: job-4 can join"] if reason else [])
 
 
 ASSIGNMENTS: list[Any] = [

@@ -199,6 +199,29 @@ def test_the_failure_budget_is_spent() -> None:
     assert "failureBudget" in status.message
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "last"),
+    [
+        ({"failures": 3}, "FailureBudgetExceeded", "This was failure 4, and runPolicy.failureBudget is 3"),
+        (
+            {"generations_without_progress": 2},
+            "NoProgress",
+            "3 generations in a row failed like this, without making a step",
+        ),
+    ],
+)
+def test_the_events_of_a_job_that_is_given_up_say_its_last_failure_once(
+    status: dict[str, int], reason: str, last: str
+) -> None:
+    scene = failed(starting_job().status(**status), FailureReason.SCRIPT_ERROR, "ValueError: x").decided().later(6)
+    decided = scene.plan()
+    assert [(event.reason, event.message) for event in decided.events][-2:] == [
+        ("Failure", "Generation 1 has ended: pod job-1: ValueError: x"),
+        (reason, last),
+    ]
+    assert decided.status.message.startswith("pod job-1: ValueError: x; "), "the status says all of it"
+
+
 def test_three_generations_without_a_step_end_the_job() -> None:
     scene = failed(starting_job().status(generations_without_progress=2), FailureReason.SCRIPT_ERROR).decided()
     status = scene.later(6).plan().status

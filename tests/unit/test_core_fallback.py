@@ -107,7 +107,9 @@ def test_on_demand_nodes_are_not_recommended_if_it_is_not_spot_nodes_that_lack(
 
 def test_the_fallback_says_when_spot_is_tried_again() -> None:
     scene = short_of_spot(capacity={}).later(270)
-    assert [event.reason for event in scene.plan().events if event.type == "Warning"] == ["FellBack"]
+    [event] = [event for event in scene.plan().events if event.type == "Warning"]
+    told = "No spot node came within 310 s: on-demand nodes take their place"
+    assert (event.reason, event.message) == ("FellBack", told)
     said = spot_available(scene.decided())
     assert (said.reason, said.message) == (
         "FellBack",

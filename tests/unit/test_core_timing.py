@@ -304,7 +304,7 @@ def grows_though_a_pod_is_coming(seconds: float) -> bool:
 
 
 def grows_with_so_much_left(seconds: float) -> bool:
-    return grows(smaller(3).status(progress=ProgressStatus(eta_seconds=seconds), accounted_at=NOW))
+    return grows(smaller(3).all_say(progress=None).status(progress=ProgressStatus(eta_seconds=seconds)))
 
 
 def is_stray(seconds: float) -> bool:
@@ -318,7 +318,9 @@ def is_deleted_after_the_end(seconds: float) -> bool:
 
 
 def is_recorded(seconds: float) -> bool:
-    return training_job().status(accounted_at=ago(seconds)).plan().status.accounted_at == NOW
+    scene = training_job().status(accounted_at=ago(seconds))
+    observed = replace(scene.observed, record_interval=timing.RECORD_INTERVAL)
+    return replace(scene, observed=observed).plan().status.accounted_at == NOW
 
 
 def keeps_the_oldest_transition(number: float) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from scene import ENDED, Scene, training_job
-from spottrain_api.contract import AgentReport, NodeWatch, WatchState
-from spottrain_api.v1alpha1 import Condition
+from spottrain_api.contract import AgentPhase, AgentReport, NodeWatch, WatchState
+from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.timing import UNWATCHED
 
 WATCHED = NodeWatch(state=WatchState.WATCHED)
@@ -96,6 +96,20 @@ def test_a_watcher_that_restarts_changes_nothing() -> None:
     assert unheard.says(4, watch=WATCHED).says(3, watch=soon).plan().status == unheard.observed.job.status
 
 
+def test_a_cloud_that_takes_its_time_for_the_first_answer_changes_nothing() -> None:
+    starting = NodeWatch(
+        state=WatchState.STARTING, seconds=149.0, trouble="Azure's metadata server has not answered."
+    )
+    new = training_job().says(3, watch=WATCHED).says(4, watch=starting)
+    assert condition(new) is None
+    assert events(new) == []
+    heard = watched_job()
+    assert heard.says(4, watch=starting).plan().status == heard.observed.job.status
+    found = condition(heard.says(4, watch=BLIND))
+    assert found is not None
+    assert found.status == "False", "a late answer is another state"
+
+
 def test_it_ends_when_somebody_watches_again() -> None:
     found = condition(watched_job().says(4, watch=MISSING).decided().says(4, watch=WATCHED))
     assert found is not None
@@ -119,6 +133,17 @@ def test_members_on_demand_and_older_agents_have_no_watcher() -> None:
 def test_between_generations_it_stays_as_it_was() -> None:
     unheard = watched_job().says(4, watch=MISSING).decided().generation(state=ENDED)
     assert condition(unheard.says(4, watch=WATCHED)) == unheard.observed.job.status.condition("NoticesHeard")
+
+
+@pytest.mark.parametrize("watch", [WATCHED, MISSING], ids=["heard", "unheard"])
+def test_a_job_that_is_over_has_no_node_to_be_heard_of(watch: NodeWatch) -> None:
+    scene = watched_job().says(4, watch=watch).decided().all_say(phase=AgentPhase.SUCCEEDED).decided()
+    assert scene.observed.job.status.phase is Phase.SUCCEEDED
+    found = condition(scene)
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "Finished")
+    never = training_job().all_say(phase=AgentPhase.SUCCEEDED).decided()
+    assert condition(never) is None
 
 
 def test_a_long_list_and_a_hostile_error_stay_short() -> None:

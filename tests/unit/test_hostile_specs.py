@@ -35,10 +35,10 @@ class QuotingCluster(CrashingCluster):
 
     quotes = ""
 
-    async def create_pod(self, pod: Manifest) -> None:
+    async def create_pod(self, pod: Manifest) -> Manifest:
         if self.quotes:
             raise InvalidObjectError(f"spec.containers[0].image: Invalid value: {self.quotes}")
-        await super().create_pod(pod)
+        return await super().create_pod(pod)
 
 
 def strings(schema: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:

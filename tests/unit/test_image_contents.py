@@ -49,10 +49,47 @@ def test_the_builder_is_sent_what_an_image_copies(dockerfile: str) -> None:
     assert [each for each in copied(dockerfile) if not any(Path(each).is_relative_to(path) for path in sent)] == []
 
 
+def extras_of(dockerfile: str) -> str:
+    """The extras of ours that the Dockerfile installs."""
+    [extras] = re.findall(r'"\.\[([a-z,-]+)\]"', (ROOT / dockerfile).read_text())
+    return str(extras)
+
+
+def locked(*names: str) -> dict[str, str]:
+    """The versions in files of requirements/, by package. Every package there has hashes."""
+    blocks = [
+        block
+        for name in names
+        for block in re.split(r"^(?=\S)", (ROOT / "requirements" / f"{name}.txt").read_text(), flags=re.MULTILINE)
+        if block and not block.startswith("#")
+    ]
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+    return dict(re.match(r"([\w.-]+)==([\w.]+)", block).groups() for block in blocks)  # type: ignore[union-attr, misc]
+
+
+REQUIREMENTS = {"Dockerfile": ["operator"], "trainer-image/Dockerfile": ["trainer", "trainer-cuda"]}
+
+
+@each_image
+def test_an_image_has_all_that_its_extras_require_by_hash(dockerfile: str) -> None:
+    found = locked(*REQUIREMENTS[dockerfile])
+    assert closure(extras_of(dockerfile)) - {canonicalize_name(name) for name in found} == set()
+
+
+def test_images_have_the_versions_of_the_environment() -> None:
+    lines = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pins: dict[str, str] = {canonicalize_name(name): version for name, version in lines}
+    found = locked("build", "operator", "trainer", "trainer-cuda")
+    # Of what other systems need, this environment has nothing.
+    elsewhere = {"colorama"}
+    assert {name: version for name, version in found.items() if pins.get(name) != version}.keys() <= elsewhere
+    [on_cpus] = re.findall(r"^torch==([0-9.]+)", (ROOT / "requirements/trainer-cpu.txt").read_text(), re.MULTILINE)
+    assert on_cpus == pins["torch"]
+
+
 @each_image
 def test_an_image_has_what_its_code_imports(dockerfile: str) -> None:
-    [extras] = re.findall(r'"\.\[([a-z,-]+)\]"', (ROOT / dockerfile).read_text())
-    installed, of_module = closure(extras), packages_distributions()
+    installed, of_module = closure(extras_of(dockerfile)), packages_distributions()
     missing = {
         module
         for package in copied(dockerfile)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -75,3 +77,64 @@ def test_make_images_says_that_it_needs_a_registry() -> None:
     )
     assert done.returncode != 0
     assert "REGISTRY is not set: make images push REGISTRY=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variant", "tag", "base", "torch"),
+    [
+        ("", "", "docker.io/library/python:", "cuda"),
+        ("cpu", "-cpu", "docker.io/library/python:", "cpu"),
+        ("devel", "-devel", "docker.io/nvidia/cuda:", "cuda"),
+    ],
+)
+def test_a_variant_of_the_trainers_image_has_its_tag_base_and_torch(
+    variant: str, tag: str, base: str, torch: str
+) -> None:
+    command = ["make", "--dry-run", "images", "BUILDER=docker", "REGISTRY=r", f"VARIANT={variant}"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    [line] = [line for line in printed.replace("\\\n", " ").splitlines() if "trainer-image/Dockerfile" in line]
+    assert f" -t r/spottrain-trainer:{PROJECT['version']}{tag} " in line
+    assert f" --build-arg BASE={base}" in line
+    assert f" --build-arg TORCH={torch} " in line
+    assert (ROOT / "requirements" / f"trainer-{torch}.txt").exists()
+
+
+def test_make_images_refuses_an_unknown_variant() -> None:
+    command = ["make", "images", "BUILDER=docker", "REGISTRY=r", "VARIANT=rocm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "VARIANT=rocm is none of: cpu devel" in done.stderr
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+def pin(file: Path, tools: Path, answer: str) -> subprocess.CompletedProcess[str]:
+    """Pin the images of a file with a crane that gives this answer."""
+    crane = tools / "crane"
+    crane.write_text(f'#!/bin/sh\necho "$@" >> {tools}/asked\n{answer}\n')
+    crane.chmod(0o755)
+    command = [sys.executable, str(ROOT / "release/pin_images.py"), str(file)]
+    env = os.environ | {"PATH": str(tools)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_base_images_are_pinned_by_digest_and_renewed(tmp_path: Path) -> None:
+    file = tmp_path / "images.mk"
+    shutil.copy(ROOT / "release/images.mk", file)
+    for _ in range(2):
+        assert pin(file, tmp_path, f"echo {DIGEST}").returncode == 0
+    bases = re.findall(r"^\w+_BASE := (.*)$", file.read_text(), re.MULTILINE)
+    assert len(bases) == 2
+    assert {base.partition("@")[2] for base in bases} == {DIGEST}
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [f"digest {base.partition('@')[0]}" for base in bases] * 2
+
+
+def test_what_a_registry_refuses_leaves_the_pins_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "images.mk"
+    shutil.copy(ROOT / "release/images.mk", file)
+    done = pin(file, tmp_path, "echo no such manifest >&2; exit 1")
+    assert done.returncode == 1
+    assert "python:3.11-slim: crane got no digest, and images.mk stays as it is: no such manifest" in done.stderr
+    assert file.read_text() == (ROOT / "release/images.mk").read_text()

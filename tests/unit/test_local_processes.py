@@ -29,12 +29,12 @@ from spottrain_local.processes import ChildProcess, ProcessSpec
 FAKE_GO = """#!/bin/sh
 # Stands in for the Go tool: answers as it does, and "compiles" by touching files.
 case "$1" in
-  env) echo go1.26.0 ;;
+  env) echo go1.26.4 ;;
   list) printf 'a/b\\nc/d\\n' ;;
   build)
     {before}
     for word; do [ "$previous" = -o ] && target="$word"; previous="$word"; done
-    for name in server helm kube-apiserver kube-controller-manager kube-scheduler; do
+    for name in server helm kube-apiserver kube-controller-manager kube-scheduler kubelet-streams metrics-server; do
       echo $name > "$target$name"
     done
     printf 'a/b\\nc/d\\n' >&2 ;;

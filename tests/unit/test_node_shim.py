@@ -5,11 +5,15 @@ See also the contract of runtimes.
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +22,8 @@ import pytest
 
 from marked_processes import MARK, marked
 from spottrain_local.node import shim
-from spottrain_local.node.containers import HostCommand
-from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses
+from spottrain_local.node.containers import ContainerInput, HostCommand
+from spottrain_local.node.shimmed_processes import ATTACH_SOCKET, ShimmedProcess, ShimmedProcesses
 
 
 def wait_until_none(mark: str, seconds: float = 5) -> float:
@@ -168,3 +172,81 @@ def test_a_log_that_grows_is_moved_aside(tmp_path: Path) -> None:
     log.finish()
     assert (tmp_path / "log.1").stat().st_size <= 1000
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("line 29")
+
+
+async def attachable(tmp_path: Path, mark: str, given: ContainerInput, *argv: str) -> ShimmedProcess:
+    command = HostCommand(argv=argv, env={"PATH": os.environ["PATH"], MARK: mark}, cwd=str(tmp_path))
+    return await ShimmedProcesses().start(
+        command, directory=tmp_path / "0", log_path=tmp_path / "0.log", attach=given
+    )
+
+
+@contextlib.contextmanager
+def attached(tmp_path: Path, wish: bytes) -> Iterator[tuple[socket.socket, int | None]]:
+    """A client of the shim, and the descriptor that it gets."""
+    with contextlib.chdir(tmp_path / "0"), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(ATTACH_SOCKET)
+        client.sendall(wish)
+        _, descriptors, _, _ = socket.recv_fds(client, 1, 1)
+        try:
+            yield client, descriptors[0] if descriptors else None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def read_all(client: socket.socket) -> bytes:
+    received = b""
+    while data := client.recv(1000):
+        received += data
+    return received
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "again and again"])
+async def test_the_input_ends_with_that_of_the_first_client_if_it_is_for_one(
+    tmp_path: Path, mark: str, once: bool
+) -> None:
+    process = await attachable(tmp_path, mark, ContainerInput(stdin=True, once=once), "sh", "-c", "cat; echo end")
+    for word in (b"one\n",) if once else (b"one\n", b"two\n"):
+        with attached(tmp_path, b"i") as (client, given):
+            assert given is not None
+            os.write(given, word)
+            assert client.recv(100) == word
+    if once:
+        await process.wait()
+        assert output(tmp_path) == ["one", "end"]
+    else:
+        process.kill()
+        await process.wait()
+        assert output(tmp_path) == ["one", "two"]
+
+
+async def test_a_container_without_input_gives_none(tmp_path: Path, mark: str) -> None:
+    process = await attachable(
+        tmp_path, mark, ContainerInput(), "sh", "-c", "until [ -e go ]; do sleep 0.02; done; cat; echo end"
+    )
+    with attached(tmp_path, b"o") as (client, given):
+        assert given is None
+        (tmp_path / "go").touch()
+        assert read_all(client) == b"end\n"
+    assert (await process.wait()).exit_code == 0
+
+
+async def test_a_container_has_a_terminal(tmp_path: Path, mark: str) -> None:
+    script = 'tty >/dev/null && read x && stty size && echo "<$x>"'
+    process = await attachable(tmp_path, mark, ContainerInput(stdin=True, tty=True), "sh", "-c", script)
+    with attached(tmp_path, b"i") as (client, terminal):
+        assert terminal is not None
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 70, 0, 0))
+        os.write(terminal, b"word\n")
+        assert read_all(client).split() == [b"word", b"20", b"70", b"<word>"]
+    assert (await process.wait()).exit_code == 0
+
+
+async def test_a_client_that_does_not_read_holds_nothing_up(tmp_path: Path, mark: str) -> None:
+    script = "until [ -e go ]; do sleep 0.02; done; head -c 5000000 /dev/zero | tr '\\0' x; echo"
+    process = await attachable(tmp_path, mark, ContainerInput(), "sh", "-c", script)
+    with attached(tmp_path, b"o") as (_, _):
+        (tmp_path / "go").touch()
+        assert (await asyncio.wait_for(process.wait(), 20)).exit_code == 0

@@ -16,6 +16,19 @@ from spottrain_operator.cluster.client import (
 )
 from spottrain_operator.cluster.kubernetes_client import NotFoundError, translated
 
+
+def test_what_the_api_server_asks_to_wait() -> None:
+    error = ApiException(status=429, reason="Too Many Requests")
+    for headers, seconds in (
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "Mon, 01 Jan"}, None),
+        ({}, None),
+        (None, None),
+    ):
+        error.headers = headers
+        assert translated(error).retry_after == seconds
+
+
 WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team label'
 POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no team label"
 

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -19,6 +20,7 @@ from spottrain_api.contract import (
     ENV_NODE_NAME,
     ENV_WATCHER_PORT,
     LABEL_LEADER,
+    PLAIN_PORT,
     SPOT_LABELS,
     CapacityType,
 )
@@ -27,6 +29,7 @@ from spottrain_local.binaries import find_binaries
 from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import TERMS, Site, node_affinity
 from spottrain_operator.command import main
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.core.scope import Scope
 from spottrain_operator.rights import RIGHTS, Right
 
@@ -34,6 +37,13 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
 FORBIDDEN_RESOURCES = {"*", "secrets", "nodes/proxy", "serviceaccounts/token"}
+# The one Secret that a part may read.
+CONTROL_SECRET = {
+    "apiGroups": [""],
+    "resources": ["secrets"],
+    "resourceNames": [SECRET_NAME],
+    "verbs": ["get", "update"],
+}
 
 
 def test_the_chart_installs_the_crd_of_this_version() -> None:
@@ -77,6 +87,8 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
     assert len(roles) == 6
     for role in roles:
         for rule in role["rules"]:
+            if role["kind"] == "Role" and rule == CONTROL_SECRET:
+                continue
             assert not FORBIDDEN_VERBS & set(rule["verbs"]), role["metadata"]["name"]
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
             assert "*" not in rule["apiGroups"]
@@ -125,15 +137,60 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     env = {each["name"]: each for each in container["env"]}
     name = service["metadata"]["name"]
-    assert env[ENV_CONTROL_URL]["value"] == f"http://{name}.spottrain-system.svc:{CONTROL_PORT}"
-    assert service["spec"]["ports"][0]["port"] == CONTROL_PORT
+    assert env[ENV_CONTROL_URL]["value"] == f"https://{name}.spottrain-system.svc:{CONTROL_PORT}"
+    assert [each["port"] for each in service["spec"]["ports"]] == [CONTROL_PORT, PLAIN_PORT]
+    assert env["SPOTTRAIN_PLAIN_PORT"]["value"] == str(PLAIN_PORT)
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selector = service["spec"]["selector"]
     assert selector.pop(LABEL_LEADER) == "true"
     assert selector.items() <= labels.items()
-    command = ["--control-url", "http://a", "--pod-labels", env["SPOTTRAIN_POD_LABELS"]["value"]]
+    command = ["--control-url", "https://a", "--pod-labels", env["SPOTTRAIN_POD_LABELS"]["value"]]
     assert main.make_context("operator", command).params["pod_labels"] == selector
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.cluster
+def test_the_certificate_is_the_operators_own_or_cert_managers(rendered: list[dict[str, Any]]) -> None:
+    secret = one(rendered, "Secret")
+    assert (secret["metadata"]["name"], "data" in secret) == (SECRET_NAME, False)
+    [container] = one(rendered, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert env_of(container)["SPOTTRAIN_CERTIFICATE_FROM"] == "operator"
+
+    objects = render(
+        "--set", "operator.certificateIssuer.kind=ClusterIssuer,operator.certificateIssuer.name=internal"
+    )
+    certificate = one(objects, "Certificate")["spec"]
+    assert "Secret" not in {each["kind"] for each in objects}
+    assert certificate["secretName"] == SECRET_NAME
+    assert certificate["issuerRef"] == {"kind": "ClusterIssuer", "name": "internal"}
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert env_of(container)["SPOTTRAIN_CERTIFICATE_FROM"] == "secret"
+    assert certificate["dnsNames"] == [urlsplit(env_of(container)[ENV_CONTROL_URL]).hostname]
+
+
+@pytest.mark.cluster
+def test_metrics_ask_for_the_token_of_a_secret_if_there_is_one() -> None:
+    objects = render("--set", "podMonitor.enabled=true,operator.metricsTokenSecret=scrape")
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    [volume], [mount] = pod["volumes"], container["volumeMounts"]
+    assert (volume["name"], volume["secret"]) == (mount["name"], {"secretName": "scrape"})
+    assert env_of(container)["SPOTTRAIN_METRICS_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    [endpoint] = [
+        endpoint
+        for each in objects
+        if each["kind"] == "PodMonitor" and each["metadata"]["name"] == "spottrain-operator"
+        for endpoint in each["spec"]["podMetricsEndpoints"]
+    ]
+    assert (endpoint["port"], endpoint["scheme"]) == ("metrics", "https")
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": SECRET_NAME, "key": "ca.crt"}
+    assert endpoint["authorization"]["credentials"] == {"name": "scrape", "key": "token"}
+
+
+@pytest.mark.parametrize("address", ["http://a:8080", "a:8443", "https://", ""])
+def test_the_operator_serves_no_address_without_tls(address: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not the address of a server with TLS\. Write it"):
+        main.make_context("operator", ["--control-url", address])
 
 
 @pytest.mark.cluster
@@ -210,7 +267,8 @@ def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
 
 @pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
-    [_, rule, _] = one(rendered, "Role")["rules"]
+    rules = one(rendered, "Role")["rules"]
+    [rule] = [each for each in rules if each["resources"] == ["leases"] and "update" in each["verbs"]]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]
 
 
@@ -232,12 +290,17 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
     assert env_of(container)[ENV_WATCHER_PORT] == env_of(of_operator)[ENV_WATCHER_PORT] == "9999"
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": 9999}
+        assert of_operator[probe]["httpGet"] == {"path": path, "port": "health"}
     [port] = container["ports"]
     assert port["containerPort"] == 9999
     monitors = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PodMonitor"}
+    ports = {each["name"]: str(each["containerPort"]) for each in of_operator["ports"]}
+    assert ports["health"] == env_of(of_operator)["SPOTTRAIN_HEALTH_PORT"]
+    assert ports["metrics"] == env_of(of_operator)["SPOTTRAIN_METRICS_PORT"]
+    assert monitors["spottrain-operator"]["podMetricsEndpoints"][0]["port"] == "metrics"
     assert monitors["spottrain-watcher"]["podMetricsEndpoints"][0]["port"] == port["name"]
 
-    command = ["--control-url", "http://a", "--spot-labels", env_of(of_operator)["SPOTTRAIN_SPOT_LABELS"]]
+    command = ["--control-url", "https://a", "--spot-labels", env_of(of_operator)["SPOTTRAIN_SPOT_LABELS"]]
     site = Site(spot_labels=main.make_context("operator", command).params["spot_labels"])
     assert site.spot_labels == {"example.com/capacity": "spot", "example.com/cheap": "true"}
     spec = TrainingJobSpec.model_validate(
@@ -262,10 +325,35 @@ def test_a_watcher_on_all_nodes_stays_on_all_nodes() -> None:
 @pytest.mark.parametrize("text", ["spot", "=spot", "a=", "a b=c", "a=b=c", "a=b\nc=d", f"a={'x' * 10_000}"])
 def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(click.BadParameter) as refused:
-        main.make_context("operator", ["--control-url", "http://a", "--spot-labels", text])
+        main.make_context("operator", ["--control-url", "https://a", "--spot-labels", text])
     assert "is not a label with its value. Write key=value pairs" in refused.value.message
     assert len(refused.value.message) < 500
 
 
 def env_of(container: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in container["env"]}
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+def test_the_operator_may_create_network_policies_only_if_it_does(
+    isolates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render("--set", f"jobs.networkPolicies={str(isolates).lower()}")
+    roles = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ClusterRole"}
+    rules = [*roles["spottrain-operator"]["rules"], *roles["spottrain-operator-jobs"]["rules"]]
+    granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
+    assert granted == ([["create"]] if isolates else [])
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    assert main.make_context("operator", []).params["network_policies"] is isolates
+
+
+def test_an_image_that_is_named_by_digest_has_it_everywhere() -> None:
+    digest = f"sha256:{'ab' * 32}"
+    specs = [each.get("spec", {}) for each in render("--set", f"image.digest={digest}")]
+    pods = [spec.get("template", {}).get("spec", spec) for spec in specs]
+    images = {container["image"] for pod in pods for container in pod.get("containers", [])}
+    assert {image.partition("@")[2] for image in images} == {digest}
+    assert all(image.startswith("spottrain-operator:") for image in images)

@@ -15,6 +15,7 @@ import pytest
 from memory_cluster import MemoryCluster
 from spottrain_operator.cluster.claims import Claims, RivalFinder
 from spottrain_operator.cluster.client import JobKey, Manifest
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.observe import job_view
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -154,11 +155,11 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
         plan=plan,
         cluster=cluster,
         board=AssignmentBoard(),
-        reports=ReportBox(lambda _: None, now=lambda: BEGIN),
+        reports=ReportBox(lambda _job, urgent: None, now=lambda: BEGIN),
         metrics=Metrics(num_agents=lambda: 0),
         tracer=ChangeTracer(None),
         history=HistoryKeeper(cluster),
-        control_url="http://control:8080",
+        control=lambda: ControlAddress(url="https://control:8443"),
         now=lambda: BEGIN,
     )
 

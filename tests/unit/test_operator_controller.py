@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
-from spottrain_operator.controller import Controller, PassResult, backoff_seconds
+from spottrain_operator.controller import BACKOFF_MAX_SECONDS, Controller, PassResult, Priority, backoff_seconds
 
 A = JobKey(namespace="team", name="a")
 B = JobKey(namespace="team", name="b")
@@ -26,6 +28,7 @@ class Passes:
 
     def __init__(self) -> None:
         self.made: list[JobKey] = []
+        self.made_at: list[float] = []
         self.running: list[JobKey] = []
         self.most_at_once = 0
         self.gate = asyncio.Event()
@@ -40,6 +43,7 @@ class Passes:
         try:
             await self.gate.wait()
             self.made.append(key)
+            self.made_at.append(asyncio.get_running_loop().time())
             if self.errors.get(key):
                 raise self.errors[key].pop(0)
             return self.results.get(key, PassResult())
@@ -74,7 +78,7 @@ async def test_a_pass_is_repeated_when_it_asks_for_it() -> None:
 async def test_no_more_jobs_at_once_than_allowed() -> None:
     passes = Passes()
     passes.gate.clear()
-    controller = Controller(passes, max_concurrent=2)
+    controller = Controller(passes, places={Priority.URGENT: 1, Priority.NORMAL: 2, Priority.LAST: 1})
     keys = [JobKey(namespace="team", name=f"job-{n}") for n in range(6)]
     for key in keys:
         controller.wake(key)
@@ -93,6 +97,19 @@ async def test_a_failing_job_is_tried_again_and_disturbs_no_other() -> None:
     controller.wake(B)
     await until(lambda: passes.made.count(B) == 1)
     await until(lambda: passes.made.count(A) == 4)
+    await controller.stop()
+
+
+async def test_a_refusal_for_now_costs_the_wait_that_the_api_server_asks_for() -> None:
+    """And no growing pause after many of them."""
+    passes = Passes()
+    passes.errors[A] = [*[ClusterError("down")] * 2, *[ClusterError("too many requests", retry_after=0.6)] * 2]
+    controller = Controller(passes)
+    controller.wake(A)
+    await until(lambda: len(passes.made) == 5)
+    pauses = [after - before for before, after in pairwise(passes.made_at)]
+    assert min(pauses[2:]) >= 0.6, pauses
+    assert not passes.errors[A]
     await controller.stop()
 
 
@@ -123,3 +140,89 @@ def test_back_off_grows_to_its_bound_and_spreads() -> None:
     assert [backoff_seconds(n, 1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert backoff_seconds(50, 1.0) == 30.0
     assert backoff_seconds(3, 0.0) == 1.0
+
+
+FEW = {Priority.URGENT: 1, Priority.NORMAL: 1, Priority.LAST: 1}
+C = JobKey(namespace="team", name="c")
+D = JobKey(namespace="team", name="d")
+
+
+async def test_a_notice_waits_for_no_bookkeeping() -> None:
+    """All places of ordinary passes are taken, and others wait for them."""
+    passes = Passes()
+    passes.gate.clear()
+    controller = Controller(passes, places=FEW)
+    for key in (A, B, C):
+        controller.wake(key)
+    await until(lambda: passes.running == [A])
+    controller.wake(C, Priority.URGENT)
+    await until(lambda: passes.running == [A, C])
+    controller.wake(D, Priority.URGENT)
+    passes.gate.set()
+    await until(lambda: len(passes.made) == 4)
+    assert passes.made.index(D) < passes.made.index(B) or passes.most_at_once == 2
+    await controller.stop()
+
+
+async def test_a_job_that_is_over_takes_no_place_of_the_others() -> None:
+    passes = Passes()
+    passes.gate.clear()
+    controller = Controller(passes, places=FEW)
+    controller.wake(A, Priority.LAST)
+    controller.wake(B, Priority.LAST)
+    controller.wake(C)
+    await until(lambda: sorted(passes.running) == [A, C])
+    passes.gate.set()
+    await until(lambda: sorted(passes.made) == [A, B, C])
+    await controller.stop()
+
+
+async def test_a_wake_after_an_urgent_one_leaves_it_urgent() -> None:
+    passes = Passes()
+    passes.gate.clear()
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    controller.wake(B)
+    await until(lambda: passes.running == [A])
+    controller.wake(B, Priority.URGENT)
+    controller.wake(B, Priority.LAST)
+    await until(lambda: passes.running == [A, B])
+    passes.gate.set()
+    await controller.stop()
+
+
+async def test_a_notice_ends_the_pause_after_failures() -> None:
+    passes = Passes()
+    passes.errors[A] = [ClusterError("down")] * 12
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    for num_failed in range(1, 13):
+        controller.wake(A, Priority.URGENT)
+        await until(partial(lambda num: len(passes.made) >= num, num_failed))
+    await until(lambda: len(passes.made) == 13)  # had the back-off grown, it would be at its bound
+    assert BACKOFF_MAX_SECONDS > 5, "longer than `until` waits"
+    await controller.stop()
+
+
+async def test_an_ordinary_wake_does_not_end_the_pause_after_failures() -> None:
+    passes = Passes()
+    passes.errors[A] = [ClusterError("down"), ClusterError("down")]
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    await until(lambda: len(passes.made) == 1)
+    for _ in range(20):
+        controller.wake(A)
+        await asyncio.sleep(0.001)
+    assert len(passes.made) == 1
+    await controller.stop()
+
+
+async def test_a_place_is_free_again_after_a_pass_that_was_cancelled_while_it_waited() -> None:
+    passes = Passes()
+    passes.gate.clear()
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    controller.wake(B)
+    await until(lambda: passes.running == [A])
+    await controller.stop()
+    assert passes.running == []

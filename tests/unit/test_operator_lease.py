@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -167,6 +168,55 @@ async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
     clock.seconds = 10.1
     await asyncio.wait_for(holding, 5)
     assert not first.is_leader
+
+
+async def test_a_leader_leads_on_once_the_api_server_is_back() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.down = True
+    clock.seconds = 600.0
+    await asyncio.wait_for(first.hold(), 5)
+    assert not first.is_leader
+    regaining = asyncio.create_task(first.regain())
+    await asyncio.sleep(0.01)
+    assert not regaining.done()
+    cluster.down = False
+    assert await asyncio.wait_for(regaining, 5)
+    assert first.is_leader
+    assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 0
+
+
+@pytest.mark.parametrize("holder", ["b", ""], ids=["another leads", "another has led"])
+async def test_a_leader_whose_lease_another_has_held_leads_no_more(holder: str) -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.down = True
+    clock.seconds = 600.0
+    await asyncio.wait_for(first.hold(), 5)
+    cluster.down = False
+    await take_lease(cluster, holder)
+    assert not await asyncio.wait_for(first.regain(), 5)
+    assert not first.is_leader
+
+
+async def test_a_leader_notices_that_the_clusters_state_has_gone_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own lease of an earlier time is there, as in a backup of etcd."""
+    cluster, clock = MemoryCluster(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    backup = copy.deepcopy(cluster.leases)
+    holding = asyncio.create_task(first.hold())
+    while cluster.leases == backup:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    cluster.leases = backup
+    await asyncio.wait_for(holding, 5)
+    assert not first.is_leader
+    assert not await asyncio.wait_for(first.regain(), 5)
+    assert "as after a restore of etcd from a backup" in caplog.text
+    # The process that follows takes the lease as it is.
+    await asyncio.wait_for(election(cluster, "a", clock).acquire(), 5)
 
 
 async def test_a_leader_whose_lease_was_taken_gives_up_at_once() -> None:

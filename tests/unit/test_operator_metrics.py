@@ -197,6 +197,7 @@ def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
         "watched": NodeWatch(state=WatchState.WATCHED, seconds=3600.0),
         "missing": NodeWatch(state=WatchState.MISSING, seconds=3600.0),
         "blind": NodeWatch(state=WatchState.BLIND, seconds=3600.0),
+        "starting": NodeWatch(state=WatchState.STARTING, seconds=100.0),
         "restarts": NodeWatch(state=WatchState.MISSING, seconds=1.0),
         "on-demand": None,
         "old": None,
@@ -344,3 +345,22 @@ def test_money_is_shown_with_its_currency() -> None:
     sums = [t["expr"] for t in targets if re.match(r"sum.*spottrain_job_cost_total", t["expr"])]
     assert sums
     assert all(expr.startswith("sum by (currency)") for expr in sums)
+
+
+def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
+    """Also of one that a new operator finds so."""
+    now = NOW
+    metrics = Metrics(num_agents=lambda: 0, now=lambda: now)
+    over = STATUS.model_copy(update={"phase": Phase.FAILED, "completion_time": NOW})
+    metrics.passed(KEY, view(STATUS), over, {})
+
+    def series() -> list[tuple[str, str]]:
+        samples = [sample for family in families(metrics) for sample in family.samples]
+        return [(each.name, each.labels.get("phase", "")) for each in samples if "job_name" in each.labels]
+
+    assert len(series()) > 50
+    now = NOW + timedelta(hours=1, seconds=1)
+    metrics.passed(KEY, view(over), over, {})
+    assert series() == [("spottrain_job_phase", "Failed")]
+    metrics.forget(KEY)
+    assert series() == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import ANNOTATION_NOTICE, CapacityType, Notice
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.cluster.client import ForbiddenError, InvalidObjectError
 from spottrain_operator.cluster.observe import (
@@ -22,6 +22,7 @@ from spottrain_operator.cluster.observe import (
     refusal,
     with_newest_event,
 )
+from spottrain_operator.cluster.trimmed import trimmed_node
 from spottrain_operator.cluster.write_back import as_written
 
 AT = "2026-01-01T00:00:05Z"
@@ -227,6 +228,24 @@ def test_notices_of_nodes(annotation: str | None, notice: Notice | None) -> None
     assert view.notice == notice
     assert view.taints == ("a",)
     assert view.ready is False
+
+
+def test_the_caches_keep_what_is_read_of_a_node() -> None:
+    annotations = {ANNOTATION_NOTICE: NOTICE.to_json(), ANNOTATION_WATCHER: "mark", "other": "x"}
+    node = {
+        "metadata": {
+            "name": "n",
+            "uid": "u",
+            "labels": {"a": "b"},
+            "annotations": annotations,
+            "deletionTimestamp": AT,
+        },
+        "spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "images": []},
+    }
+    view = node_view(node)
+    assert view.watcher == "mark"
+    assert node_view(trimmed_node(node)) == view
 
 
 SPEC = {

@@ -16,6 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 from minimal_job import MINIMAL
 from spottrain_api.contract import ENV_CONTROL_URL, CapacityType
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
@@ -31,7 +32,7 @@ def pod(template: dict[str, Any] | None = None, **changes: Any) -> Any:
         sequence=7,
         capacity_type=CapacityType.SPOT,
         pool=None,
-        control_url="http://control:8080",
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 
@@ -86,6 +87,28 @@ def test_shared_memory_is_limited(resources: Any, size: str | None, expected: di
     manifest = pod({"shmSize": size} if size else {}, resources=resources)
     [memory] = [each for each in manifest["spec"]["volumes"] if each["name"] == "spottrain-shm"]
     assert memory["emptyDir"] == {"medium": "Memory"} | expected
+
+
+AT_TMP = {"volumes": [{"name": "own", "emptyDir": {}}], "volumeMounts": [{"name": "own", "mountPath": "/tmp"}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "at_tmp"),
+    [
+        ({}, []),
+        ({"readOnlyRootFilesystem": True}, ["spottrain-tmp"]),
+        ({"readOnlyRootFilesystem": True, **AT_TMP}, ["own"]),
+    ],
+    ids=["by default", "read-only", "a volume of the job's own"],
+)
+def test_a_read_only_image_has_a_folder_of_the_pod_at_tmp(template: dict[str, Any], at_tmp: list[str]) -> None:
+    manifest = pod(template)
+    container = trainer(manifest)
+    expected = RESTRICTED | ({"readOnlyRootFilesystem": True} if template else {})
+    assert container["securityContext"] == expected
+    assert [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"] == at_tmp
+    volumes = [each["name"] for each in manifest["spec"]["volumes"]]
+    assert [name for name in volumes if name in ("own", "spottrain-tmp")] == at_tmp
 
 
 BESIDE = {

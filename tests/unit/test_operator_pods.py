@@ -20,6 +20,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
 
@@ -39,7 +40,13 @@ def spec(**changes: Any) -> TrainingJobSpec:
 
 def pod(job_spec: TrainingJobSpec, capacity: CapacityType = CapacityType.SPOT, pool: str | None = None) -> Any:
     return build_pod(
-        JOB, job_spec, name="gpt-7", sequence=7, capacity_type=capacity, pool=pool, control_url="http://control:8080"
+        JOB,
+        job_spec,
+        name="gpt-7",
+        sequence=7,
+        capacity_type=capacity,
+        pool=pool,
+        control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
 
@@ -79,9 +86,9 @@ def test_every_pod_is_restricted_and_carries_the_operators_labels(
 def test_the_only_credential_is_a_token_for_the_operator() -> None:
     manifest = pod(spec())
     projected = [each for each in manifest["spec"]["volumes"] if "projected" in each]
-    assert [source["serviceAccountToken"]["audience"] for source in projected[0]["projected"]["sources"]] == [
-        "spottrain"
-    ]
+    [token, address] = projected[0]["projected"]["sources"]
+    assert token["serviceAccountToken"]["audience"] == "spottrain"
+    assert list(address) == ["downwardAPI"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,7 @@ SITE = Site(spot_labels={"example.com/capacity": "spot"}, watcher_port=9999, log
 @pytest.mark.parametrize("capacity", CapacityType)
 def test_a_site_has_its_own_spot_labels_port_and_form_of_logs(capacity: CapacityType) -> None:
     name: dict[str, Any] = {"name": "gpt-7", "sequence": 7, "capacity_type": capacity, "pool": None}
-    manifest = build_pod(JOB, spec(), control_url="http://control:8080", site=SITE, **name)
+    manifest = build_pod(JOB, spec(), control=ControlAddress(url="https://control:8443", ca="CA"), site=SITE, **name)
     spot = capacity is CapacityType.SPOT
     assert any(matches(term, {"example.com/capacity": "spot"}) for term in terms(manifest)) is spot
     gke = {"cloud.google.com/gke-nodepool": "a"}

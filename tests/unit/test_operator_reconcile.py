@@ -6,12 +6,17 @@ the operator crashes, the job ends the same way, and no pod is created or delete
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
+from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB
 from spottrain_operator.cluster.client import ClusterError, Manifest
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
 
 def end_state(world: World) -> dict[str, Any]:
@@ -134,3 +139,64 @@ async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
         told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
         assert told is not None
         assert told.shutdown_grace_seconds == seconds
+
+
+@asynccontextmanager
+async def watched(cluster: CrashingCluster) -> AsyncIterator[tuple[World, Callable[[], Awaitable[None]]]]:
+    """A world whose operator reads from caches, and a turn after which these show everything."""
+    client = WatchedCluster(cluster, cluster, lambda _kind, _change: None)
+    synced = asyncio.Event()
+    following = asyncio.create_task(client.follow(synced))
+    await synced.wait()
+    world = World(cluster, client=client, last_step=10_000)
+
+    async def shown() -> bool:
+        pods = await client.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+        real = {name: pod["status"].get("phase") for (_, name), pod in cluster.pods.items()}
+        return {pod["metadata"]["name"]: pod["status"].get("phase") for pod in pods} == real
+
+    async def turn() -> None:
+        await world.turn()
+        async with asyncio.timeout(5):
+            while not await shown():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.001)
+
+    try:
+        yield world, turn
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+
+
+async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    async with watched(cluster) as (world, turn):
+        while world.status.get("phase") != "Running":
+            await turn()
+        for _ in range(3):  # the pods of members are annotated, and their nodes are seen
+            await turn()
+        cluster.num_reads.clear()
+        steps, writes = world.status["progress"]["step"], cluster.num_writes
+        for _ in range(30):
+            await turn()
+        assert (dict(cluster.num_reads), cluster.num_writes - writes) == ({}, 0)
+        for _ in range(30):
+            await turn()
+        assert cluster.num_writes - writes == 1, "the progress, after three quarters of a minute"
+        assert world.status["progress"]["step"] > steps + 30
+
+
+async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.turn()
+    for mark in ("", "mark"):
+        for node in cluster.nodes.values():
+            node["metadata"]["annotations"] = {ANNOTATION_WATCHER: mark} if mark else {}
+        await world.reconciler.reconcile(KEY)
+        for pod in cluster.pods.values():
+            told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+            assert told is not None
+            assert told.watcher == mark

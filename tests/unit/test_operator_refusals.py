@@ -30,19 +30,19 @@ class RefusingCluster(CrashingCluster):
     may_annotate = True
     num_annotations = 0
 
-    async def create_pod(self, pod: Manifest) -> None:
+    async def create_pod(self, pod: Manifest) -> Manifest:
         if self.error is not None:
             self.num_refused += 1
             raise self.error
-        await super().create_pod(pod)
+        return await super().create_pod(pod)
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         self.num_annotations += 1
         if not self.may_annotate:
             raise ForbiddenError('User "operator" cannot patch resource "pods"')
-        await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
+        return await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
 
 
 def condition(world: World, kind: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def restart_an_agent(world: World, rng: random.Random) -> None:
 
 def break_the_script(world: World) -> None:
     generation = world.status.generation
-    world.fail_next_step = generation.number if generation is not None else None
+    world.trainings.fail_next_step = generation.number if generation is not None else None
 
 
 DISTURBANCES: dict[str, Callable[[World, random.Random, list[Node]], object]] = {
@@ -99,8 +99,8 @@ def assert_ended_well(world: World) -> None:
     assert status.phase is Phase.SUCCEEDED, f"{status.phase} {status.message}\n{world.story()}"
     world.run(120)
     assert not world.pods, f"{world.pods}\n{world.story()}"
-    assert world.head is not None
-    assert world.head.step == world.total_steps
+    assert world.trainings.head is not None
+    assert world.trainings.head.step == world.total_steps
     assert all(t.seconds_without_step is not None for t in status.transitions), world.story()
     assert sum(t.steps_redone or 0 for t in status.transitions) == status.steps_redone
 
@@ -256,7 +256,7 @@ def test_a_hang_is_stopped_and_resumed() -> None:
     world = world_of(9)
     world.edit(runPolicy={"hangTimeoutSeconds": 20})
     world.run(40)
-    world.hang.add(1)
+    world.trainings.hang.add(1)
     world.run(40)
     assert world.status.failures == 1, world.story()
     assert [t.reason for t in world.status.transitions] == ["Hang"]
@@ -266,6 +266,37 @@ def test_a_hang_is_stopped_and_resumed() -> None:
 
 def test_a_commit_that_an_earlier_job_left_is_not_fenced_out() -> None:
     world = world_of(10)
-    world.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
+    world.trainings.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
     world.run_until_finished(300)
     assert_ended_well(world)
+
+
+@settings(max_examples=6, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10**6), moments=st.tuples(st.floats(1, 120), st.floats(0.5, 60)))
+def test_a_status_that_goes_back_costs_no_commit(seed: int, moments: tuple[float, float]) -> None:
+    """etcd is restored from a backup. Agents and commits know of later generations."""
+    world = world_of(seed)
+    rng = random.Random(seed)
+    backed_up, age = moments
+    disturb_until(world, rng, backed_up)
+    world.back_up()
+    disturb_until(world, rng, backed_up + age)
+    newest, head = max(world.trainings.of, default=0), world.trainings.head
+    world.restore_backup()
+    world.run_until_finished(1500)
+    assert_ended_well(world)
+    assert world.status.failures == 0, world.story()
+    later = [number for number in world.trainings.of if number > newest]
+    assert world.trainings.head is not None
+    assert world.trainings.head.generation in (newest, *later), world.story()
+    assert head is None or (head.generation, head.step) <= (
+        world.trainings.head.generation,
+        world.trainings.head.step,
+    )
+
+
+def disturb_until(world: World, rng: random.Random, moment: float) -> None:
+    while world.time < moment and world.status.phase is not Phase.SUCCEEDED:
+        world.run(min(rng.uniform(5, 30), moment - world.time))
+        disturb_once(world, rng, rng.choice(NOTICES))
+        world.add_node(SPOT)

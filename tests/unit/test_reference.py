@@ -89,7 +89,7 @@ def messages(schema: dict[str, Any]) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         yield rule["message"]
     for each in schema.get("properties", {}).values():
-        yield from messages(each.get("items", each))
+        yield from messages(each.get("items") or each.get("additionalProperties") or each)
 
 
 def test_every_metric() -> None:

@@ -51,7 +51,7 @@ class Service:
 async def service() -> AsyncIterator[Service]:
     sources = (MemorySource("ec2"), MemorySource("kubernetes"))
     marker = MemoryMarker()
-    watcher = Watcher(sources, marker)
+    watcher = Watcher(sources, marker, "proof")
     task = asyncio.create_task(watcher.run())
     async with TestClient(TestServer(watcher.application())) as client:
         yield Service(client, sources, marker)
@@ -73,6 +73,12 @@ async def test_whoever_asks_late_is_answered_at_once(service: Service) -> None:
     await service.marker.changed.wait()
     async with asyncio.timeout(2):
         assert (await service.ask(after="what it knew before a restart")).notices == (NOTICE,)
+
+
+async def test_the_proof_is_given_with_notices_alone(service: Service) -> None:
+    assert (await service.ask()).proof is None
+    await service.sources[0].announce(NOTICE)
+    assert (await service.ask()).proof == "proof"
 
 
 async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
@@ -109,6 +115,24 @@ async def test_a_source_that_hears_nothing_ends_the_long_poll_and_the_readiness(
     assert (await service.client.get("/readyz")).status == 200
 
 
+async def test_a_source_whose_first_answer_takes_its_time_is_no_blindness(service: Service) -> None:
+    ec2, kubernetes = service.sources
+    before = await service.ask()
+    ec2.trouble, ec2.starting = "EC2's metadata service has not answered yet.", True
+    async with asyncio.timeout(5):
+        starts = await service.ask(after=before.revision)
+    assert (starts.starting, starts.trouble) == (True, ec2.trouble)
+    assert (await service.client.get("/readyz")).status == 503, "nobody hears the cloud yet"
+    kubernetes.trouble = "The API server is away."
+    async with asyncio.timeout(5):
+        blind = await service.ask(after=starts.revision)
+    assert (blind.starting, blind.trouble) == (False, f"{ec2.trouble} {kubernetes.trouble}")
+    kubernetes.trouble, ec2.starting = None, False
+    async with asyncio.timeout(5):
+        late = await service.ask(after=blind.revision)
+    assert (late.starting, late.trouble) == (False, ec2.trouble)
+
+
 async def test_a_watcher_that_is_blind_still_passes_on_what_it_hears(service: Service) -> None:
     service.sources[0].trouble = "EC2's metadata service is away."
     await service.sources[1].announce(NOTICE)
@@ -140,7 +164,7 @@ async def test_its_metrics(service: Service) -> None:
 
 
 async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
-    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker())
+    watcher = Watcher([MemorySource("kubernetes")], MemoryMarker(), "proof")
     task = asyncio.create_task(watcher.run())
     async with TestClient(TestServer(watcher.application())) as client:
         assert "spottrain_watcher_hears_cloud 0.0" in await (await client.get("/metrics")).text()

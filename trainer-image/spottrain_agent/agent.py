@@ -41,6 +41,7 @@ from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
@@ -62,7 +63,8 @@ from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
 
-REPORT_INTERVAL_SECONDS = 1.0
+# How often the agent looks for news of which nothing tells it.
+LOOK_SECONDS = 1.0
 OBSERVE_INTERVAL_SECONDS = 0.05
 # After its ranks have succeeded, torchrun waits at its exit barrier for the other members, which may still need the
 # rendezvous store. The next assignment ends that wait.
@@ -102,14 +104,16 @@ class Agent:
         self._state = initial_state(settings)
         self._reaper = Reaper()
         self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
-        self._replicas = ReplicaProcess(self._reaper)
+        self._replicas = ReplicaProcess(self._reaper, settings.pod_ip)
         self._activity: _Activity | None = None
-        self._port = ReservedPort()
+        self._port = ReservedPort(settings.pod_ip)
         self._used_port: ReservedPort | None = None
         self._reached: object = None
         self._shutdown_grace: float | None = None
         self._notices: NoticeClient | None = None
+        self._operators_version = 0
         self._news = asyncio.Event()
+        self._rhythm = ReportRhythm()
         self._leave = asyncio.Event()
 
     async def run(self) -> int:
@@ -125,11 +129,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_sigterm)
         async with aiohttp.ClientSession() as session:
-            control = ControlClient(session, self._settings.control_url, self._settings.token_file)
+            settings = self._settings
+            control = ControlClient(session, settings.control_url, settings.token_file, folder=settings.control_dir)
             loops = [
                 self._zygote.run(),
                 self._replicas.run(),
-                control.follow_assignments(self._on_assignment),
+                control.follow_assignments(self._on_assignment, self._on_lost_contact),
                 self._report_forever(control),
                 self._observe_forever(),
             ]
@@ -160,11 +165,18 @@ class Agent:
     # --- events ------------------------------------------------------------------------------------------
 
     def _on_assignment(self, assignment: Assignment) -> None:
+        self._operators_version = assignment.protocol_version
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
         if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
+        if self._notices is not None:
+            self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
         self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _on_lost_contact(self) -> None:
+        self._rhythm.lose_contact()
+        self._report_soon()
 
     def _on_notices(self, notices: NoticeList) -> None:
         ours = f"{POD_NOTICE_PREFIX}{self._settings.pod_uid}"
@@ -225,7 +237,7 @@ class Agent:
         remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
         if assignment.node_rank == 0:
-            self._used_port, self._port = self._port, ReservedPort()
+            self._used_port, self._port = self._port, ReservedPort(self._settings.pod_ip)
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))
 
     async def _launch(self, run: GenerationRun) -> None:
@@ -317,9 +329,14 @@ class Agent:
     async def _report_forever(self, control: ControlClient) -> None:
         while True:
             self._news.clear()
-            await control.send_report(self._report())
+            report = self._report()
+            if self._rhythm.is_due(report, time.monotonic()):
+                if await control.send_report(report):
+                    self._rhythm.sent(report, time.monotonic(), control.report_seconds)
+                else:
+                    self._rhythm.lose_contact()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_INTERVAL_SECONDS)
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
     def _report(self) -> AgentReport:
         state = self._state
@@ -340,6 +357,6 @@ class Agent:
             notices=state.all_notices,
             replica_port=self._replicas.port,
             held=self._replicas.held,
-            watch=self._notices.watch if self._notices else None,
+            watch=self._notices.watch.understood_by(self._operators_version) if self._notices else None,
             sent_at=datetime.now(UTC),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
 import signal
 import time
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from spottrain_agent import worker
 from spottrain_agent.launcher import LaunchRequest, torchrun_arguments
+from spottrain_agent.ports import interface_of
 from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.settings import AgentSettings
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.4
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
 RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
+# By default, gloo listens on the address of the machine's name.
+_ENV_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # A script that hasn't opened a session of the library after this long gets SIGTERM for a drain.
 UNDECLARED_SECONDS = 5.0
 # SIGTERM is sent after this share of the time until the deadline at the latest.
@@ -140,8 +144,9 @@ class GenerationRun:
             contract.ENV_DRAIN_FILE: str(self.directory.drain_file),
             contract.ENV_GRACE_SECONDS: f"{self._grace_seconds:g}",
         }
-        if self._settings.pod_ip.startswith("127."):
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        interface = interface_of(self._settings.pod_ip)
+        if interface is not None and _ENV_GLOO_INTERFACE not in os.environ:
+            environment[_ENV_GLOO_INTERFACE] = interface
         return environment
 
     # --- drain -------------------------------------------------------------------------------------------

@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from spottrain_agent.ports import bind
 from spottrain_agent.records import FILE_LAUNCHER, FILE_TORCHRUN_LOG, LauncherEnded
 from spottrain_agent.worker import Console, run_worker
 from spottrain_api.contract import Entrypoint, GenerationAssignment, Message
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.launcher.api import LaunchConfig
 
 # How long a member waits for the other members at the rendezvous store.
 RENDEZVOUS_TIMEOUT_SECONDS = 120
@@ -85,4 +91,25 @@ def _run_torchrun(request: LaunchRequest, console: Console) -> None:
 
     arguments = run.get_args_parser().parse_args(list(request.torchrun_arguments))
     config, _, _ = run.config_from_args(arguments)
+    store = _serve_store(config) if arguments.node_rank == 0 else None
     elastic_launch(config, run_worker)(request.entrypoint, Path(request.run_dir), console)
+    del store
+
+
+def _serve_store(config: LaunchConfig) -> TCPStore:
+    """Serve the rendezvous store on the member's address alone. By itself, torch would listen on all addresses.
+
+    torchrun finds the store that its process serves at that port, and uses it.
+    """
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, -1)
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=bind(address, port).detach(),
+    )

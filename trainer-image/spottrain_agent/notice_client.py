@@ -5,6 +5,8 @@ The watcher reports the notices, and whether they can be heard.
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import logging
 import time
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from collections.abc import Callable
 import aiohttp
 
 from spottrain_agent.control_client import POLL_TIMEOUT, TRANSIENT_ERRORS, BackOff
-from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState
+from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState, watcher_mark
 from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
@@ -28,28 +30,47 @@ class NoticeClient:
         self._url = watcher_url
         self._clock = clock
         self._since = clock()
-        self._watch = NodeWatch(state=WatchState.MISSING, trouble=f"{watcher_url} has not answered yet")
+        self._mark: str | None = None
+        self._told = asyncio.Event()
+        self._watch = NodeWatch(state=WatchState.MISSING, trouble=f"{watcher_url} was not asked yet")
 
     @property
     def watch(self) -> NodeWatch:
         """Whether the notices can be heard, and for how long that has been so."""
         return self._watch.model_copy(update={"seconds": self._clock() - self._since})
 
+    def expect(self, mark: str | None) -> None:
+        """Believe only the watcher with this mark on the node: nobody, if it is empty.
+
+        None: the operator is too old to tell. Then whoever answers is believed.
+        """
+        self._mark = mark
+        self._told.set()
+
     async def follow(self, on_notices: Callable[[NoticeList], None]) -> None:
-        """Pass on the watcher's notices whenever they change, until cancelled."""
+        """Pass on the watcher's notices whenever they change, until cancelled.
+
+        It waits for the first `expect`.
+        """
+        await self._told.wait()
         revision = ""
         back_off = BackOff()
         while True:
             try:
                 notices = await self._poll(revision)
+                trouble = self._doubt(notices)
             except TRANSIENT_ERRORS as error:
-                self._now(WatchState.MISSING, f"{self._url} does not answer: {str(error) or type(error).__name__}")
+                trouble = f"{self._url} does not answer: {str(error) or type(error).__name__}"
+            if trouble is not None:
+                # Hear all again afterwards: whoever answers then may have nothing new to say.
+                revision = ""
+                self._now(WatchState.MISSING, trouble)
                 await back_off.wait()
                 continue
             back_off.reset()
             if notices is not None:
                 revision = notices.revision
-                self._now(WatchState.BLIND if notices.trouble else WatchState.WATCHED, notices.trouble)
+                self._now(_state(notices), notices.trouble)
                 on_notices(notices)
 
     async def _poll(self, revision: str) -> NoticeList | None:
@@ -60,8 +81,25 @@ class NoticeClient:
             response.raise_for_status()
             return None if response.status == 204 else NoticeList.from_json(await response.read())
 
+    def _doubt(self, notices: NoticeList | None) -> str | None:
+        """Why whoever answers is not the watcher of this node; None if it may be."""
+        if self._mark == "":
+            return f"{self._url} answers, but no watcher has marked the node"
+        if self._mark is None or notices is None or not notices.notices:
+            return None
+        if notices.proof is not None and hmac.compare_digest(watcher_mark(notices.proof), self._mark):
+            return None
+        return f"{self._url} gives notices, but can't prove that it is the watcher that has marked the node"
+
     def _now(self, state: WatchState, trouble: str | None) -> None:
         if state is not self._watch.state:
             self._since = self._clock()
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
         self._watch = NodeWatch(state=state, trouble=one_line(trouble) if trouble else None)
+
+
+def _state(notices: NoticeList) -> WatchState:
+    """What a watcher that answers says of itself."""
+    if notices.trouble is None:
+        return WatchState.WATCHED
+    return WatchState.STARTING if notices.starting else WatchState.BLIND

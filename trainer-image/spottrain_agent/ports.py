@@ -1,11 +1,16 @@
-"""Reserved ports of this pod.
+"""Where this pod listens: on the pod's address alone.
 
-They are for a generation's rendezvous store, and for replicas.
+The ports are for a generation's rendezvous store, and for replicas. gloo chooses its own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
+_ADDRESS_OF_REQUEST = slice(20, 24)
 
 
 class ReservedPort:
@@ -13,12 +18,12 @@ class ReservedPort:
 
     So the system gives it to nobody else.
 
-    torch's store can bind it anyway, because both set SO_REUSEADDR. Each generation gets a port of its own, so that a
-    late member can't reach the store of the previous generation.
+    The rendezvous store can bind it anyway, because both set SO_REUSEADDR. Each generation gets a port of its own, so
+    that a late member can't reach the store of the previous generation.
     """
 
-    def __init__(self) -> None:
-        self._socket = _bind_any()
+    def __init__(self, address: str) -> None:
+        self._socket = bind(address)
         self.number: int = self._socket.getsockname()[1]
 
     @property
@@ -30,19 +35,35 @@ class ReservedPort:
         self._socket.close()
 
 
-def _bind_any() -> socket.socket:
-    """Bind on all addresses, as torch does. On IPv4 alone if the machine has no IPv6."""
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            bound = socket.socket(family)
-        except OSError:
-            continue
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            bound.bind((address, 0))
-            return bound
-        except OSError:
-            bound.close()
-    raise OSError("no port could be bound on any address family")
+def bind(address: str, port: int = 0) -> socket.socket:
+    """A socket that is bound to the address alone. Port 0: any free port.
+
+    Raises:
+        OSError: The machine doesn't have the address, or the port is taken.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of an IPv4 address, by which gloo listens on that address alone.
+
+    None if no interface has the address, and for IPv6: gloo might take the interface's link-local address.
+    """
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[_ADDRESS_OF_REQUEST]) == address:
+                return name
+    return None

@@ -28,9 +28,9 @@ class ReplicaProcess:
     Its replicas are lost then.
     """
 
-    def __init__(self, reaper: Reaper) -> None:
+    def __init__(self, reaper: Reaper, address: str) -> None:
         self._reaper = reaper
-        self._port = ReservedPort()
+        self._port = ReservedPort(address)
         self._token = ""
         self._wanted = asyncio.Event()
         self._answered = asyncio.Event()

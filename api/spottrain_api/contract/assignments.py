@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from spottrain_api.contract.configuration import DrainRequest
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.notices import NodeWatch, Notice
 from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
@@ -80,12 +80,13 @@ class AssignmentAction(StrEnum):
     EXIT = "exit"
 
 
-class Assignment(Message):
+class Assignment(PeerMessage):
     """What one agent has to do now; a pure function of the job's status.
 
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
     `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
+    `watcher` is the mark of the node's watcher (`watcher_mark`); "" if it has none. Since version 1.
     """
 
     action: AssignmentAction
@@ -93,6 +94,7 @@ class Assignment(Message):
     drain: DrainRequest | None = None
     show_stacks: bool | None = None
     shutdown_grace_seconds: float | None = None
+    watcher: str = ""
 
     @property
     def revision(self) -> str:
@@ -112,8 +114,8 @@ class AgentPhase(StrEnum):
     STOPPED = "stopped"
 
 
-class AgentReport(Message):
-    """An agent's whole current state, sent on every change and every second.
+class AgentReport(PeerMessage):
+    """An agent's whole current state: sent at once if its `news` change, and otherwise now and then.
 
     - generation: 0 until the agent has run one.
     - warm: whether the interpreter is ready, with torch imported, to start a generation at once.
@@ -140,3 +142,30 @@ class AgentReport(Message):
     held: tuple[HeldShards, ...] = ()
     watch: NodeWatch | None = None
     sent_at: datetime
+
+    @property
+    def stalled(self) -> bool:
+        """Whether steps that came no longer come, or none has come yet."""
+        usual = self.progress.step_seconds if self.progress is not None else None
+        age = self.step_age_seconds
+        return age is not None and age > max(STALLED_SECONDS, STALLED_STEPS * (usual or 0.0))
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What the operator decides by, and is told at once. All else, such as the step, can wait."""
+        progress = self.progress
+        told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
+        return (
+            *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
+            *(self.commit, self.failure, self.notices, self.stalled),
+            *(told, self.watch.state if self.watch is not None else None),
+        )
+
+
+# Steps that take longer than this, and than several others, are news.
+STALLED_SECONDS = 5.0
+STALLED_STEPS = 5.0
+_NEWS_OF_PROGRESS = {
+    *("generation", "phase", "first_step_at", "commit", "checkpoint_failure", "drain_seen_at"),
+    *("skipped_steps", "rollbacks", "message", "strategy"),
+}

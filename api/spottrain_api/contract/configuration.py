@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.replicas import ReplicaSettings
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.settings import TrainingSettings
@@ -49,7 +49,7 @@ class Interruptions(Message):
     observed_seconds: float = 0.0
 
 
-class TrainerConfig(TrainingSettings, Message):
+class TrainerConfig(TrainingSettings, PeerMessage):
     """Configuration of the ranks of a generation (run.json).
 
     It holds the job's settings and its context.

@@ -1,13 +1,22 @@
-"""The base class of all messages."""
+"""The base classes of all messages."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+
+# Version of what the parts say to each other. It rises with each release that has something new to say.
+# 0: releases before there were versions. 1: the mark and the proof of a node's watcher, and WatchState.STARTING.
+PROTOCOL_VERSION = 1
+
+# Longer text in a report is refused.
+MAX_TEXT_LENGTH = 4000
+# Words of others, such as an exception's. The end is cut off, because a report that is refused for it would be lost.
+Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH])]
 
 
 class Message(BaseModel):
@@ -44,3 +53,21 @@ class Message(BaseModel):
             return cls.from_json(path.read_bytes())
         except FileNotFoundError:
             return None
+
+
+class PeerMessage(Message):
+    """Base of what one part sends another, which may be of the release before or after.
+
+    Attributes:
+        protocol_version: The sender's. What only newer peers understand is not sent to older ones.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """As Message. A message without a version is one of version 0."""
+        message = super().from_json(text)
+        if "protocol_version" in message.model_fields_set:
+            return message
+        return message.model_copy(update={"protocol_version": 0})

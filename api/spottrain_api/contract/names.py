@@ -30,6 +30,8 @@ ANNOTATION_WATCHED = f"{GROUP}/watched-namespaces"
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"
 TAINT_PREEMPTION = f"{GROUP}/preemption"
+# By it, agents know the watcher of their node: the SHA-256 of its proof.
+ANNOTATION_WATCHER = f"{GROUP}/watcher"
 
 # With these, a member's pod asks Karpenter and the cluster autoscaler to leave its node alone.
 # https://karpenter.sh/docs/concepts/disruption/
@@ -37,13 +39,30 @@ TAINT_PREEMPTION = f"{GROUP}/preemption"
 ANNOTATION_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 ANNOTATION_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
+# Where a trainer pod reaches the control API, and the authorities (PEM) that it trusts there. The operator keeps both
+# up to date while the pod runs. The kubelet writes them into files, beside the token.
+ANNOTATION_CONTROL_URL = f"{GROUP}/control-url"
+ANNOTATION_CONTROL_CA = f"{GROUP}/control-ca"
+FILE_CONTROL_URL = "url"
+FILE_CONTROL_CA = "ca.crt"
+
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"
 
 # The control API and the watcher's notice API. Long polls end after this many seconds with 204.
-CONTROL_PORT = 8080
+CONTROL_PORT = 8443
+# Without TLS, for agents of releases that know no other.
+PLAIN_PORT = 8080
+# The operator's ports for the kubelet's probes and for Prometheus.
+HEALTH_PORT = 8081
+METRICS_PORT = 9402
 WATCHER_PORT = 9401
 LONG_POLL_SECONDS = 25.0
+# Agents ask for longer polls with `?wait=`, in seconds, and older operators ignore that.
+MAX_LONG_POLL_SECONDS = 240.0
+# Header of the answer to a report: how often an agent has to report while it has no news. Without it, every second.
+REPORT_SECONDS_HEADER = "Spottrain-Report-Seconds"
+REPORT_SECONDS = 30.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"
@@ -52,6 +71,7 @@ PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
 # Environment of a trainer pod, read by the agent.
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
+ENV_CONTROL_DIR = "SPOTTRAIN_CONTROL_DIR"
 ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
 ENV_JOB = "SPOTTRAIN_JOB"
 ENV_LOG_FORMAT = "SPOTTRAIN_LOG_FORMAT"

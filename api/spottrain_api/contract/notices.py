@@ -5,10 +5,11 @@ The watcher gives them to the agents of the node and, on the Node object, to the
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, PeerMessage, Text
 
 
 class NoticeKind(StrEnum):
@@ -47,27 +48,39 @@ class Notice(Message):
 POD_NOTICE_PREFIX = "pod/"
 
 
-class NoticeList(Message):
+class NoticeList(PeerMessage):
     """Answer of the watcher's notice API. Ask again with `?after=`.
 
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
+    - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
+    - proof: that the watcher of the node gives the notices: `watcher_mark(proof)` stands on the Node. Absent while
+      there are no notices, so that nobody else knows it.
     """
 
     revision: str
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
+    starting: bool = False
+    proof: str | None = None
+
+
+def watcher_mark(proof: str) -> str:
+    """What a watcher writes on its Node, so that agents know its proof."""
+    return hashlib.sha256(proof.encode()).hexdigest()
 
 
 class WatchState(StrEnum):
     """Whether an agent can hear the notices for its node.
 
     - watched: a watcher answers, and hears all of its sources.
+    - starting: a watcher answers, and waits for the first answer of a source, within the time that the cloud allows.
     - blind: a watcher answers, but can't hear some of its sources.
     - missing: no watcher answers.
     """
 
     WATCHED = "watched"
+    STARTING = "starting"
     BLIND = "blind"
     MISSING = "missing"
 
@@ -81,4 +94,10 @@ class NodeWatch(Message):
 
     state: WatchState
     seconds: float = 0.0
-    trouble: str | None = None
+    trouble: Text | None = None
+
+    def understood_by(self, protocol_version: int) -> NodeWatch:
+        """The same in words that an operator of this version knows."""
+        if protocol_version >= 1 or self.state is not WatchState.STARTING:
+            return self
+        return self.model_copy(update={"state": WatchState.BLIND})

@@ -131,11 +131,11 @@ FAILURES: Mapping[FailureReason, Reason] = {
     ),
     FailureReason.CHECKPOINT_INCOMPATIBLE: Reason(
         meaning="The commits at checkpoint.uri belong to another model, data set or format.",
-        action="Use another checkpoint.uri, or restore the script that wrote them. Nothing was changed there.",
+        action="Use a different checkpoint.uri, or restore the script that wrote them. Nothing was changed there.",
     ),
     FailureReason.CHECKPOINT_DAMAGED: Reason(
         meaning="A commit cannot be read back whole. Training resumes from the one before, if there is one.",
-        action="If no commit is whole, restore the folder from a backup or use another checkpoint.uri.",
+        action="If no commit is whole, restore the folder from a backup or use a different checkpoint.uri.",
     ),
     FailureReason.CHECKPOINT_SAVE_FAILED: Reason(
         meaning="A save failed for a cause without a reason of its own.",
@@ -170,8 +170,8 @@ _FELL_BACK = Reason(
 _URI_IN_USE = Reason(
     meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
     "until it ends.",
-    action="For a run of its own, create this job with another checkpoint.uri. Otherwise wait, or delete the other "
-    "job: this one then continues from its newest commit.",
+    action="For a run of its own, create this job with a different checkpoint.uri. Otherwise wait, or delete the "
+    "other job: this one then continues from its newest commit.",
 )
 _NEWER_VERSION = Reason(
     meaning="The spec has fields or values that this operator doesn't know; a newer version may have written them. "
@@ -282,6 +282,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         "ends for it.",
         reasons={
             ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished, and holds no nodes."),
             EventReason.WATCHER_MISSING: _WATCHER_MISSING,
             EventReason.WATCHER_BLIND: _WATCHER_BLIND,
         },
@@ -342,7 +343,7 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.EARLIER_JOB: Reason(
         meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
         "continues from the newest one.",
-        action="Nothing, if you meant it. For a fresh run, create the job with another checkpoint.uri.",
+        action="Nothing, if you meant it. For a fresh run, create the job with a different checkpoint.uri.",
     ),
     EventReason.EDIT_IGNORED: Reason(
         meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",

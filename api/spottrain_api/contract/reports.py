@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract.message import Message
+from spottrain_api.contract.message import Message, Text
 
 
 class CommitRef(Message):
@@ -90,11 +90,11 @@ class Failure(Message):
     """
 
     reason: FailureReason
-    message: str
+    message: Text
     exit_code: int | None = None
     rank: int | None = None
     fence: int | None = None
-    traceback: str | None = None
+    traceback: Text | None = None
 
 
 class MemoryEstimate(Message):
@@ -188,7 +188,7 @@ class Progress(Message):
     # How often the ranks commit and why, and what differed from the plan: sentences for the status.
     checkpoint_interval: str | None = None
     checkpoint_interval_seconds: float | None = None
-    message: str | None = None
+    message: Text | None = None
     strategy: StrategyChoice | None = None
     # Milestones of the start, for the recovery benchmark: the time of each, by name.
     milestones: dict[str, datetime] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from spottrain_api.contract import TRAINER_CONTAINER
 from spottrain_api.settings import Resource
+from spottrain_api.v1alpha1.quantities import Quantity, as_quantity, is_quantity
 
 # Names of the container and the volumes that the operator adds to each pod.
 OWN_PREFIX = "spottrain-"
@@ -18,6 +19,7 @@ OWN_PREFIX = "spottrain-"
 RUN_DIR = "/run/spottrain"
 TOKEN_DIR = "/var/run/secrets/spottrain"
 SHM_DIR = "/dev/shm"
+TMP_DIR = "/tmp"
 
 # A name in a list of a pod: a DNS label.
 Name = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -26,7 +28,6 @@ ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 # Longer ones could not be passed to a process: Linux allows 128 KiB for an argument or a variable.
 Argument = Annotated[str, Field(max_length=131_000)]
-Quantity = Annotated[str, Field(max_length=64)]
 
 
 class KeySelector(Resource):
@@ -108,19 +109,15 @@ class VolumeMount(Resource):
     ] = None
 
 
+_REQUEST, _LIMIT = "self.requests[name]", "self.limits[name]"
+_REQUEST_AND_LIMIT_KNOWN = f"({is_quantity(_REQUEST)} && {is_quantity(_LIMIT)})"
+_REQUEST_COMPARED = f"{as_quantity(_REQUEST)}.compareTo({as_quantity(_LIMIT)})"
+
+
 class Amounts(Resource):
     """CPU, memory and devices of a container."""
 
     cel_rules = (
-        *(
-            (
-                f"!has(self.{field}) || self.{field}.all(name, "
-                f"isQuantity(self.{field}[name]) && quantity(self.{field}[name]).compareTo(quantity('0')) >= 0)",
-                f"resources.{field}: an amount is not a Kubernetes quantity of 0 or more; write one such as 500m, 8 "
-                "or 16Gi (not 16GB)",
-            )
-            for field in ("requests", "limits")
-        ),
         *(
             (
                 f"!has(self.{field}) || self.{field}.all(name, name in ['cpu', 'memory', 'ephemeral-storage'] || "
@@ -131,15 +128,15 @@ class Amounts(Resource):
             for field in ("requests", "limits")
         ),
         (
-            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
-            "!isQuantity(self.requests[name]) || !isQuantity(self.limits[name]) || "
-            "quantity(self.requests[name]).compareTo(quantity(self.limits[name])) <= 0)",
+            f"!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
+            f"!{_REQUEST_AND_LIMIT_KNOWN} || {_REQUEST_COMPARED} <= 0)",
             "resources: an amount in requests is larger than the one in limits; lower it, or raise the limit",
         ),
         (
             "!has(self.requests) || self.requests.all(name, "
             "!(name.contains('/') || name.startsWith('hugepages-')) || "
-            "(has(self.limits) && name in self.limits && self.limits[name] == self.requests[name]))",
+            f"(has(self.limits) && name in self.limits && "
+            f"(!{_REQUEST_AND_LIMIT_KNOWN} || {_REQUEST_COMPARED} == 0)))",
             "resources: give devices and huge pages in limits; requests may only repeat the same amount",
         ),
     )
@@ -148,7 +145,7 @@ class Amounts(Resource):
         Field(
             max_length=32,
             description="Amounts that the scheduler reserves on the node, by resource, as Kubernetes quantities: "
-            'cpu in cores, memory in bytes (16Gi), nvidia.com/gpu in devices. Put numbers in quotes ("8"). '
+            "cpu in cores, memory in bytes (16Gi), nvidia.com/gpu in devices. Fractions are text (500m). "
             "Default: the limits. Without a limit, one core and 4Gi for each process of the trainer, and "
             "100m and 128Mi for another container.",
         ),
@@ -158,7 +155,7 @@ class Amounts(Resource):
         Field(
             max_length=32,
             description="Largest amounts that the container may use, by resource, as Kubernetes quantities. "
-            'Put numbers in quotes ("8"). Devices and huge pages (hugepages-2Mi) are given here. Default: none.',
+            "Devices and huge pages (hugepages-2Mi) are given here. Default: none.",
         ),
     ] = Field(default_factory=dict)
 

@@ -14,13 +14,14 @@ from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
 from spottrain_api.v1alpha1.containers import (
     OWN_PREFIX,
+    RUN_DIR,
     Container,
     LabelValue,
     Name,
     ObjectName,
-    Quantity,
     VolumeMount,
 )
+from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
 # Annotations by which a pod gets devices of the host, or loses its AppArmor profile.
@@ -203,10 +204,6 @@ class PodTemplate(Resource):
             "self.resourceClaims.all(a, self.resourceClaims.exists_one(b, a.name == b.name))",
             "podTemplate.resourceClaims: two claims have the same name; rename one of them",
         ),
-        (
-            "!has(self.shmSize) || (isQuantity(self.shmSize) && quantity(self.shmSize).compareTo(quantity('0')) > 0)",
-            "podTemplate.shmSize: not a Kubernetes quantity above 0; write one such as 64Gi",
-        ),
     )
     labels: Annotated[
         dict[str, LabelValue],
@@ -276,8 +273,15 @@ class PodTemplate(Resource):
         tuple[VolumeMount, ...],
         Field(max_length=32, description="Mounts of the volumes in the trainer's container of each pod."),
     ] = ()
+    read_only_root_filesystem: Annotated[
+        bool,
+        Field(
+            description="Whether the trainer's container can't write to its image's file system. /tmp and "
+            f"{RUN_DIR}, its home, are then folders of the pod, and volumes stay as they are."
+        ),
+    ] = False
     shm_size: Annotated[
-        Quantity | None,
+        PositiveQuantity | None,
         Field(
             description="Size of /dev/shm, as a quantity of bytes (64Gi). It lives in memory: what it holds counts "
             "against resources.limits.memory. Default: that limit, or the node's memory if there is none."

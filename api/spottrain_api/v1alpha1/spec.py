@@ -153,7 +153,7 @@ class TrainingJobSpec(TrainingSettings, Workload):
             "self.resources.limits.exists(d, self.podTemplate.network == 'efa' ? d == 'vpc.amazonaws.com/efa' : "
             "d.contains('/') && !d.endsWith('/gpu')))))",
             "podTemplate.network needs the node's network devices in resources.limits, such as "
-            'vpc.amazonaws.com/efa: "32" or rdma/hca: "1", or in resources.claims; add them',
+            "vpc.amazonaws.com/efa: 32 or rdma/hca: 1, or in resources.claims; add them",
         ),
         (
             "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",

@@ -6,10 +6,25 @@
 {{- fail (printf "image.repository: %q is not the name of an image. Write it in lower case and without a tag, such as registry.example/team/spottrain-operator; the tag belongs to image.tag." .repository) }}
 {{- end }}
 {{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$" (.tag | default "")) }}
-{{- fail (printf "image.tag: %q is not a tag. Write what follows the colon, such as 0.1.0; digests are not supported." .tag) }}
+{{- fail (printf "image.tag: %q is not a tag. Write what follows the colon, such as 0.1.0; a digest belongs to image.digest." .tag) }}
+{{- end }}
+{{- if not (regexMatch "^(sha256:[0-9a-f]{64})?$" (.digest | default "")) }}
+{{- fail (printf "image.digest: %q is not a digest. Write what the registry printed when the image was pushed: sha256: and 64 hexadecimal digits." .digest) }}
 {{- end }}
 {{- end }}
+{{- include "spottrain.checkPorts" .Values.operator }}
 {{- include "spottrain.checkOnlyOperator" . }}
+{{- end }}
+
+{{- define "spottrain.checkPorts" -}}
+{{- $taken := dict }}
+{{- range $name := list "port" "plainPort" "healthPort" "metricsPort" }}
+{{- $port := index $ $name | int | toString }}
+{{- if and (hasKey $taken $port) (ne $port "0") }}
+{{- fail (printf "operator.%s and operator.%s are both %s. Choose another port for one of them." (get $taken $port) $name $port) }}
+{{- end }}
+{{- $_ := set $taken $port $name }}
+{{- end }}
 {{- end }}
 
 {{/* A value with a unit, as Prometheus reads it. Takes name and value. */}}

@@ -1,5 +1,5 @@
 {{- define "spottrain.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "spottrain.labels" -}}
@@ -70,9 +70,18 @@ label, NotIn adds each label to every term.
 {{- join "," $pairs }}
 {{- end }}
 
+{{/* The Secret of the control API's certificate: SECRET_NAME in certificate_keeper.py. */}}
+{{- define "spottrain.controlSecret" -}}
+spottrain-control-tls
+{{- end }}
+
+{{- define "spottrain.controlHost" -}}
+{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc
+{{- end }}
+
 {{/* Where agents reach the operator. */}}
 {{- define "spottrain.controlUrl" -}}
-http://{{ .Release.Name }}-operator.{{ .Release.Namespace }}.svc:{{ .Values.operator.port }}
+https://{{ include "spottrain.controlHost" . }}:{{ .Values.operator.port }}
 {{- end }}
 
 {{/* Where the operator's pods run, and how they get their image. */}}

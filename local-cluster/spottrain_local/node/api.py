@@ -78,6 +78,21 @@ class ApiClient:
             UNREACHABLE: One of these, if the API server does not answer.
         """
         data = None if body is None else json.dumps(body).encode()
+        text = await self._text(method, path, query, data, content_type)
+        return json.loads(text)  # type: ignore[no-any-return]
+
+    async def text(self, path: str) -> str:
+        """Read what isn't JSON, such as the server's metrics."""
+        return await self._text("GET", path)
+
+    async def _text(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        data: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> str:
         async with self._open().request(
             method,
             self._server + path,
@@ -89,7 +104,7 @@ class ApiClient:
             text = await response.text()
         if response.status >= 400:
             raise _api_error(response.status, text)
-        return json.loads(text)  # type: ignore[no-any-return]
+        return text
 
     async def get(self, path: str, **query: str) -> JSONObject:
         """Read one object or list."""

@@ -36,6 +36,7 @@ class NodeConfig(BaseModel):
     - `path_prefix`: first entry of the pods' PATH.
     - `working_dir`: working directory of every image. Default: the container's home.
     - `preload_library`, `hosts_file`: make names of Services resolvable, by libnss_wrapper.
+    - `streams_program`: path of kubelet-streams, which serves `kubectl exec`, `attach` and `port-forward`.
     - `crash_loop_seconds`: first delay between restarts. A kubelet has 10; the default suits rehearsals.
     """
 
@@ -71,6 +72,7 @@ class NodeConfig(BaseModel):
     preload_library: Path | None = None
     pod_env: dict[str, str] = Field(default_factory=dict)
     path_prefix: str = ""
+    streams_program: Path | None = None
     working_dir: Path | None = None
     runtime: Literal["process", "podman"] = "process"
     instance_id: str | None = Field(default=None, alias="instanceID")

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spottrain_local.node.api import UNREACHABLE, ApiError, JSONObject
@@ -14,6 +14,7 @@ from spottrain_local.node.cluster_objects import ObjectSource
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import (
     ContainerConfigError,
+    ContainerInput,
     ContainerRecord,
     ContainerRun,
     ContainerRuntime,
@@ -23,6 +24,7 @@ from spottrain_local.node.containers import (
     Running,
     RunningContainer,
     StartError,
+    StreamSessions,
     Terminated,
     Waiting,
 )
@@ -35,6 +37,7 @@ from spottrain_local.node.restarts import Backoff, restarts
 from spottrain_local.node.shim import timestamp
 from spottrain_local.node.tasks import background, until
 from spottrain_local.node.termination_message import termination_message
+from spottrain_local.node.usage import Usage
 from spottrain_local.node.volumes import PodVolumes
 
 logger = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class PodContext:
     runtime: ContainerRuntime
     events: EventRecorder
     changed: Callable[[], None]
+    sessions: StreamSessions = field(default_factory=StreamSessions)
 
     @property
     def restart_policy(self) -> str:
@@ -95,6 +99,7 @@ class ContainerWorker:
         self._stopping = asyncio.Event()
         self._starting = asyncio.Lock()
         self._container: RunningContainer | None = None
+        self._run: ContainerRun | None = None
         self._target: HandlerTarget | None = None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -117,6 +122,26 @@ class ContainerWorker:
             started = time.monotonic()
             ended = await self._run_once()
             ran_seconds = time.monotonic() - started
+
+    def running(self) -> ContainerRun:
+        """Return the run of the container that runs.
+
+        Raises:
+            LookupError: It does not run; the text says why.
+        """
+        if self._run is not None:
+            return self._run
+        match self.record.state:
+            case Terminated(reason=reason, exit_code=code):
+                raise LookupError(f'container "{self.record.name}" has ended: {reason}, exit code {code}')
+            case Waiting(reason=reason):
+                raise LookupError(f'container "{self.record.name}" is waiting to start: {reason}')
+        raise LookupError(f'container "{self.record.name}" is just starting')
+
+    def usage(self) -> Usage | None:
+        """Return what the container uses, or None if it does not run."""
+        container = self._container
+        return container.usage() if container else None
 
     def _already_ended(self) -> Terminated | None:
         """Record how the container ended under an earlier node process."""
@@ -154,13 +179,15 @@ class ContainerWorker:
                 self._set(ended)
                 return ended
             self._ended.clear()
+            self._run = run
         self._set(Running(started_at=timestamp()))
         self._event("Normal", "Started", f"Started container {self.record.name}")
         ended = await self._until_end(self._container)
         message = await asyncio.to_thread(termination_message, self._spec, run, ended)
         ended = replace(ended, message=ended.message or message)
         self._set(ended)
-        self._container = None
+        self._container = self._run = None
+        self._context.sessions.end(self.record.name)
         self._ended.set()
         return ended
 
@@ -230,6 +257,9 @@ class ContainerWorker:
             working_dir=spec.get("workingDir") or "",
             mounts=context.volumes.mounts(spec, self._directory, context.config.pod_env),
             limits=container_limits(context.pod, spec),
+            input=ContainerInput(
+                stdin=bool(spec.get("stdin")), once=bool(spec.get("stdinOnce")), tty=bool(spec.get("tty"))
+            ),
             log_path=self._directory / f"{number}.log",
             directory=self._directory / str(number),
             container_id=f"{context.config.runtime}://{context.pod['metadata']['uid']}/{self.record.name}/{number}",

@@ -1,12 +1,14 @@
 """The states of a container, and the protocol of the runtime that runs it."""
 
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from spottrain_local.node.limits import ContainerLimits
+from spottrain_local.node.usage import Usage
 
 ContainerKind = Literal["init", "sidecar", "main"]
 
@@ -75,6 +77,18 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerInput:
+    """What a container has as its input.
+
+    `once` means that its input ends with that of the first client that attaches.
+    """
+
+    stdin: bool = False
+    once: bool = False
+    tty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodSandbox:
     """What the containers of a pod share.
 
@@ -109,6 +123,7 @@ class ContainerRun:
     working_dir: str = ""
     mounts: tuple[Mount, ...] = ()
     limits: ContainerLimits = ContainerLimits()
+    input: ContainerInput = ContainerInput()
     log_path: Path
     directory: Path
     container_id: str
@@ -166,6 +181,33 @@ class RunningContainer(Protocol):
     def kill(self) -> None:
         """Kill everything in it."""
         ...
+
+    def usage(self) -> Usage:
+        """Return what its processes use."""
+        ...
+
+
+class StreamSessions:
+    """What clients have started in a pod, by the container that they use."""
+
+    def __init__(self) -> None:
+        self._sessions: list[tuple[str, RunningContainer]] = []
+
+    @contextlib.contextmanager
+    def keep(self, container: str, process: RunningContainer) -> Iterator[None]:
+        """Keep a session for the time of a block."""
+        entry = (container, process)
+        self._sessions.append(entry)
+        try:
+            yield
+        finally:
+            self._sessions.remove(entry)
+
+    def end(self, container: str | None = None) -> None:
+        """Kill the sessions of a container that has ended, or all of the pod."""
+        for name, process in self._sessions:
+            if container in (None, name):
+                process.kill()
 
 
 class ContainerRuntime(Protocol):
@@ -226,8 +268,16 @@ class ContainerRuntime(Protocol):
         """
         ...
 
-    async def execute(self, command: HostCommand, directory: Path) -> RunningContainer:
-        """Start such a command; its output goes to the file `log` in `directory`.
+    def forward_command(self, pod: PodSandbox, program: Path) -> HostCommand:
+        """Return the command of this machine that runs `program` with `forward` and the host with the pod's ports."""
+        ...
+
+    async def execute(
+        self, command: HostCommand, directory: Path, connection: socket.socket | None = None
+    ) -> RunningContainer:
+        """Start a command of this machine; its output goes to the file `log` in `directory`.
+
+        `connection` is its standard input.
 
         Raises:
             StartError: It could not be started.

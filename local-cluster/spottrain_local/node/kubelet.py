@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from pathlib import Path
 
 from aiohttp import web
@@ -22,6 +23,8 @@ from spottrain_local.node.events import EventRecorder
 from spottrain_local.node.node_status import NodeRegistration, instance_id
 from spottrain_local.node.pod_status import TERMINAL_PHASES
 from spottrain_local.node.pod_worker import PodWorker
+from spottrain_local.node.resource_metrics import resource_metrics
+from spottrain_local.node.streams import KubeletSite, StreamServer
 from spottrain_local.node.volumes import PodVolumes
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,7 @@ class Kubelet:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve, register, and run pods until `stop` is set."""
         await self._runtime.open()
-        runners = [await self._serve_logs(), await self._serve_metadata()]
+        runners: list[KubeletSite | web.AppRunner] = [await self._serve_api(), await self._serve_metadata()]
         background: list[asyncio.Task[None]] = []
         try:
             background.append(asyncio.create_task(self._events.run()))
@@ -69,14 +72,14 @@ class Kubelet:
             for runner in runners:
                 await runner.cleanup()
 
-    async def _serve_logs(self) -> web.AppRunner:
+    async def _serve_api(self) -> KubeletSite:
         config = self._config
         tls = log_server.server_tls(config.serving_cert_file, config.serving_key_file, config.client_ca_file)
-        runner = web.AppRunner(log_server.build_app(self._find, self._pods), access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        listening = self._runtime.listen(config.node_ip, config.kubelet_port)
-        await web.SockSite(runner, listening, ssl_context=tls).start()
-        return runner
+        app = log_server.build_app(self._find, self._pods, self._metrics)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        site = KubeletSite(runner, StreamServer(self._find, self._runtime, config.streams_program))
+        await site.start(self._runtime.listen(config.node_ip, config.kubelet_port), tls)
+        return site
 
     async def _serve_metadata(self) -> web.AppRunner:
         config = self._config
@@ -106,6 +109,9 @@ class Kubelet:
 
     def _pods(self) -> list[JSONObject]:
         return [worker.context.pod for worker in self._workers.values()]
+
+    def _metrics(self) -> str:
+        return resource_metrics(list(self._workers.values()), time.time())
 
     async def _follow_pods(self) -> None:
         selector = f"spec.nodeName={self._config.name}"

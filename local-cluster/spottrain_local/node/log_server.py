@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS endpoint: what `kubectl logs` reads, and a health check."""
+"""The kubelet's HTTPS endpoint: what `kubectl logs` and metrics-server read, and a health check."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,6 @@ from spottrain_local.node.pod_worker import PodWorker
 
 logger = logging.getLogger(__name__)
 
-NO_STREAMING = (
-    "this node runs pods as processes of its machine and has no exec, attach or port-forward: "
-    "use the processes themselves, and the pod's own address"
-)
 _POLL_SECONDS = 0.1
 _FRACTION = re.compile(r"\.(\d{1,6})\d*")
 
@@ -150,7 +146,7 @@ def log_number(record: ContainerRecord, previous: bool) -> int:
     return record.restart_count
 
 
-def build_app(find_pod: FindPod, pods: Pods) -> web.Application:
+def build_app(find_pod: FindPod, pods: Pods, metrics: Callable[[], str]) -> web.Application:
     """Return the kubelet's endpoint as an aiohttp application."""
 
     async def container_logs(request: web.Request) -> web.StreamResponse:
@@ -174,14 +170,13 @@ def build_app(find_pod: FindPod, pods: Pods) -> web.Application:
     async def list_pods(_: web.Request) -> web.Response:
         return web.json_response({"apiVersion": "v1", "kind": "PodList", "items": pods()})
 
-    async def no_streaming(_: web.Request) -> web.Response:
-        return web.Response(status=501, text=NO_STREAMING)
+    async def resource_metrics(_: web.Request) -> web.Response:
+        return web.Response(text=await asyncio.to_thread(metrics))
 
     app = web.Application()
-    for kind in ("exec", "attach", "portForward"):
-        app.router.add_route("*", f"/{kind}/{{rest:.*}}", no_streaming)
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)
     app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics/resource", resource_metrics)
     app.router.add_get("/pods", list_pods)
     return app
 

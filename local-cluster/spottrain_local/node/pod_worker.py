@@ -14,6 +14,7 @@ from spottrain_local.node.container_worker import ContainerWorker, PodContext
 from spottrain_local.node.containers import (
     ContainerKind,
     ContainerRecord,
+    ContainerRun,
     Running,
     SandboxError,
     Terminated,
@@ -64,6 +65,17 @@ class PodWorker:
     def records(self) -> list[ContainerRecord]:
         """Return the records of all containers, init containers first."""
         return [worker.record for worker in self.workers]
+
+    def running(self, container: str) -> ContainerRun:
+        """Return the run of a container.
+
+        Raises:
+            LookupError: There is none, or it does not run; the text says why.
+        """
+        for worker in self.workers:
+            if worker.record.name == container:
+                return worker.running()
+        raise LookupError(f'container "{container}" not found in pod "{self.context.pod["metadata"]["name"]}"')
 
     def _record(self, spec: JSONObject, kind: ContainerKind, known: bool) -> ContainerRecord:
         record = ContainerRecord(name=spec["name"], image=spec.get("image", ""), kind=kind)
@@ -141,6 +153,7 @@ class PodWorker:
                 self._final = True
                 self._changed.set()
                 await self._settled.wait()
+            self.context.sessions.end()
             await self.context.runtime.remove_pod(self.context.sandbox)
         self._ended()
         await self._deleted.wait()

@@ -35,6 +35,8 @@ def create_arguments(
         *(f"--env={line}" for line in lines),
         *map(_mount, _all_mounts(run)),
         *_limits(run.limits),
+        *(["--interactive"] if run.input.stdin else []),
+        *(["--tty"] if run.input.tty else []),
         *([f"--workdir={run.working_dir}"] if run.working_dir else []),
         # As in Kubernetes, a command also replaces the image's arguments.
         *([f"--entrypoint={json.dumps(run.command)}"] if run.command else []),

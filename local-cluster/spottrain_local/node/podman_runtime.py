@@ -24,6 +24,7 @@ from spottrain_local.node.pod_network import PodNetwork
 from spottrain_local.node.podman_arguments import check_user, create_arguments, env_lines, start_failure
 from spottrain_local.node.shim import descendants
 from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses, recover
+from spottrain_local.node.usage import Usage, usage_of_tree
 from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL, bridge_name, last_line, remove_leftovers, run
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class PodmanContainer:
     def __init__(self, name: str, ended: asyncio.Future[Terminated], pid: int) -> None:
         self._name = name
         self._ended = ended
+        self._pid = pid
         self._pidfd = -1
         with contextlib.suppress(ProcessLookupError):  # It has ended already.
             self._pidfd = os.pidfd_open(pid)
@@ -87,6 +89,9 @@ class PodmanContainer:
         # With a container's first process, the kernel ends all others.
         self._signal(signal.SIGKILL)
 
+    def usage(self) -> Usage:
+        return usage_of_tree(self._pid)
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd >= 0:
@@ -112,6 +117,9 @@ class PodmanExec:
     def kill(self) -> None:
         if not self._signal(signal.SIGKILL):
             self._process.kill()
+
+    def usage(self) -> Usage:
+        return self._process.usage()
 
     def _signal(self, number: signal.Signals) -> bool:
         own = os.readlink("/proc/self/ns/pid")
@@ -194,11 +202,12 @@ class PodmanRuntime:
         except PodmanError as error:
             raise StartError(start_failure(str(error), run.env)) from error
         process = await self._processes.start(
-            _command("start", "--attach", "--sig-proxy=false", name),
+            _command("start", "--attach", "--sig-proxy=false", *_interactive(run.input.stdin), name),
             directory=run.directory,
             log_path=run.log_path,
             container_id=run.container_id,
             linger_seconds=LINGER_SECONDS,
+            attach=run.input,
         )
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -219,14 +228,28 @@ class PodmanRuntime:
     def exec_command(
         self, run: ContainerRun, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> HostCommand:
-        options = [*(["--interactive"] if stdin else []), *(["--tty"] if tty else [])]
-        return _command("exec", *options, self._name(run), *command)
+        terminal = ["--tty"] if tty else []
+        return _command("exec", *_interactive(stdin), *terminal, self._name(run), *command)
 
-    async def execute(self, command: HostCommand, directory: Path) -> PodmanExec:
-        return PodmanExec(await self._processes.start(command, directory=directory, log_path=directory / "log"))
+    def forward_command(self, pod: PodSandbox, program: Path) -> HostCommand:
+        namespace = self._network.namespace("" if pod.host_network else pod.uid)
+        argv = ("nsenter", f"--net={namespace}", str(program), "forward", "localhost")
+        return HostCommand(argv=argv, env=dict(os.environ), cwd="/")
+
+    async def execute(
+        self, command: HostCommand, directory: Path, connection: socket.socket | None = None
+    ) -> PodmanExec:
+        process = await self._processes.start(
+            command, directory=directory, log_path=directory / "log", connection=connection
+        )
+        return PodmanExec(process)
 
     def recover(self, directory: Path, container_id: str) -> Terminated | None:
         return recover(directory, container_id)
+
+
+def _interactive(stdin: bool) -> list[str]:
+    return ["--interactive"] if stdin else []
 
 
 def _command(*arguments: str) -> HostCommand:

@@ -3,6 +3,8 @@
 Paths of mounts are rewritten, and there is no image.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +51,35 @@ def rewriter(mounts: tuple[Mount, ...]) -> PathRewriter:
 def process_command(run: ContainerRun, around: Surroundings) -> HostCommand:
     """Return the process that stands for a container."""
     rewrite = rewriter(run.mounts)
-    home = run.pod.directory / "home"
     return HostCommand(
         argv=tuple(map(rewrite, (*run.command, *run.args))),
         env=process_environment(run, around),
-        cwd=rewrite(run.working_dir) if run.working_dir else str(around.working_dir or home),
+        cwd=working_directory(run, around),
     )
+
+
+def working_directory(run: ContainerRun, around: Surroundings) -> str:
+    """Return the folder in which the container's processes start."""
+    if run.working_dir:
+        return rewriter(run.mounts)(run.working_dir)
+    return str(around.working_dir or run.pod.directory / "home")
+
+
+def process_arguments(command: Sequence[str], mounts: tuple[Mount, ...]) -> tuple[str, ...]:
+    """Return the arguments of a command in a container.
+
+    `kubectl cp` reads an archive that has to name files by their path in the container.
+    """
+    arguments = tuple(map(rewriter(mounts), command))
+    if command[:2] != ("tar", "cf"):
+        return arguments
+    used = [m for m in mounts if any(Path(text).is_relative_to(m.source) for text in arguments)]
+    return (*arguments, *(f"--transform=s,^/\\?{_literally(m.source)},{m.target.lstrip('/')}," for m in used))
+
+
+def _literally(path: Path) -> str:
+    """Return an absolute path without its first slash as a regular expression of sed."""
+    return re.sub(r"([.*\[\]^$,\\])", r"\\\1", str(path).lstrip("/"))
 
 
 def process_environment(run: ContainerRun, around: Surroundings) -> dict[str, str]:

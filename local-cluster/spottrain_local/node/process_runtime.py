@@ -8,9 +8,10 @@ from pathlib import Path
 from spottrain_local.node.containers import ContainerConfigError, ContainerRun, HostCommand, PodSandbox, Terminated
 from spottrain_local.node.process_environment import (
     Surroundings,
+    process_arguments,
     process_command,
     process_environment,
-    rewriter,
+    working_directory,
 )
 from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses, recover
 
@@ -18,7 +19,8 @@ from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProces
 class ProcessRuntime:
     """Runs containers as processes.
 
-    Images are ignored; limits and securityContext are not enforced.
+    Images are ignored; limits and securityContext are not enforced. `args` without `command` are the command, as with
+    an image that has no entrypoint.
     """
 
     def __init__(self, processes: ShimmedProcesses, around: Surroundings | None = None) -> None:
@@ -43,7 +45,7 @@ class ProcessRuntime:
         """The pod's folders are the node's, which removes them with its logs."""
 
     async def prepare(self, run: ContainerRun) -> None:
-        if not run.command:
+        if not run.command and not run.args:
             raise ContainerConfigError(
                 f"container {run.name!r} has no command. This node has no images, so set command in the pod's spec"
             )
@@ -54,19 +56,27 @@ class ProcessRuntime:
             directory=run.directory,
             log_path=run.log_path,
             container_id=run.container_id,
+            attach=run.input,
         )
 
     def exec_command(
         self, run: ContainerRun, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> HostCommand:
         return HostCommand(
-            argv=tuple(map(rewriter(run.mounts), command)),
+            argv=process_arguments(tuple(command), run.mounts),
             env=process_environment(run, self._around),
-            cwd=str(run.pod.directory / "home"),
+            cwd=working_directory(run, self._around),
         )
 
-    async def execute(self, command: HostCommand, directory: Path) -> ShimmedProcess:
-        return await self._processes.start(command, directory=directory, log_path=directory / "log")
+    def forward_command(self, pod: PodSandbox, program: Path) -> HostCommand:
+        return HostCommand(argv=(str(program), "forward", pod.ip), env={}, cwd="/")
+
+    async def execute(
+        self, command: HostCommand, directory: Path, connection: socket.socket | None = None
+    ) -> ShimmedProcess:
+        return await self._processes.start(
+            command, directory=directory, log_path=directory / "log", connection=connection
+        )
 
     def recover(self, directory: Path, container_id: str) -> Terminated | None:
         return recover(directory, container_id)

@@ -5,21 +5,28 @@ container's command in a session of its own and records its output as CRI log li
 only when *every* descendant is gone, also those in sessions of their own: it is their subreaper, so that orphans
 become its children. When the command exits, all others are killed, as when a container's PID 1 exits.
 
-SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record), `logMaxBytes`, and
-`lingerSeconds`, which the others have to end by themselves after the command.
+SPEC is a JSON file: `argv`, `env`, `cwd`, `log` (path), `exit` (path of the exit record), `logMaxBytes`,
+`lingerSeconds`, which the others have to end by themselves after the command, and `stdin`: `null` (the default),
+`pipe` or `terminal`, or `inherit` for the shim's own.
 On standard output the node process reads one JSON object a line: `{"started": PID}` or `{"failed": SENTENCE}`,
 then the exit record `{"exitCode", "signal", "startedAt", "finishedAt"}`.
 
 SIGTERM is passed on to the command. SIGUSR1 kills everything at once, and is also what the kernel sends when
 the node process dies (PR_SET_PDEATHSIG), so that a killed node leaves nothing behind.
+
+If SPEC has `attach`, the shim listens on a Unix socket of that name beside the exit record (see `AttachServer`).
 """
 
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import select
 import signal
+import socket
 import sys
+import termios
 import time
 from typing import Any, NoReturn
 
@@ -27,6 +34,8 @@ KILL_ALL = signal.SIGUSR1
 MAX_LINE_BYTES = 16384
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# A client that does not take the output in this time loses the connection. It must not hold up the container.
+ATTACH_SEND_SECONDS = 1.0
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -130,7 +139,74 @@ class LogFile:
             self._rest = b""
 
 
-def _exec(spec: dict[str, Any], output: int, errors: int, shim: int) -> NoReturn:
+class AttachServer:
+    """Gives clients the output of a container, and its input.
+
+    A client first sends one byte: `i` if it has input, `o` if not. It gets one byte, and with it the descriptor of
+    the container's input or terminal, if there is one. It writes into that itself. Then it gets all output. A client
+    without more input shuts its side down: if `once` is set, the container has no more input either.
+    """
+
+    def __init__(self, name: str, source: int | None, *, once: bool) -> None:
+        self._input = source
+        self._once = once
+        self._greeting: set[socket.socket] = set()
+        self._with_input: set[socket.socket] = set()
+        self._clients: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        if os.path.exists(name):
+            os.unlink(name)  # An earlier node process has left it.
+        self._listener.bind(name)
+        self._listener.listen()
+
+    def sources(self) -> list[socket.socket]:
+        """Return the sockets to wait for."""
+        return [self._listener, *self._greeting, *self._with_input]
+
+    def serve(self, ready: list[Any]) -> None:
+        """Serve the sockets that are ready."""
+        if self._listener in ready:
+            client, _ = self._listener.accept()
+            client.settimeout(ATTACH_SEND_SECONDS)
+            self._greeting.add(client)
+        for client in self._greeting.intersection(ready):
+            self._greet(client)
+        for client in self._with_input.intersection(ready):
+            self._with_input.discard(client)
+            self._end_input()
+
+    def _greet(self, client: socket.socket) -> None:
+        self._greeting.discard(client)
+        try:
+            wish = client.recv(1)
+            if self._input is None:
+                client.sendall(b"\0")
+            else:
+                socket.send_fds(client, [b"\0"], [self._input])
+        except OSError:
+            client.close()
+            return
+        self._clients.add(client)
+        if wish == b"i":
+            self._with_input.add(client)
+
+    def _end_input(self) -> None:
+        if self._once and self._input is not None and not os.isatty(self._input):
+            os.close(self._input)
+            self._input = None
+
+    def send(self, data: bytes) -> None:
+        """Send output to all clients."""
+        for client in list(self._clients):
+            try:
+                client.sendall(data)
+            except OSError:
+                self._clients.discard(client)
+                self._with_input.discard(client)
+                client.close()
+
+
+def _exec(spec: dict[str, Any], source: int, output: int, errors: int, shim: int) -> NoReturn:
     """Become the command, in the child.
 
     `errors`, which exec closes, reports a failure.
@@ -143,10 +219,11 @@ def _exec(spec: dict[str, Any], output: int, errors: int, shim: int) -> NoReturn
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
+        os.dup2(source, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        if spec.get("stdin") == "terminal":
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.chdir(spec["cwd"])
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except OSError as error:
@@ -171,6 +248,7 @@ class Shim:
         self._spec = spec
         self._log = LogFile(spec["log"], spec["logMaxBytes"])
         self._output: int | None = None
+        self._attached: AttachServer | None = None
         self._status: int | None = None
         self._kill_at = float("inf")
         self.main_pid = 0
@@ -178,18 +256,40 @@ class Shim:
 
     def start(self) -> str | None:
         """Start the command. Return a sentence if that is impossible."""
-        self._output, output = os.pipe()
-        os.set_blocking(self._output, False)
+        given, source, output = self._open_streams()
         errors_read, errors = os.pipe()
         shim = os.getpid()
         self.main_pid = os.fork()
         if self.main_pid == 0:
-            _exec(self._spec, output, errors, shim)
-        os.close(output)
-        os.close(errors)
+            _exec(self._spec, source, output, errors, shim)
+        for descriptor in {source, output, errors} - {0}:
+            os.close(descriptor)
+        if "attach" in self._spec:
+            os.chdir(os.path.dirname(self._spec["exit"]))  # The address of a Unix socket must be short.
+            self._attached = AttachServer(self._spec["attach"], given, once=self._spec["stdinOnce"])
         with os.fdopen(errors_read, "rb") as file:
             failure = file.read().decode()
         return failure or None
+
+    def _open_streams(self) -> tuple[int | None, int, int]:
+        """Open the command's input and output.
+
+        Returns the end of its input that stays here, and what the command has as input and output.
+        """
+        kind = self._spec.get("stdin", "null")
+        if kind == "terminal":
+            terminal, its_side = os.openpty()
+            self._output = os.dup(terminal)
+            os.set_blocking(self._output, False)
+            return terminal, its_side, its_side
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        if kind == "pipe":
+            source, given = os.pipe()
+            return given, source, output
+        if kind == "inherit":
+            return None, 0, output
+        return None, os.open(os.devnull, os.O_RDONLY), output
 
     @property
     def _ending(self) -> bool:
@@ -202,8 +302,11 @@ class Shim:
         """
         delay = 0.005
         while True:
-            sources = [wakeup] if self._output is None else [wakeup, self._output]
-            select.select(sources, [], [], delay if self._ending else None)
+            sources: list[Any] = [wakeup] if self._output is None else [wakeup, self._output]
+            attached = self._attached.sources() if self._attached else []
+            ready, _, _ = select.select([*sources, *attached], [], [], delay if self._ending else None)
+            if self._attached:
+                self._attached.serve(ready)
             self._copy_output()
             self._take_signals(wakeup)
             self._reap()
@@ -224,8 +327,13 @@ class Shim:
         try:
             while data := os.read(self._output, 65536):
                 self._log.write(data)
+                if self._attached:
+                    self._attached.send(data)
         except BlockingIOError:
             return
+        except OSError as error:
+            if error.errno != errno.EIO:  # Nobody has the other side of the terminal any more.
+                raise
         os.close(self._output)
         self._output = None
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from spottrain_local.node import shim
-from spottrain_local.node.containers import HostCommand, StartError, Terminated
+from spottrain_local.node.containers import ContainerInput, HostCommand, StartError, Terminated
+from spottrain_local.node.usage import Usage, usage_below
 
 logger = logging.getLogger(__name__)
 
 LOG_MAX_BYTES = 50 * 2**20
+# Unix socket of a container's shim, in the directory of its run.
+ATTACH_SOCKET = "attach"
 _SHIM = str(Path(shim.__file__))
 
 
@@ -62,6 +66,9 @@ class ShimmedProcess:
         if self._popen.poll() is None:
             self._popen.send_signal(shim.KILL_ALL)
 
+    def usage(self) -> Usage:
+        return usage_below(self.shim_pid)
+
 
 class ShimmedProcesses:
     """Starts commands of this machine.
@@ -85,6 +92,8 @@ class ShimmedProcesses:
         log_path: Path,
         container_id: str = "",
         linger_seconds: float = 0.0,
+        attach: ContainerInput | None = None,
+        connection: socket.socket | None = None,
     ) -> ShimmedProcess:
         """Start a command.
 
@@ -92,26 +101,30 @@ class ShimmedProcesses:
 
         When the command has ended, what it started has `linger_seconds` to end by itself.
 
+        `attach` lets clients attach to the command by `ATTACH_SOCKET`, and gives it its input. Otherwise its standard
+        input is `connection`, or nothing.
+
         Raises:
             StartError: It could not be started.
         """
         directory.mkdir(parents=True, exist_ok=True)
         spec = directory / "spec.json"
         spec.touch(mode=0o600)
-        spec.write_text(
-            json.dumps(
-                {
-                    "argv": command.argv,
-                    "env": command.env,
-                    "cwd": command.cwd,
-                    "log": str(log_path),
-                    "exit": str(directory / "exit.json"),
-                    "logMaxBytes": LOG_MAX_BYTES,
-                    "lingerSeconds": linger_seconds,
-                }
-            )
-        )
-        popen = _start_shim(spec)
+        content = {
+            "argv": command.argv,
+            "env": command.env,
+            "cwd": command.cwd,
+            "log": str(log_path),
+            "exit": str(directory / "exit.json"),
+            "logMaxBytes": LOG_MAX_BYTES,
+            "lingerSeconds": linger_seconds,
+            "stdin": "inherit" if connection else "null",
+        }
+        if attach:
+            kind = "terminal" if attach.tty else "pipe" if attach.stdin else "null"
+            content |= {"stdin": kind, "attach": ATTACH_SOCKET, "stdinOnce": attach.once}
+        spec.write_text(json.dumps(content))
+        popen = _start_shim(spec, connection)
         self._shims.add(popen.pid)
         process = ShimmedProcess(popen, await _reader(popen, self._ended), container_id)
         try:
@@ -149,7 +162,7 @@ def recover(directory: Path, container_id: str) -> Terminated | None:
         return None
 
 
-def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
+def _start_shim(spec: Path, connection: socket.socket | None) -> subprocess.Popen[bytes]:
     """Start a shim, and fork on this thread.
 
     The kernel sends the parent death signal when the *thread* that forked ends.
@@ -157,7 +170,7 @@ def _start_shim(spec: Path) -> subprocess.Popen[bytes]:
     with open(spec.with_name("shim.err"), "ab") as errors:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _SHIM, str(spec), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
+            stdin=connection.fileno() if connection else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             env={"LC_ALL": "C.UTF-8"},

@@ -11,13 +11,14 @@ from spottrain_operator.cluster.client import (
     NoPoolError,
     NotAllowedError,
 )
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
 
 
 async def apply(
-    cluster: ClusterClient, job: JobView, action: Action, *, control_url: str, site: Site = DEFAULT_SITE
+    cluster: ClusterClient, job: JobView, action: Action, *, control: ControlAddress, site: Site = DEFAULT_SITE
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
 
@@ -28,7 +29,7 @@ async def apply(
     match action:
         case CreatePod():
             _check_network(job, site)
-            await _create_pod(cluster, job, action, control_url, site)
+            await _create_pod(cluster, job, action, control, site)
         case DeletePod():
             await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
         case AnnotatePod():
@@ -49,7 +50,9 @@ def _check_network(job: JobView, site: Site) -> None:
         )
 
 
-async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, control_url: str, site: Site) -> None:
+async def _create_pod(
+    cluster: ClusterClient, job: JobView, action: CreatePod, control: ControlAddress, site: Site
+) -> None:
     try:
         pod = build_pod(
             JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
@@ -58,7 +61,7 @@ async def _create_pod(cluster: ClusterClient, job: JobView, action: CreatePod, c
             sequence=action.sequence,
             capacity_type=action.capacity_type,
             pool=action.pool,
-            control_url=control_url,
+            control=control,
             site=site,
         )
         await cluster.create_pod(pod)

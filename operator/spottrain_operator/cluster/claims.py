@@ -122,5 +122,9 @@ class RivalFinder:
 
         If it can't be read, the job keeps its old claim, as it may well run.
         """
+        if (manifest.get("status") or {}).get("phase") in FINISHED_PHASES:  # thousands of these may lie about
+            meta = manifest["metadata"]
+            self._claims.forget(JobKey(namespace=meta["namespace"], name=meta["name"]))
+            return
         with contextlib.suppress(NotUnderstoodError):
             self._claims.note(job_view(manifest))

@@ -6,15 +6,31 @@ pass the same contract tests: `kubernetes_client.py`, and the one in memory that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 Manifest = dict[str, Any]
 
 
 class ClusterError(Exception):
-    """The API server failed or could not be reached. A later attempt may succeed."""
+    """The API server failed or could not be reached. A later attempt may succeed.
+
+    `retry_after` is the number of seconds that the API server asks to wait, if it does.
+    """
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After, which the API server sends with 429 and at times with 503."""
+    try:
+        return max(0.0, float(headers.get("Retry-After", "")))
+    except ValueError:
+        return None
 
 
 class ConflictError(ClusterError):
@@ -26,6 +42,10 @@ class ConflictError(ClusterError):
 
 class AlreadyExistsError(ClusterError):
     """An object of that name exists already."""
+
+
+class ExpiredError(ClusterError):
+    """The API server no longer knows what has happened since a version. List again."""
 
 
 class RefusedError(ClusterError):
@@ -82,7 +102,7 @@ class PodIdentity:
 
 
 class ClusterClient(Protocol):
-    """Jobs, pods, nodes and events. Reads are fresh, never from a cache.
+    """Jobs, pods, nodes and events. A read shows at least everything that this client has written before.
 
     Every method raises ClusterError if the API server fails or can't be reached. To read an object that doesn't exist
     gives None, or a list without it. To delete one succeeds.
@@ -107,10 +127,15 @@ class ClusterClient(Protocol):
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None: ...
 
-    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]: ...
+    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
+        """The pods with these labels, of which the job's name is one."""
+        ...
 
-    async def create_pod(self, pod: Manifest) -> None:
+    async def create_pod(self, pod: Manifest) -> Manifest:
         """Create a pod.
+
+        Returns:
+            The pod.
 
         Raises:
             AlreadyExistsError: The name is taken.
@@ -119,16 +144,25 @@ class ClusterClient(Protocol):
         """
         ...
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Delete this pod, but no other one of the same name: its uid has to match."""
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
+        """Delete this pod, but no other one of the same name: its uid has to match.
+
+        Returns:
+            The pod, which terminates or, without a resourceVersion, is gone now. None if it was gone before.
+        """
         ...
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         """Set annotations of a pod, or remove them (None).
 
         A different pod of the same name stays as it is.
+
+        Returns:
+            The pod, or None if it is gone.
 
         Raises:
             RefusedError: The operator may not do that.
@@ -151,6 +185,58 @@ class PodLabelClient(Protocol):
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         """Set labels of a pod, or remove them (None). A pod that is gone stays so."""
+        ...
+
+
+class Kind(StrEnum):
+    """What a watch follows. Of pods, those that bear the operator's label."""
+
+    JOBS = "jobs"
+    PODS = "pods"
+    NODES = "nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects of a kind at one version."""
+
+    items: tuple[Manifest, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """What has happened to an object. None: nothing, and everything up to `version` was shown (a bookmark)."""
+
+    object: Manifest | None
+    version: int
+    deleted: bool = False
+
+
+class WatchClient(Protocol):
+    """Lists and watches, for caches."""
+
+    async def list_kind(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        labels: Mapping[str, str] | None = None,
+        keep: Callable[[Manifest], Manifest] = lambda item: item,
+    ) -> Listing:
+        """The objects at the newest version: of all namespaces and with any labels, unless those are given.
+
+        `keep` makes of each object, as it arrives, what the list holds of it.
+        """
+        ...
+
+    def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+        """What happens after a version, in order. It ends when the server ends the watch.
+
+        Raises:
+            ExpiredError: The version is too old.
+            ClusterError: The API server failed or can't be reached.
+        """
         ...
 
 
@@ -187,6 +273,33 @@ class NamespaceClient(Protocol):
     """Namespaces and their labels."""
 
     async def get_namespace(self, name: str) -> Manifest | None: ...
+
+
+class SecretClient(Protocol):
+    """The Secret of the control API."""
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None: ...
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        """Create it, or replace it if it has a resourceVersion.
+
+        Raises:
+            ConflictError: Another writer was faster.
+        """
+        ...
+
+
+class NetworkPolicyClient(Protocol):
+    """The NetworkPolicies that the operator creates beside its jobs."""
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        """Create a NetworkPolicy.
+
+        Raises:
+            AlreadyExistsError: The name is taken.
+            RefusedError: The operator may not do that.
+        """
+        ...
 
 
 class HistoryClient(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from spottrain_api.contract import (
     ENV_CAPACITY_TYPE,
+    ENV_CONTROL_DIR,
     ENV_CONTROL_URL,
     ENV_GRACE_SECONDS,
     ENV_HOST_IP,
@@ -26,8 +27,9 @@ from spottrain_api.contract import (
     TRAINER_CONTAINER,
     CapacityType,
 )
-from spottrain_api.v1alpha1 import RUN_DIR, SHM_DIR, TOKEN_DIR, Container, TrainingJobSpec
+from spottrain_api.v1alpha1 import RUN_DIR, SHM_DIR, TMP_DIR, TOKEN_DIR, Container, PodTemplate, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
+from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.networks import Preset, preset_of
 from spottrain_operator.cluster.placement import Site
 
@@ -39,7 +41,13 @@ RESTRICTED: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def trainer(
-    spec: TrainingJobSpec, *, job: str, namespace: str, capacity_type: CapacityType, control_url: str, site: Site
+    spec: TrainingJobSpec,
+    *,
+    job: str,
+    namespace: str,
+    capacity_type: CapacityType,
+    control: ControlAddress,
+    site: Site,
 ) -> Manifest:
     """The container that the agent and the ranks run in."""
     preset = preset_of(spec.pod_template.network)
@@ -51,7 +59,7 @@ def trainer(
             spec,
             preset.env if preset is not None else {},
             {
-                ENV_CONTROL_URL: control_url,
+                ENV_CONTROL_URL: control.first_url,
                 ENV_JOB: job,
                 ENV_NAMESPACE: namespace,
                 ENV_CAPACITY_TYPE: capacity_type.value,
@@ -60,12 +68,14 @@ def trainer(
             },
         ),
         "resources": _resources(spec),
-        "securityContext": _rights(preset),
+        "securityContext": _rights(preset)
+        | ({"readOnlyRootFilesystem": True} if spec.pod_template.read_only_root_filesystem else {}),
         "volumeMounts": [
             {"name": "spottrain-run", "mountPath": RUN_DIR},
             {"name": "spottrain-token", "mountPath": TOKEN_DIR, "readOnly": True},
             {"name": "spottrain-shm", "mountPath": SHM_DIR},
             *(preset.mounts if preset is not None else ()),
+            *([{"name": "spottrain-tmp", "mountPath": TMP_DIR}] if needs_tmp(spec.pod_template) else []),
             *(mount.to_dict() for mount in spec.pod_template.volume_mounts),
         ],
         # The end of the agent's log becomes the pod's message: the sentence that says why it failed.
@@ -98,6 +108,13 @@ def _beside(container: Container) -> Manifest:
     return {key: value for key, value in written.items() if value} | {
         "resources": _with_requests(container.resources.to_dict(), REQUESTS_BESIDE),
         "securityContext": RESTRICTED,
+    }
+
+
+def needs_tmp(template: PodTemplate) -> bool:
+    """Whether the pod needs a volume for /tmp: the image's can't be written to, and the job mounts none there."""
+    return template.read_only_root_filesystem and TMP_DIR not in {
+        mount.mount_path for mount in template.volume_mounts
     }
 
 
@@ -137,6 +154,7 @@ def _environment(spec: TrainingJobSpec, network: Mapping[str, str], own: Mapping
     values = {
         **own,
         ENV_TOKEN_FILE: f"{TOKEN_DIR}/token",
+        ENV_CONTROL_DIR: TOKEN_DIR,
         ENV_RUN_ROOT: RUN_DIR,
         ENV_GRACE_SECONDS: str(spec.pod_template.termination_grace_period_seconds),
     }

@@ -21,42 +21,50 @@ logger = logging.getLogger(__name__)
 
 # Between two writes, unless the phase or the generation changes.
 WRITE_SECONDS = 10.0
+# A job that was over for so long when it was first seen has its last points.
+OVER_SECONDS = 3600.0
 
 
 class HistoryKeeper:
     """Collects points of a job's course, and writes them from time to time.
 
-    It adds a point if the job's status has changed.
+    It adds a point if the job's status has changed. What was written before is read only for the first write, so that
+    a new operator does not read the histories of all jobs at once.
     """
 
-    def __init__(self, histories: HistoryClient) -> None:
+    def __init__(self, histories: HistoryClient, *, write_seconds: float = WRITE_SECONDS) -> None:
         self._histories = histories
+        self._write_seconds = write_seconds
         self._points: dict[JobKey, tuple[HistoryPoint, ...]] = {}
+        self._versions: dict[JobKey, str] = {}  # of the history as this process has written it
         self._written_at: dict[JobKey, float] = {}
 
     async def keep(self, job: Manifest, status: TrainingJobStatus, now: datetime) -> None:
         key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
-        try:
-            if key not in self._points:
-                self._points[key] = parse(await self._histories.read_history(key), job)
-            points = self._points[key]
-            point = history_point(status, now)
-            if points and _same(points[-1], point):
-                return
-            self._points[key] = thin_out((*points, point))
-            turning = not points or (points[-1].phase, points[-1].generation) != (point.phase, point.generation)
-            if turning or point.at - self._written_at.get(key, 0.0) >= WRITE_SECONDS:
-                self._written_at[key] = point.at
+        over = status.completion_time
+        if key not in self._points and over is not None and (now - over).total_seconds() > OVER_SECONDS:
+            return
+        points, point = self._points.get(key, ()), history_point(status, now)
+        if points and _same(points[-1], point):
+            return
+        self._points[key] = thin_out((*points, point))
+        if points:
+            turning = (points[-1].phase, points[-1].generation) != (point.phase, point.generation)
+        else:
+            turning = status.generation is None or over is not None
+            self._written_at[key] = point.at
+        if turning or point.at - self._written_at[key] >= self._write_seconds:
+            self._written_at[key] = point.at
+            try:
                 await self._write(key, job)
-        except ClusterError as error:
-            logger.warning("the history of %s was not written; the job continues without: %s", key, error)
+            except ClusterError as error:
+                self._versions.pop(key, None)
+                logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
-        stored = await self._histories.read_history(key)
         uid = job["metadata"]["uid"]
-        if stored is not None and not owned_by(stored, uid):
-            # Kubernetes deletes that of an earlier job of this name.
-            raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
+        if key not in self._versions:
+            await self._read(key, job)
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
             "apiVersion": API_VERSION,
@@ -69,12 +77,26 @@ class HistoryKeeper:
             },
             HISTORY_FIELD: "\n".join(point.to_row() for point in self._points[key]) + "\n",
         }
-        if stored is not None:
-            new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-        await self._histories.write_history(new)
+        if key in self._versions:
+            new["metadata"]["resourceVersion"] = self._versions[key]
+        written = await self._histories.write_history(new)
+        self._versions[key] = written["metadata"]["resourceVersion"]
+
+    async def _read(self, key: JobKey, job: Manifest) -> None:
+        """Put the points that are stored before those of this process."""
+        stored = await self._histories.read_history(key)
+        if stored is None:
+            return
+        if not owned_by(stored, job["metadata"]["uid"]):
+            # Kubernetes deletes that of an earlier job of this name.
+            raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
+        own = self._points[key]
+        self._points[key] = thin_out((*(each for each in parse(stored, job) if each.at < own[0].at), *own))
+        self._versions[key] = stored["metadata"]["resourceVersion"]
 
     def forget(self, key: JobKey) -> None:
         self._points.pop(key, None)
+        self._versions.pop(key, None)
         self._written_at.pop(key, None)
 
 

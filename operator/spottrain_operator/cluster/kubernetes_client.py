@@ -30,13 +30,18 @@ from spottrain_operator.cluster.client import (
     JobKey,
     Manifest,
     PodIdentity,
+    retry_after,
 )
+from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
 DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 CONNECT_TIMEOUT_SECONDS = 3.0
 READ_TIMEOUT_SECONDS = 15.0
-# Enough to read a job's nodes concurrently; limited, so that a burst of jobs can't flood the API server.
+# Requests at once. Urgent ones have threads of their own, so that none waits for the answer to another.
 NUM_THREADS = 12
+NUM_URGENT_THREADS = 8
+# Reviews of tokens have threads, connections and a limit of their own, so that a flood of tokens delays no pass.
+NUM_REVIEW_THREADS = 4
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
 EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -72,7 +77,7 @@ def client_configuration() -> k8s.Configuration:
             f"no cluster is configured: {error}; run in a pod with a service account, or point KUBECONFIG "
             "at a kubeconfig file"
         ) from error
-    configuration.connection_pool_maxsize = NUM_THREADS
+    configuration.connection_pool_maxsize = NUM_THREADS + NUM_URGENT_THREADS
     configuration.retries = False
     return configuration
 
@@ -86,21 +91,38 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
-    Implements ClusterClient, PodLabelClient, TokenReviewer, LeaseClient, NamespaceClient and HistoryClient.
+    Implements ClusterClient, PodLabelClient, TokenReviewer, LeaseClient, SecretClient, NamespaceClient and
+    HistoryClient.
     """
 
-    def __init__(self, configuration: k8s.Configuration) -> None:
+    def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
         client = k8s.ApiClient(configuration)
         self._core = k8s.CoreV1Api(client)
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
-        self._reviews = k8s.AuthenticationV1Api(client)
+        self._networking = k8s.NetworkingV1Api(client)
+        self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
+        self._limiter = RequestLimiter(limits)
+        self._review_limiter = RequestLimiter(limits)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
+        self._urgent_threads = ThreadPoolExecutor(NUM_URGENT_THREADS, thread_name_prefix="kubernetes-urgent")
+        self._review_threads = ThreadPoolExecutor(NUM_REVIEW_THREADS, thread_name_prefix="reviews")
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._urgent_threads, self._review_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+        """Send a request within the limits.
+
+        The lease is renewed without: a leader that can't has to end.
+        """
+        await self._limiter.turn()
+        return await self._send(method, *args, **kwargs)
+
+    async def _send(
+        self, method: Callable[..., Any], *args: Any, threads: ThreadPoolExecutor | None = None, **kwargs: Any
+    ) -> Manifest:
         def request() -> Manifest:
             timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
             response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
@@ -108,7 +130,8 @@ class KubernetesCluster:
             return answer
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, request)
+            threads = threads or (self._urgent_threads if is_urgent.get() else self._threads)
+            return await asyncio.get_running_loop().run_in_executor(threads, request)
         except k8s.ApiException as error:
             raise translated(error) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -141,30 +164,33 @@ class KubernetesCluster:
         answer = await self._call(self._core.list_namespaced_pod, namespace, label_selector=selector)
         return list(answer["items"])
 
-    async def create_pod(self, pod: Manifest) -> None:
-        await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        return await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
 
-    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
+        return await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    ) -> Manifest | None:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         try:
             patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
-            await _gone(self._call(patch, name, namespace, body, _content_type=merge))
+            return await _gone(self._call(patch, name, namespace, body, _content_type=merge))
         except InvalidObjectError as error:
             if not str(error).startswith("metadata.uid:"):  # it can't change: this is another pod
                 raise
+            return None
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         body = {"metadata": {"labels": dict(labels)}}
         patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
-        await _gone(self._call(patch, name, namespace, body, _content_type=merge))
+        await _gone(self._send(patch, name, namespace, body, _content_type=merge))
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]
@@ -184,20 +210,31 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        answer = await self._call(self._reviews.create_token_review, body)
+        await self._review_limiter.turn()
+        answer = await self._send(self._reviews.create_token_review, body, threads=self._review_threads)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._call(self._leases.read_namespaced_lease, name, namespace))
+        return await _found(self._send(self._leases.read_namespaced_lease, name, namespace))
 
     async def list_leases(self, name: str) -> list[Manifest]:
         selector = f"metadata.name={name}"
-        answer = await self._call(self._leases.list_lease_for_all_namespaces, field_selector=selector)
+        answer = await self._send(self._leases.list_lease_for_all_namespaces, field_selector=selector)
         return list(answer["items"])
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
-        return await self._write(lease, create, replace)
+        return await self._write(lease, create, replace, self._send)
+
+    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
+        return await _found(self._send(self._core.read_namespaced_secret, name, namespace))
+
+    async def write_secret(self, secret: Manifest) -> Manifest:
+        create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
+        return await self._write(secret, create, replace, self._send)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)
 
     async def get_namespace(self, name: str) -> Manifest | None:
         return await _found(self._call(self._core.read_namespace, name))
@@ -217,9 +254,11 @@ class KubernetesCluster:
                 GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
             )
 
-        return await self._write(history, create, replace)
+        return await self._write(history, create, replace, self._call)
 
-    async def _write(self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any]) -> Manifest:
+    async def _write(
+        self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any], send: Callable[..., Any]
+    ) -> Manifest:
         """Create an object that has no resourceVersion yet; replace one that has.
 
         Raises:
@@ -228,10 +267,12 @@ class KubernetesCluster:
         meta = body["metadata"]
         try:
             if "resourceVersion" not in meta:
-                return await self._call(create, meta["namespace"], body)
-            return await self._call(replace, meta["name"], meta["namespace"], body)
+                answer: Manifest = await send(create, meta["namespace"], body)
+            else:
+                answer = await send(replace, meta["name"], meta["namespace"], body)
         except (AlreadyExistsError, NotFoundError) as error:
             raise ConflictError(str(error)) from error
+        return answer
 
 
 class NotFoundError(ClusterError):
@@ -258,7 +299,9 @@ def translated(error: k8s.ApiException) -> ClusterError:
     if error.status == 409:
         exists = answer.get("reason") == "AlreadyExists"
         return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    return ClusterError(f"the API server answered {error.status}: {sentence}")
+    return ClusterError(
+        f"the API server answered {error.status}: {sentence}", retry_after=retry_after(error.headers or {})
+    )
 
 
 def _happened_at(event: Manifest) -> str:
@@ -280,15 +323,16 @@ async def _found(call: Any) -> Manifest | None:
     return found
 
 
-async def _gone(call: Any) -> None:
-    """Ignore that an object to delete is gone.
+async def _gone(call: Any) -> Manifest | None:
+    """The answer, or None if the object is gone.
 
     A new object of the same name may have replaced it.
     """
     try:
-        await call
+        answer: Manifest = await call
     except (NotFoundError, ConflictError):
-        return
+        return None
+    return answer
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:

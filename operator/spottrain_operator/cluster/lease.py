@@ -59,6 +59,7 @@ class LeaderElection:
         self._observed: dict[str, tuple[str, float]] = {}  # by namespace: resourceVersion, when it was first seen
         self._holder = settings.identity  # as last read
         self._renewed_at = 0.0
+        self._version = 0  # of the lease, as last written
         self.is_leader = False
         self.is_standby = False
 
@@ -67,15 +68,16 @@ class LeaderElection:
         while True:
             if await self._attempt() and await self._is_alone():
                 break
+            self._version = 0  # nothing is cached yet
             # Two releases that start at once may both give way, but not for ever.
             await asyncio.sleep(self._settings.retry_seconds * random.uniform(1.0, 1.5))
         self.is_leader = True
         logger.info("%s leads", self._settings.identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost, then return.
+        """Renew until the lease is lost or can't be renewed in time, then return.
 
-        The caller must stop acting at once.
+        The caller must stop acting at once. `regain` says which of the two it was.
         """
         while self.is_leader:
             await asyncio.sleep(self._settings.retry_seconds)
@@ -87,6 +89,20 @@ class LeaderElection:
             if not held and (self._taken_by_another() or self._seconds_left() <= 0):
                 self.is_leader = False
         logger.error("%s no longer leads", self._settings.identity)
+
+    async def regain(self) -> bool:
+        """Wait for the API server, after `hold`. Returns whether this process leads on.
+
+        It does if nobody else has held the lease meanwhile, which nobody can while the API server is away, if the
+        cluster's state has not gone back, and if no other release leads a namespace of this one's.
+        """
+        while not (await self._attempt(only_own=True) and await self._is_alone()):
+            if self._taken_by_another():
+                return False
+            await asyncio.sleep(self._settings.retry_seconds)
+        self.is_leader = True
+        logger.info("%s leads on", self._settings.identity)
+        return True
 
     async def release(self) -> None:
         """Let another operator take over at once, if the API server can be reached."""
@@ -100,22 +116,26 @@ class LeaderElection:
         except ClusterError as error:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
 
-    async def _attempt(self) -> bool:
-        """Try once to take or renew the lease."""
+    async def _attempt(self, *, only_own: bool = False) -> bool:
+        """Try once to take or renew the lease; with `only_own`, not to take it from anybody."""
         settings = self._settings
         self._holder = settings.identity
         self.is_standby = False
         begun_at = self._clock()
         try:
             lease = await self._leases.read_lease(settings.namespace, settings.name)
-            if lease is not None and not self._may_take(lease):
-                self._holder = lease["spec"]["holderIdentity"]
-                self.is_standby = True
+            if lease is not None and self._has_gone_back(lease):
+                self._holder = ""
                 return False
-            await self._leases.write_lease(self._mine(lease))
+            if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
+                self._holder = lease["spec"].get("holderIdentity", "")
+                self.is_standby = not only_own
+                return False
+            written = await self._leases.write_lease(self._mine(lease))
         except ClusterError as error:
             logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, error)
             return False
+        self._version = int(written["metadata"]["resourceVersion"])
         self._renewed_at = begun_at
         return True
 
@@ -149,12 +169,31 @@ class LeaderElection:
             return False
         return self._settings.scope.overlaps(_scope(lease)) and not self._has_expired(lease)
 
+    def _has_gone_back(self, lease: Manifest) -> bool:
+        """Whether the lease is older than this process' last renewal: etcd was restored from a backup.
+
+        The caches would take all that is written from now on for older than what they hold.
+        """
+        version = int(lease["metadata"]["resourceVersion"])
+        if version >= self._version:
+            return False
+        logger.error(
+            "the cluster's state went back from version %d to %d or before, as after a restore of etcd from a "
+            "backup; this operator begins anew",
+            self._version,
+            version,
+        )
+        return True
+
     def _seconds_left(self) -> float:
         """Seconds until a leader that can't renew has to give up."""
         return max(0.0, self._renewed_at + self._settings.renew_deadline_seconds - self._clock())
 
     def _taken_by_another(self) -> bool:
         return self._holder != self._settings.identity
+
+    def _is_own(self, lease: Manifest) -> bool:
+        return bool(lease["spec"].get("holderIdentity") == self._settings.identity)
 
     def _may_take(self, lease: Manifest) -> bool:
         holder = lease["spec"].get("holderIdentity")

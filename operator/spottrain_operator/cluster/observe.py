@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from spottrain_api.contract import (
     ANNOTATION_NOTICE,
+    ANNOTATION_WATCHER,
     LABEL_CAPACITY_TYPE,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
@@ -217,6 +218,7 @@ def node_view(node: Manifest) -> NodeView:
         deleting="deletionTimestamp" in meta,
         taints=tuple(taint["key"] for taint in accepted_taints(node)),
         notice=_notice(meta),
+        watcher=meta.get("annotations", {}).get(ANNOTATION_WATCHER, ""),
         labels=meta.get("labels", {}),
     )
 

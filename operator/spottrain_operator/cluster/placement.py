@@ -86,12 +86,14 @@ class Site:
     - spot_labels: labels of spot nodes, with their values, beside those that are known.
     - watcher_port: port of the watcher on each of them.
     - allowed_networks: values of podTemplate.network that jobs may ask for.
+    - isolates_jobs: whether each job gets a NetworkPolicy.
     - log_format: form of the log lines of trainer pods.
     """
 
     spot_labels: Mapping[str, str] = field(default_factory=dict)
     watcher_port: int = WATCHER_PORT
     allowed_networks: frozenset[Network] = frozenset()
+    isolates_jobs: bool = False
     log_format: LogFormat = LogFormat.TEXT
 
 

@@ -29,7 +29,8 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import PodTemplate, TrainingJobSpec
 from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.containers import beside, trainer
+from spottrain_operator.cluster.containers import beside, needs_tmp, trainer
+from spottrain_operator.cluster.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.cluster.networks import preset_of
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, affinity, tolerations
 
@@ -77,7 +78,7 @@ def build_pod(
     sequence: int,
     capacity_type: CapacityType,
     pool: str | None,
-    control_url: str,
+    control: ControlAddress,
     site: Site = DEFAULT_SITE,
 ) -> Manifest:
     """Build the manifest of the pod `name`.
@@ -114,7 +115,7 @@ def build_pod(
                 job=job.name,
                 namespace=job.namespace,
                 capacity_type=capacity_type,
-                control_url=control_url,
+                control=control,
                 site=site,
             )
         ],
@@ -137,7 +138,7 @@ def build_pod(
             "name": name,
             "namespace": job.namespace,
             "labels": _no_mesh(NO_MESH_LABELS, template) | template.labels | own_labels,
-            "annotations": _annotations(template) | ({ANNOTATION_POOL: pool} if pool else {}),
+            "annotations": _annotations(template) | control.annotations | ({ANNOTATION_POOL: pool} if pool else {}),
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
@@ -178,9 +179,10 @@ def _volumes(spec: TrainingJobSpec) -> list[Manifest]:
     }
     return [
         {"name": "spottrain-run", "emptyDir": {}},
-        {"name": "spottrain-token", "projected": {"sources": [token]}},
+        {"name": "spottrain-token", "projected": {"sources": [token, CONTROL_FILES]}},
         # Data loaders and NCCL need more shared memory than the 64 MB of container runtimes.
         {"name": "spottrain-shm", "emptyDir": _shared_memory(spec)},
+        *([{"name": "spottrain-tmp", "emptyDir": {}}] if needs_tmp(spec.pod_template) else []),
         *(preset.volumes if preset is not None else ()),
         *(volume.to_dict() for volume in spec.pod_template.volumes),
     ]

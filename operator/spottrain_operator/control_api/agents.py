@@ -1,25 +1,25 @@
 """The newest assignment and report of every pod.
 
 Both are kept in memory only. After a restart of the operator, assignments follow from the jobs' status, and agents
-report again within a second.
+report again within a second, as their polls have ended. An agent is there as long as it holds a poll.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
-from spottrain_api.contract import AgentReport, Assignment
+from spottrain_api.contract import AgentPhase, AgentReport, Assignment
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
-# A report of mere progress wakes its job this often. Any other change wakes it at once.
-PROGRESS_WAKE_SECONDS = 2.0
-# More than any operator has agents. Reports of forgotten pods can't pile up beyond this.
-MAX_REPORTS = 20_000
+# Without a word, a connection may have been dead for this long before it is given up.
+DEAD_BEFORE_CLOSED_SECONDS = 2.0
 
 
 class AssignmentBoard:
@@ -74,45 +74,96 @@ class AssignmentBoard:
             self._num_waiting -= 1
 
 
+class Wake(Protocol):
+    """Asks for a pass over a job."""
+
+    def __call__(self, job: JobKey, /, *, urgent: bool) -> None: ...
+
+
 class ReportBox:
-    """The newest report of every pod.
+    """The pods that the operator has, and the newest report of each.
 
     Wakes the pod's job if a report changes something that matters.
     """
 
     def __init__(
         self,
-        wake: Callable[[JobKey], None],
+        wake: Wake,
         *,
-        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._wake = wake
-        self._clock = clock
         self._now = now
-        self._reports: OrderedDict[str, ReportView] = OrderedDict()
-        self._woken_at: dict[JobKey, float] = {}
+        self._pods: dict[JobKey, frozenset[str]] = {}
+        self._known: set[str] = set()
+        self._reports: dict[str, ReportView] = {}
+        self._num_polls: Counter[str] = Counter()
+        self._heard_at: dict[str, datetime] = {}
 
-    def put(self, sender: PodIdentity, report: AgentReport) -> None:
-        previous = self._reports.pop(sender.uid, None)
-        self._reports[sender.uid] = ReportView(report=report, received_at=self._now())
-        if len(self._reports) > MAX_REPORTS:
-            self._reports.popitem(last=False)
-        job = job_of_pod(sender)
-        progress_due = self._clock() - self._woken_at.get(job, float("-inf")) >= PROGRESS_WAKE_SECONDS
-        if previous is None or matters(previous.report, report) or (report.progress and progress_due):
-            self._woken_at[job] = self._clock()
-            self._wake(job)
+    def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
+        """Set the pods that a job has. Drop the reports of those that it no longer has."""
+        gone = self._pods.pop(job, frozenset()) - pod_uids
+        self._known -= gone
+        self._known |= pod_uids
+        for uid in gone:
+            self._reports.pop(uid, None)
+            self._heard_at.pop(uid, None)
+        if pod_uids:
+            self._pods[job] = pod_uids
+
+    def knows(self, pod_uid: str) -> bool:
+        """Whether a job has the pod, as of its newest pass."""
+        return pod_uid in self._known
+
+    @contextmanager
+    def polling(self, sender: PodIdentity) -> Iterator[None]:
+        """The agent holds a poll, and is there as long as its connection is.
+
+        One whose connection ends before its answer may be lost, and its job is woken.
+        """
+        self._num_polls[sender.uid] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._heard(sender, ago=DEAD_BEFORE_CLOSED_SECONDS)
+            self._wake(job_of_pod(sender), urgent=True)
+            raise
+        else:
+            self._heard(sender)
+        finally:
+            self._num_polls[sender.uid] -= 1
+            if not self._num_polls[sender.uid]:
+                del self._num_polls[sender.uid]
+
+    def _heard(self, sender: PodIdentity, *, ago: float = 0.0) -> None:
+        if sender.uid in self._known:
+            self._heard_at[sender.uid] = self._now() - timedelta(seconds=ago)
+
+    def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> None:
+        """Keep a report, unless a later one has overtaken it.
+
+        Args:
+            sender: The pod that it is about.
+            report: What its agent has sent.
+            received_at: Time at which the request came, by the operator's clock. None: now. A report tells of that
+                time, even if the check of its token took long.
+        """
+        received_at = received_at or self._now()
+        previous = self._reports.get(sender.uid)
+        if is_overtaken(previous, received_at):
+            return
+        self._reports[sender.uid] = ReportView(report=report, received_at=received_at)
+        if previous is None or previous.report.news != report.news:
+            urgent = previous is not None and brings_trouble(previous.report, report)
+            self._wake(job_of_pod(sender), urgent=urgent)
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
-        return {uid: self._reports[uid] for uid in pod_uids & self._reports.keys()}
-
-    def forget(self, pod_uids: frozenset[str], job: JobKey | None = None) -> None:
-        """Drop the reports of pods that are gone; with `job`, everything about the job."""
-        for uid in pod_uids:
-            self._reports.pop(uid, None)
-        if job is not None:
-            self._woken_at.pop(job, None)
+        """The newest reports of these pods, with when each agent was last heard."""
+        now = self._now()
+        return {
+            uid: replace(self._reports[uid], heard_at=now if uid in self._num_polls else self._heard_at.get(uid))
+            for uid in pod_uids & self._reports.keys()
+        }
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
@@ -123,20 +174,12 @@ def job_of_pod(pod: PodIdentity) -> JobKey:
     return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
 
 
-def matters(before: AgentReport, after: AgentReport) -> bool:
-    """Whether the new report may call for a decision."""
+def is_overtaken(newest: ReportView | None, received_at: datetime) -> bool:
+    """Whether a report of the same pod came after `received_at`."""
+    return newest is not None and newest.received_at > received_at
 
-    def decisive(report: AgentReport) -> tuple[object, ...]:
-        progress = report.progress
-        return (
-            report.generation,
-            report.phase,
-            report.warm,
-            report.rendezvous_port,
-            report.notices,
-            report.failure,
-            report.commit,
-            progress is not None and progress.first_step_at is not None,
-        )
 
-    return decisive(before) != decisive(after)
+def brings_trouble(before: AgentReport, after: AgentReport) -> bool:
+    """Whether the new report tells of a notice, or that a member has ended."""
+    ended = after.phase not in (AgentPhase.IDLE, AgentPhase.STARTING, AgentPhase.RUNNING)
+    return before.notices != after.notices or (ended and before.phase is not after.phase)

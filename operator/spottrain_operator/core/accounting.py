@@ -8,7 +8,6 @@ from __future__ import annotations
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.progress import is_due
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.time_spent import spend_on_wait
 from spottrain_operator.core.timing import seconds_between
@@ -22,7 +21,7 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
     The charge is for the time since the last record.
     """
     status, now = draft.status, situation.now
-    if not (at_once or is_due(status, now)):
+    if not (at_once or situation.records):
         return draft
     hours = 0.0 if status.accounted_at is None else seconds_between(status.accounted_at, now) / _SECONDS_PER_HOUR
     draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, max(0.0, hours))))

@@ -151,7 +151,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
         if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
-        return draft.record(EventReason.SPOT_RETRIED, "Trying spot nodes again")
+        return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
     kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
     spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
     since = min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
@@ -160,7 +160,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
         return draft
     draft = draft.update(fallback_since=now)
-    message = f"No spot node for {seconds_between(since, now):.0f} s; on-demand nodes take their place"
+    message = f"No spot node came within {seconds_between(since, now):.0f} s: on-demand nodes take their place"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
 
 

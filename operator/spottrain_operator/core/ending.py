@@ -92,14 +92,17 @@ def _may_step(m: MemberFacts) -> bool:
     # A script without the library never reports progress. All that is known is that it runs.
     report = m.report
     runs_script = report is not None and report.generation == m.generation and report.phase is AgentPhase.RUNNING
-    unheard = m.facts is None or m.facts.received_at is None or m.facts.silence > JUST_NOW
+    unheard = m.facts is None or m.facts.received_at is None or m.facts.report_age > JUST_NOW
     return runs_script or unheard or m.progress is not None
 
 
-def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str) -> Draft:
+def finish(
+    situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, message: str, *, event: str = ""
+) -> Draft:
     """End the job, as SUCCEEDED or FAILED.
 
-    Its agents leave, so that its pods end. Nothing is retried.
+    Its agents leave, so that its pods end. Nothing is retried. The event is `message`, unless an event before it has
+    said a part of that and `event` is the rest.
     """
     now = situation.now
     draft = record_progress(situation, draft, at_once=True)
@@ -112,7 +115,7 @@ def finish(situation: Situation, draft: Draft, phase: Phase, reason: StrEnum, me
     draft = account(situation, draft, at_once=True)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
-    draft = draft.record(reason, message, warning=failed)
+    draft = draft.record(reason, f"{event[0].upper()}{event[1:]}" if event else message, warning=failed)
     if failed:
         message = f"{message.removesuffix('.')}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)

@@ -67,7 +67,7 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
     """
     pod, failure = _first_failure(members)
     if failure is None:
-        return next((m.message for m in members if m.message), "ranks failed without saying why")
+        return next((m.message for m in members if m.message), "ranks failed without a reason; see the pods' logs")
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
     return f"pod {pod}{rank}: {failure.message}"
 
@@ -124,14 +124,15 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     elif not worked_unseen(situation, generation):
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
+    # The event of the generation's end has said the message already.
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        text = f"{_clause(message)}; {counted(stuck, 'generation')} in a row failed like this, without making a step"
-        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text)
+        why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
     if failures > policy.failure_budget:
-        text = (
-            f"{_clause(message)}; this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
-        )
-        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text)
+        why = f"this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
+        text = f"{_clause(message)}; {why}"
+        return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text, event=why)
     return draft
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.wording import listed
 from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import request_end
@@ -44,8 +45,8 @@ def grow(situation: Situation, draft: Draft) -> Draft:
     waiting = [f for f in situation.candidates(kept) if f.pod.uid not in members]
     if not waiting or not _is_time(situation, waiting, coming(situation, set(kept) - members)):
         return draft
-    names = ", ".join(f.pod.name for f in waiting)
-    return request_end(situation, draft, members_of(situation, generation), Cause.GROW, f"to admit {names}")
+    names = listed([f.pod.name for f in waiting])
+    return request_end(situation, draft, members_of(situation, generation), Cause.GROW, f"{names} can join")
 
 
 def coming(situation: Situation, uids: set[str]) -> list[PodFacts]:

@@ -207,10 +207,8 @@ def _between(moment: datetime | None, received_at: datetime) -> float:
 
 def _steps(m: MemberFacts) -> bool:
     """Whether its newest step is recent."""
-    report = m.report
-    if m.state is not MemberState.RUNNING or report is None or m.facts is None or report.step_age_seconds is None:
-        return False
-    return m.training and report.step_age_seconds + max(0.0, m.facts.silence) < STEPPING
+    age = m.facts.step_age if m.facts is not None else None
+    return m.state is MemberState.RUNNING and age is not None and m.training and age < STEPPING
 
 
 def _stuck(members: tuple[MemberFacts, ...]) -> bool:
@@ -219,14 +217,13 @@ def _stuck(members: tuple[MemberFacts, ...]) -> bool:
     Then ranks wait for a silent one.
     """
     ages = [
-        (m.report.step_age_seconds, m.progress.step_seconds)
+        (m.facts.step_age, m.progress.step_seconds)
         for m in members
         if m.state is MemberState.RUNNING
         and m.training
         and m.facts is not None
         and m.facts.heard
-        and m.report is not None
-        and m.report.step_age_seconds is not None
+        and m.facts.step_age is not None
         and m.progress is not None
         and m.progress.step_seconds is not None
     ]
@@ -301,9 +298,9 @@ def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> 
     """
 
     def silent_before(m: MemberFacts) -> bool:
-        if m.facts is None or m.facts.unreachable or m.facts.finished or m.facts.received_at is None:
+        if m.facts is None or m.facts.unreachable or m.facts.finished or m.facts.last_contact is None:
             return True
-        return _between(generation.requested_at, m.facts.received_at) <= CULPRIT_LAST_WORD
+        return _between(generation.requested_at, m.facts.last_contact) <= CULPRIT_LAST_WORD
 
     return [
         m

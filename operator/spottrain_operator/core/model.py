@@ -1,6 +1,6 @@
 """The core's vocabulary: observations of one job, and decisions about it.
 
-The reconciler makes an `Observed` from fresh reads of the API server and the agents' newest reports. It carries out
+The reconciler makes an `Observed` from what the API server shows and the agents' newest reports. It carries out
 the `Plan` in this order: status, assignments, actions, events.
 """
 
@@ -12,6 +12,7 @@ from datetime import datetime
 
 from spottrain_api.contract import AgentReport, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_operator.core.timing import RECORD_INTERVAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class NodeView:
     deleting: bool = False
     taints: tuple[str, ...] = ()  # keys
     notice: Notice | None = None  # the watcher's annotation
+    watcher: str = ""  # its mark
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -81,13 +83,19 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportView:
-    """The newest report of an agent, and when it arrived.
+    """The newest report of an agent, when it arrived, and when the agent was heard without one, as by its poll.
 
-    The time is by the operator's clock, because agents' clocks may be off.
+    Times are by the operator's clock, because agents' clocks may be off.
     """
 
     report: AgentReport
     received_at: datetime
+    heard_at: datetime | None = None
+
+    @property
+    def last_contact(self) -> datetime:
+        """When the agent was last known to be there. Up to then, it has told all that it reports at once."""
+        return self.received_at if self.heard_at is None else max(self.received_at, self.heard_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +131,7 @@ class Observed:
 
     - reports: by pod uid.
     - template_hash: of the pod template that the current spec gives.
+    - record_interval: seconds between two records of progress while nothing else changes.
     - operator_started_at: time from which on this operator listens. An agent's silence before it means nothing.
     """
 
@@ -132,6 +141,7 @@ class Observed:
     reports: Mapping[str, ReportView] = field(default_factory=dict)
     template_hash: str
     operator_started_at: datetime
+    record_interval: float = RECORD_INTERVAL
     refusal: Refusal | None = None
     rival: Rival | None = None
 

@@ -76,6 +76,15 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if job.deleting:  # Kubernetes deletes its pods, too
         return Plan(status=job.status)
     situation = Situation(observed, now)
+    decided = _decide(situation)
+    if decided.status == job.status or situation.records:
+        return decided
+    # It is going to be written, so progress, time and cost go with it.
+    return _decide(Situation(observed, now, is_event=True))
+
+
+def _decide(situation: Situation) -> Plan:
+    job = situation.observed.job
     draft = Draft(status=job.status)
     for policy in POLICIES:
         if draft.finished:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 from spottrain_api.contract import CommitRef, EventReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.time_spent import spend_on_steps
-from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:
@@ -48,7 +46,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     This happens at most every few seconds, unless `at_once`.
     """
     generation = draft.status.generation
-    if generation is None or not (at_once or is_due(draft.status, situation.now)):
+    if generation is None or not (at_once or situation.records):
         return draft
     newest = newest_progress(situation, generation)
     if newest is None:
@@ -61,7 +59,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     if draft.status.progress.total_steps is None and found_commits(generation, newest):
         text = (
             f"This job continues from step {newest.start_step}, whose commit was at {situation.spec.checkpoint.uri} "
-            "before it. For a fresh run, use another checkpoint.uri"
+            "before it. For a fresh run, use a different checkpoint.uri"
         )
         draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
@@ -74,11 +72,6 @@ def found_commits(generation: GenerationStatus, newest: Progress) -> bool:
     The commit is that of an earlier job, or of a fork.
     """
     return generation.resume is None and generation.replicated_step is None and newest.start_step > 0
-
-
-def is_due(status: TrainingJobStatus, now: datetime) -> bool:
-    """Whether to write values that change all the time."""
-    return status.accounted_at is None or seconds_between(status.accounted_at, now) >= RECORD_INTERVAL
 
 
 def reported(situation: Situation, generation: GenerationStatus) -> list[Progress]:
@@ -171,10 +164,10 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
     known = draft.status.progress
     if newest.rollbacks > known.rollbacks:
         return draft.record(
-            EventReason.ROLLED_BACK, newest.message or "training was rolled back to a commit", warning=True
+            EventReason.ROLLED_BACK, newest.message or "Training was rolled back to a commit", warning=True
         )
     if newest.skipped_steps > known.skipped_steps:
-        return draft.record(EventReason.STEP_SKIPPED, newest.message or "a step was skipped", warning=True)
+        return draft.record(EventReason.STEP_SKIPPED, newest.message or "A step was skipped", warning=True)
     if newest.message is not None and newest.message != known.message:
         return draft.record(EventReason.NOT_AS_PLANNED, newest.message, warning=True)
     return draft

@@ -5,12 +5,16 @@ Changes wake the reconciler, but time alone doesn't.
 
 from __future__ import annotations
 
-from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.members import MemberState, members_of, says_nothing
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import Situation
-from spottrain_operator.core.timing import RECORD_INTERVAL, seconds_between
+from spottrain_operator.core.timing import JUST_NOW, after, seconds_between
+from spottrain_operator.core.watching import spot_watches
 
+# A generation that isn't at rest: patience with members, pods and watchers runs out by the second.
+_RESTLESS = 2.0
 # While a generation ends, each delay is time without a step.
 _ENDING = 0.5
 _WAITING = 1.0
@@ -24,12 +28,46 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
         return _until_expiry(situation, draft)
     running = draft.running
     if running is not None:
-        return RECORD_INTERVAL if running.state is GenerationState.ACTIVE else _ENDING
+        return _while_running(situation, draft, running)
     if situation.spec.run_policy.suspend and not situation.pods:
         return _SUSPENDED
     if rival_of(situation, draft) is not None and not situation.pods:
         return _BLOCKED
     return _WAITING
+
+
+def _while_running(situation: Situation, draft: Draft, generation: GenerationStatus) -> float:
+    if generation.state is not GenerationState.ACTIVE:
+        return _ENDING
+    if not _is_at_rest(situation, generation):
+        return _RESTLESS
+    status, limit = draft.status, situation.spec.run_policy.active_deadline_seconds
+    times = [after(status.accounted_at or situation.now, situation.observed.record_interval)]
+    if limit is not None and status.start_time is not None:
+        times.append(after(status.start_time, limit))
+    if status.fallback_since is not None:
+        times.append(after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds))
+    return max(_RESTLESS, min(seconds_between(situation.now, each) for each in times))
+
+
+def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
+    """Whether all pods are members that are there and make steps, so that only an event can change that.
+
+    An agent tells at once that steps no longer come, and the end of its connection that it is gone.
+    """
+    members = members_of(situation, generation)
+    starting = generation.first_step_at is None and not says_nothing(situation, generation)
+    if starting or situation.pods.keys() != {m.member.pod_uid for m in members}:
+        return False
+    watches = spot_watches(generation, situation.observed.reports)
+    return all(each.settled for each in watches) and all(
+        m.state is MemberState.RUNNING
+        and m.facts is not None
+        and m.facts.silence < JUST_NOW
+        and m.facts.doom is None
+        and not (m.report is not None and m.report.stalled)
+        for m in members
+    )
 
 
 def _until_expiry(situation: Situation, draft: Draft) -> float | None:

@@ -55,6 +55,6 @@ def sentence(uri: str, rival: Rival) -> str:
     """What is wrong, and what to do."""
     return (
         f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
-        "first. For a run of its own, create this job again with another checkpoint.uri. Otherwise wait until that "
-        "one has finished, or delete it: this job then continues from its newest commit"
+        "first. For a run of its own, create this job again with a different checkpoint.uri. Otherwise wait until "
+        "that one has finished, or delete it: this job then continues from its newest commit"
     )

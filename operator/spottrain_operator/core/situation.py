@@ -31,13 +31,15 @@ BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 class PodFacts:
     """A pod, and what follows from the observation.
 
-    `silence` is in seconds, by the operator's clock.
+    `report_age` and `silence` are in seconds, by the operator's clock.
     """
 
     pod: PodView
     node: NodeView | None
     report: AgentReport | None
     received_at: datetime | None
+    last_contact: datetime | None
+    report_age: float
     silence: float
     doom: Doom | None
     current: bool  # from the current template, or as good as one that is
@@ -60,6 +62,14 @@ class PodFacts:
     def heard(self) -> bool:
         """The agent has reported lately."""
         return self.received_at is not None and self.silence <= CANDIDATE_REPORT_AGE
+
+    @property
+    def step_age(self) -> float | None:
+        """Seconds since the newest step, as far as is known: an agent tells at once that steps no longer come."""
+        report = self.report
+        if report is None or report.step_age_seconds is None:
+            return None
+        return report.step_age_seconds + max(0.0, self.report_age if report.stalled else self.silence)
 
     @property
     def usable(self) -> bool:
@@ -102,10 +112,17 @@ class Situation:
 
     observed: Observed
     now: datetime
+    is_event: bool = False  # the status changes anyway
 
     @property
     def spec(self) -> TrainingJobSpec:
         return self.observed.job.spec
+
+    @cached_property
+    def records(self) -> bool:
+        """Whether to record what changes all the time: now and then, and whenever something else changes."""
+        at = self.observed.job.status.accounted_at
+        return self.is_event or at is None or seconds_between(at, self.now) >= self.observed.record_interval
 
     @cached_property
     def memo(self) -> dict[object, Any]:
@@ -128,6 +145,8 @@ class Situation:
             node=node,
             report=report,
             received_at=view.received_at if view is not None else None,
+            last_contact=view.last_contact if view is not None else None,
+            report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
             doom=doom_of(pod, node, report, now),
             current=self.keeps_old_pods or self.is_of_template(pod),
@@ -169,7 +188,7 @@ class Situation:
         """
         view = self.observed.reports.get(uid)
         if view is not None:
-            return seconds_between(view.received_at, self.now)
+            return seconds_between(view.last_contact, self.now)
         listening = max(since, self.observed.operator_started_at)
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 

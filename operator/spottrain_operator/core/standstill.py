@@ -50,7 +50,7 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
 
 
 def _step_age(m: MemberFacts) -> float:
-    age = m.report.step_age_seconds if m.report is not None else None
+    age = m.facts.step_age if m.facts is not None else None
     return 0.0 if age is None else age
 
 

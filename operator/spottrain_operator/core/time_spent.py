@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.contract import Progress
-from spottrain_api.v1alpha1 import GenerationStatus, TimeStatus, TrainingJobStatus
+from spottrain_api.v1alpha1 import GenerationStatus, Phase, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import seconds_between
@@ -64,26 +64,30 @@ def spend_on_end(situation: Situation, draft: Draft, *, unreported: bool) -> Dra
         draft: What was decided so far.
         unreported: Whether its script ran without the library.
     """
-    return _up_to_now(situation, draft, "unreported_seconds" if unreported else _gap(draft.status))
+    return _up_to(situation.now, draft, "unreported_seconds" if unreported else _gap(draft.status))
 
 
 def spend_on_wait(situation: Situation, draft: Draft) -> Draft:
     """Add the time since the last record, if no generation runs."""
     if draft.running is not None:
         return draft
-    num_placed = sum(facts.usable and facts.pod.node is not None for facts in situation.pods.values())
-    if situation.spec.run_policy.suspend:
-        part = "suspended_seconds"
-    elif num_placed < situation.spec.nodes.min:
-        part = "capacity_seconds"
-    else:
-        part = _gap(draft.status)
-    return _up_to_now(situation, draft, part)
+    # What the status says, it was until now: the user may just have ended the suspension.
+    if draft.status.phase is Phase.SUSPENDED:
+        return _up_to(situation.now, draft, "suspended_seconds")
+    placed = sorted(
+        facts.pod.scheduled_at or facts.pod.created_at
+        for facts in situation.pods.values()
+        if facts.usable and facts.pod.node is not None
+    )
+    minimum = situation.spec.nodes.min
+    enough = len(placed) >= minimum
+    draft = _up_to(min(placed[minimum - 1], situation.now) if enough else situation.now, draft, "capacity_seconds")
+    return _up_to(situation.now, draft, _gap(draft.status)) if enough else draft
 
 
-def _up_to_now(situation: Situation, draft: Draft, part: str) -> Draft:
+def _up_to(until: datetime, draft: Draft, part: str) -> Draft:
     time = _time(draft.status)
-    return draft if time is None else draft.update(time=_add(time, max(time.until, situation.now), part))
+    return draft if time is None else draft.update(time=_add(time, max(time.until, until), part))
 
 
 def _time(status: TrainingJobStatus) -> TimeStatus | None:

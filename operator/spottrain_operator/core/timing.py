@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-# Agents report every second. After three missed reports, an agent counts as lost if its generation is breaking up
-# anyway. It isn't deleted for that: if it comes back, it joins the next generation. While no other agent has reported
-# within this time either, silence alone is no loss.
+# An agent that holds its poll is there, and tells at once what changes. After three seconds without one, it counts as
+# lost if its generation is breaking up anyway. It isn't deleted for that: if it comes back, it joins the next
+# generation. While no other agent was heard within this time either, silence alone is no loss.
 SILENT_WHILE_OTHERS_ENDED = 3.0
 # Peers of a lost node often hang rather than fail (NCCL: for minutes). If they have made no step for this long, and
 # for several times the duration of a step, an agent that is silent for as long counts as lost. Keep it under
@@ -46,7 +46,7 @@ SAYS_NOTHING = 30.0
 # runPolicy ends the generation later.
 NO_STEP = 120.0
 
-# Agents report every second, so a report this young describes the present.
+# A report this young describes the present, and an agent that was heard so lately is there.
 JUST_NOW = 1.2
 # Time for a drain without a deadline: enough for a large checkpoint, but not for a hang.
 PLANNED_DRAIN = 120.0
@@ -99,8 +99,9 @@ LEAVE = 15.0
 # How long a pod of an older generation gets its stop, once a newer generation exists.
 STRAY = 30.0
 
-# Progress and cost change all the time. They are written this often at most.
-RECORD_INTERVAL = 2.0
+# Progress, time and cost change all the time. While nothing else changes, they are written this often: with the
+# history and the reviews of tokens, a job at rest then costs less than a hundred requests an hour.
+RECORD_INTERVAL = 45.0
 # Number of membership changes that the status keeps.
 MAX_TRANSITIONS = 50
 

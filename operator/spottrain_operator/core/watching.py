@@ -43,8 +43,11 @@ class SpotWatch:
 
     @property
     def unheard(self) -> bool:
-        """Nobody hears the node's notices, and that is no watcher's restart any more."""
-        return self.watch.state is not WatchState.WATCHED and self.watch.seconds >= UNWATCHED
+        """Nobody hears the node's notices.
+
+        That is no watcher's restart any more, nor the wait for a cloud's first answer.
+        """
+        return self.watch.state in (WatchState.BLIND, WatchState.MISSING) and self.watch.seconds >= UNWATCHED
 
     @property
     def settled(self) -> bool:
@@ -68,9 +71,13 @@ def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, Repo
 def heed_watchers(situation: Situation, draft: Draft) -> Draft:
     """Set NoticesHeard.
 
-    It stays as it was between generations, and while a watcher may be restarting.
+    It stays as it was between generations, while a watcher may be restarting, and while a cloud may take its time for
+    the first answer.
     """
     known, now = draft.status.condition(ConditionType.NOTICES_HEARD), situation.now
+    if draft.finished and known is not None:
+        message = "The job is over, and no node of it can be taken"
+        return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.FINISHED, message, now)
     watches = spot_watches(draft.running, situation.observed.reports)
     if draft.running is None or (known is None and not watches):
         return draft

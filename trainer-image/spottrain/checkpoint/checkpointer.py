@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives, result_or_error
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
-from spottrain.checkpoint.format.commits import Commit
-from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
-from spottrain.checkpoint.format.head import fence, read_head
+from spottrain.checkpoint.format.commits import Commit, Head
+from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.frozen import FrozenWeights
+from spottrain.checkpoint.saving.known_plan import KnownPlan
 from spottrain.checkpoint.saving.parts import AgreedParts, Parts
 from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention, clean_up
-from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.save_handle import SaveHandle, was_committed
 from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract import ReplicatedStep
+
+_HEAD, _COMMIT = TypeAdapter(Head), TypeAdapter[Commit | None](Commit | None)
 
 
 class Checkpointer:
@@ -88,7 +90,7 @@ class Checkpointer:
         self._loader = Loader(storage, self._collectives, self._frozen, rank=rank, world_size=world_size)
         self._upload = Upload(storage, writer, rank=rank)
         self._background = BackgroundThread("checkpoint")
-        self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
+        self._plan = KnownPlan(rank=rank, group=self._group)
         self._current: SaveHandle | None = None
         self._resumed_from_step: int | None = None
         self.has_rebuilt_head = False
@@ -109,7 +111,7 @@ class Checkpointer:
             CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
             StorageError: The store can't be read.
         """
-        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation))
+        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation), _HEAD)
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
@@ -164,11 +166,13 @@ class Checkpointer:
         """
         tensors, _ = self._collectives.together(lambda: codec.split(state))
         own, once = self._frozen.split(tensors, frozen)
-        (changed, unwritten), _ = self._collectives.any_and_token(self._is_new(own), self._frozen.is_unwritten(once))
+        (changed, unwritten), _ = self._collectives.any_and_token(
+            self._plan.is_outdated(own), self._frozen.is_unwritten(once)
+        )
         # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(once)):
             self._frozen.prepare(new)
-        self._staging.prepare(self._planned(own, changed))
+        self._staging.prepare(self._plan.of(own, outdated=changed))
         memory = self._staging.memory
         self._background.submit(lambda: self._upload.connect(memory))
 
@@ -289,7 +293,7 @@ class Checkpointer:
             return
         if self._rank != 0:
             handle.join(timeout_seconds)
-        if (error := self._collectives.first_error(self._raise_failure)) is not None:
+        if (error := self._collectives.first_error(partial(handle.raise_failure, self._rank))) is not None:
             handle.give_up(error)
 
     def settle(self, timeout_seconds: float | None = None) -> None:
@@ -305,16 +309,6 @@ class Checkpointer:
             self.share_failures(timeout_seconds)
             waited = time.monotonic() - started
             self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
-
-    def _raise_failure(self) -> None:
-        handle = self._current
-        if self._rank != 0 and handle is not None and handle.error is not None:
-            raise SaveFailed(
-                f"The checkpoint at step {handle.step} was given up, because rank {self._rank} failed: {handle.error}"
-            )
-
-    def _is_busy(self) -> bool:
-        return self._current is not None and not self._current.done
 
     def _meet(
         self,
@@ -333,9 +327,9 @@ class Checkpointer:
         # slows down the copies of the others.
         (failed, busy, wanted, changed, unwritten), unique = self._collectives.any_and_token(
             failed,
-            self._is_busy(),
+            self._current is not None and not self._current.done,
             is_wanted(),
-            failed or self._is_new(own),
+            failed or self._plan.is_outdated(own),
             self._frozen.is_unwritten(once),
         )
         parts = self._collectives.unless_failed(parts, failed)
@@ -358,7 +352,7 @@ class Checkpointer:
             new, before = self._frozen.agree(once), len(own)
             own, once = self._frozen.split(parts.tensors, frozen)
             changed = changed or len(own) != before
-        plan = self._planned(own, changed)
+        plan = self._plan.of(own, outdated=changed)
         frozen_part = self._frozen.stage(once, new)
         staged = self._staging.stage(plan, own)
         self._current = handle = SaveHandle(
@@ -401,28 +395,9 @@ class Checkpointer:
         current = self._current
         if current is None or not current.done or current.step != step:
             return True
-        return current.error is not None and not self._was_committed(current)
-
-    def _was_committed(self, failed: SaveHandle) -> bool:
-        """Whether HEAD names the commit for which the store gave no answer.
-
-        Then it is a commit like any other.
-        """
-        with contextlib.suppress(CheckpointError):
-            head = read_head(self._storage) if failed.proposed is not None else None
-            if head is not None and failed.proposed in head.commits:
-                failed.commit, failed.error = failed.proposed, None
-        return failed.error is None
+        return current.error is not None and not was_committed(self._storage, current)
 
     def _committed(self, handle: SaveHandle) -> SaveHandle:
         """Set the result of rank 0 on all ranks."""
-        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait), None
+        handle.commit, handle.error = self._collectives.from_rank_0(handle.wait, _COMMIT), None
         return handle
-
-    def _is_new(self, tensors: codec.Tensors) -> bool:
-        return self._plan is None or self._plan[1] != signature(tensors)
-
-    def _planned(self, tensors: codec.Tensors, changed: bool) -> RankPlan:
-        if changed or self._plan is None:
-            self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
-        return self._plan[0]

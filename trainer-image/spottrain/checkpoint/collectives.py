@@ -12,8 +12,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
-from spottrain.checkpoint.errors import CheckpointError
+from spottrain import exchange
+from spottrain.checkpoint.errors import CheckpointError, error_from_json, error_to_json
 
 T = TypeVar("T")
 
@@ -30,13 +32,24 @@ class Collectives:
         self._group = group
         self._rank = rank
 
-    def from_rank_0(self, work: Callable[[], T]) -> T:
-        """Do `work` on rank 0, and return its result, or raise its error, on all ranks."""
+    def from_rank_0(self, work: Callable[[], T], kind: TypeAdapter[T]) -> T:
+        """Do `work` on rank 0, and return its result, or raise its error, on all ranks.
+
+        `kind` is the type of the result, which travels as JSON.
+        """
         if self._group is None:
             return work()
-        outcome: list[T | CheckpointError | None] = [result_or_error(work) if self._rank == 0 else None]
-        dist.broadcast_object_list(outcome, group=self._group, group_src=0)
-        return _result(outcome[0])
+        if self._rank != 0:
+            told = exchange.broadcast(None, self._group)
+            if "error" in told:
+                raise error_from_json(told["error"])
+            return kind.validate_python(told["result"])
+        outcome = result_or_error(work)
+        if isinstance(outcome, CheckpointError):
+            exchange.broadcast({"error": error_to_json(outcome)}, self._group)
+            raise outcome
+        exchange.broadcast({"result": kind.dump_python(outcome, mode="json")}, self._group)
+        return outcome
 
     def together(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank.
@@ -85,18 +98,15 @@ class Collectives:
         """The names that any rank gives, on all ranks."""
         if self._group is None:
             return names
-        gathered: list[set[str]] = [set()] * dist.get_world_size(self._group)
-        dist.all_gather_object(gathered, names, group=self._group)
-        return set().union(*gathered)
+        return set().union(*exchange.all_gather(sorted(names), self._group))
 
     def _first(self, outcome: object) -> CheckpointError | None:
         """The first error among the ranks' outcomes, once it is known that there is one."""
         error = outcome if isinstance(outcome, CheckpointError) else None
         if self._group is None:
             return error
-        errors: list[CheckpointError | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(errors, error, group=self._group)
-        return next(found for found in errors if found is not None)
+        told = exchange.all_gather(error_to_json(error) if error is not None else None, self._group)
+        return error_from_json(next(each for each in told if each is not None))
 
 
 def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
@@ -105,9 +115,3 @@ def result_or_error(work: Callable[[], T]) -> T | CheckpointError:
         return work()
     except CheckpointError as error:
         return error
-
-
-def _result(outcome: T | CheckpointError | None) -> T:
-    if isinstance(outcome, CheckpointError):
-        raise outcome
-    return outcome  # type: ignore[return-value]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CheckpointError(Exception):
     """Base of all errors of this package.
@@ -110,3 +112,17 @@ class FrozenWeightsGone(SaveFailed):
 
 class ExportFailed(CheckpointError):
     """A model could not be exported."""
+
+
+def error_to_json(error: CheckpointError) -> list[Any]:
+    """An error as JSON, for the other ranks: the nearest class of this module, and its arguments."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return [kind.__name__, *(arg if isinstance(arg, int) else str(arg) for arg in error.args)]
+
+
+def error_from_json(told: list[Any]) -> CheckpointError:
+    """The opposite of `error_to_json`. A class that this version doesn't know becomes a CheckpointError."""
+    name, *args = told
+    kind = globals().get(name)
+    known = isinstance(kind, type) and issubclass(kind, CheckpointError)
+    return kind(*args) if known else CheckpointError(*args)  # type: ignore[misc]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from spottrain import exchange
 from spottrain.engines.blocks import find_blocks
 from spottrain.engines.deepspeed_config import named_size, named_stage
 from spottrain.engines.deepspeed_limits import unfit_for_zero
@@ -53,8 +54,7 @@ def least_of_all(own: Machine, group: dist.ProcessGroup | None) -> Machine:
     """The least that any rank has. A collective of `group`; None: a world of one."""
     machines = [own]
     if group is not None:
-        machines = [own] * dist.get_world_size(group)
-        dist.all_gather_object(machines, own, group=group)
+        machines = [Machine(**each) for each in exchange.all_gather(asdict(own), group)]
     accelerators = [machine.accelerator_bytes for machine in machines if machine.accelerator_bytes is not None]
     return Machine(
         accelerator_bytes=min(accelerators) if accelerators else None,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spottrain import exchange
 from spottrain.world.launch import gloo_group
 
 
@@ -70,8 +71,7 @@ class SameOrder:
         return self._first_difference() if self._extremes.sum() != 0 else None
 
     def _first_difference(self) -> Difference:
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, self._compared, group=self._group)
+        every = exchange.all_gather(self._compared, self._group)
         rank = next(rank for rank, done in enumerate(every) if done != every[0])
         first, other = next((a, b) for a, b in zip_longest(every[0], every[rank]) if a != b)
         return Difference(self._name(first), rank, self._name(other))

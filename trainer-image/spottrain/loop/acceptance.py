@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from spottrain.checkpoint import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
+from spottrain.data.order import DataOrder
 from spottrain.recovery.training_state import STABILITY, Stateful
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import FailureReason
@@ -75,6 +76,17 @@ def check_data(data: Data) -> None:
             raise _refused(f"loader: {name} can't be given: {why}. Use one of {', '.join(sorted(OPTIONS))}")
     with as_user_errors():
         data.check()
+
+
+def order_of(data: Data, seed: int) -> DataOrder:
+    """The order of the samples.
+
+    Raises:
+        UserError: The data have no order, or cannot be read that way.
+    """
+    check_data(data)
+    with as_user_errors():
+        return DataOrder(num_samples=len(data.dataset), seed=seed, shuffle=data.shuffle)
 
 
 def check_model(model: nn.Module) -> None:

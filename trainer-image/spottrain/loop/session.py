@@ -22,26 +22,27 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
 from spottrain.data.rank_data import RankData
-from spottrain.engines import AUTO, Engine, EngineConfig, MakeOptimizer, choose_engine
-from spottrain.engines.auto import Machine, applied, choose_automatically, least_of_all
+from spottrain.engines import Engine, EngineConfig, MakeOptimizer, choose_engine
+from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.loop.acceptance import (
     check_adopted_model,
-    check_data,
     check_model,
     check_optimizer,
     check_scheduler,
     check_stateful,
     checked_optimizer,
     checked_scheduler,
+    order_of,
 )
 from spottrain.loop.stability import StabilityGuard
+from spottrain.loop.strategy import choose_strategy
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.training_state import STABILITY, STRATEGY, Stateful, TrainingState, model_config
+from spottrain.recovery.training_state import STABILITY, Stateful, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -53,7 +54,6 @@ from spottrain_api.contract import (
     FailureReason,
     OutcomeKind,
     Precision,
-    StrategyChoice,
     TrainerConfig,
 )
 
@@ -176,7 +176,7 @@ class Session:
         self._refuse_second()
         self._context.reporter.milestone("model_built")
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
-        order = self._order_of(data)
+        order = order_of(data, self.config.seed)
         check_model(model)
         check_stateful(stateful or {})
         optimizer = checked_optimizer(optimizer)
@@ -192,8 +192,16 @@ class Session:
                 deepspeed=self.config.deepspeed,
                 deepspeed_config=deepspeed_config,
             )
-            choice = self._choose_strategy(model, engine_config, tokens_per_sample)
+            choice = choose_strategy(
+                model,
+                engine_config,
+                self._store,
+                launch=self._launch,
+                groups=self._groups,
+                tokens_per_sample=tokens_per_sample,
+            )
             if choice is not None:
+                self._context.reporter.update(strategy=choice)
                 engine_config = applied(choice, engine_config)
             engine_name = choice.strategy if choice is not None else self.config.strategy.value
             engine = choose_engine(engine_name, engine_config)
@@ -264,7 +272,7 @@ class Session:
         engine = AdoptedEngine(optimizer)
         model = getattr(model, "_orig_mod", model)  # torch.compile wraps what the framework has spread
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
-        order = self._order_of(data)
+        order = order_of(data, self.config.seed)
         check_adopted_model(model, self.world_size)
         check_optimizer(optimizer)
         if scheduler is not None:
@@ -314,16 +322,6 @@ class Session:
                 micro_batch=self.config.batch.micro,
                 world_size=self.world_size,
             )
-
-    def _order_of(self, data: Data) -> DataOrder:
-        """The order of the samples.
-
-        Raises:
-            UserError: The data have no order, or cannot be read that way.
-        """
-        check_data(data)
-        with as_user_errors():
-            return DataOrder(num_samples=len(data.dataset), seed=self.config.seed, shuffle=data.shuffle)
 
     def _assemble(
         self,
@@ -390,31 +388,6 @@ class Session:
         barrier(self._groups)
         self._context.reporter.finish(kind)
         dist.destroy_process_group()
-
-    def _choose_strategy(
-        self, model: nn.Module, config: EngineConfig, tokens_per_sample: int | None
-    ) -> StrategyChoice | None:
-        """Choose for `strategy: auto`; a collective.
-
-        If the job has commits, the strategy of these stays, so that the run stays the same. Otherwise choose what
-        fits into the memory of the ranks.
-        """
-        if self.config.strategy != AUTO:
-            return None
-        recorded = self._store.newest_extra.get(STRATEGY)
-        if recorded is not None:
-            choice = StrategyChoice.model_validate(recorded)
-        else:
-            choice = choose_automatically(
-                model,
-                config,
-                least_of_all(Machine.of(self.device, self.local_world_size), self._groups.agreement),
-                min_world_size=self.config.min_world_size or self.world_size,
-                tokens_per_sample=tokens_per_sample,
-                activation_checkpointing=self.config.activation_checkpointing,
-            )
-        self._context.reporter.update(strategy=choice)
-        return choice
 
     def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
         folder = os.environ.get(ENV_AUDIT_DIR)

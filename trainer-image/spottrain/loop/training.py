@@ -297,7 +297,7 @@ class Training:
             seconds_left = self._agreement.least(after)
             if seconds_left <= 0.0:
                 break
-            time.sleep(pause)
+            self._saver.sleep(pause)
             error = self._commit_in_time(seconds_left)
         if error is not None:
             # The newest commit stands, and the outcome names it: the next generation resumes from it.

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from spottrain.checkpoint import (
     Checkpointer,
     CheckpointError,
     CheckpointMismatch,
+    CheckpointStorage,
     Commit,
     Retention,
     StorageUnavailable,
@@ -109,8 +112,8 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
         lambda: open_storage(uri, endpoint_url=settings.endpoint_url, create_folder=config.resume is None)
     )
     if config.generation == 0:
-        head = collectives.from_rank_0(lambda: read_head(storage))
-        generation, attempt_id = identify_run(head.fence + 1 if head is not None else 1)
+        fence = collectives.from_rank_0(lambda: _newest_fence(storage), TypeAdapter(int))
+        generation, attempt_id = identify_run(fence + 1)
         config = config.model_copy(update={"generation": generation, "attempt_id": attempt_id})
         reporter.update(generation=generation)
     writer = started_writer()
@@ -130,6 +133,11 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     _refuse_older(newest, config.resume, uri)
     extra = checkpointer.newest_extra() if config.strategy == AUTO else {}
     return OpenedStore(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
+
+
+def _newest_fence(storage: CheckpointStorage) -> int:
+    head = read_head(storage)
+    return head.fence if head is not None else 0
 
 
 def _refuse_older(newest: Commit | None, known: CommitRef | None, uri: str) -> None:

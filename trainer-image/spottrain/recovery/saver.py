@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +55,8 @@ class StateSaver:
     retention: Retention
     replicas: Replicas | None = None
     slow_seconds: float = SLOW_SECONDS
+    sleep: Callable[[float], None] = time.sleep
+    """Waits so many seconds between two tries of a save without which nothing can go on."""
     committed_step: int = 0
     """The newest step of which all ranks know that it is committed."""
     _under_way: _UnderWay | None = None
@@ -148,7 +151,7 @@ class StateSaver:
         A store that does not answer is retried, as nothing is left to train meanwhile; the ranks agree on how each
         save ended. Raises CheckpointError.
         """
-        retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed)
+        retry(lambda: self.save(state, step), when=may_succeed_later, on_error=self.reports.failed, sleep=self.sleep)
 
     def fits(self, step: int, seconds_left: float) -> bool:
         """Whether a save of `step` can end in time, by the agreed forecast.

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from spottrain import exchange
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message, TrainerConfig, outcome_file
 
@@ -166,9 +167,8 @@ def identify_run(generation: int) -> tuple[int, str]:
 
     For runs without an operator.
     """
-    identity = [(generation, uuid.uuid4().hex)]
-    dist.broadcast_object_list(identity, src=0, device=torch.device("cpu"))
-    return identity[0]
+    generation, attempt_id = exchange.broadcast([generation, uuid.uuid4().hex])
+    return generation, attempt_id
 
 
 def process_started_at() -> datetime:

@@ -10,6 +10,7 @@ decision there. The ranks follow a drain at most two steps after one of them has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -63,6 +64,20 @@ class Decision:
     save_failed: bool = False
     at_risk: bool = False
 
+    @classmethod
+    def from_sums(cls, sums: Sequence[float]) -> Decision:
+        """Make it from the sums of all ranks' ballots, in the order of a ballot's fields."""
+        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk = sums
+        return cls(
+            drain=drain > 0,
+            commit=commit > 0,
+            replicate=replicate > 0,
+            loss=loss if has_loss else None,
+            save_seconds=save_seconds or None,
+            save_failed=save_failed > 0,
+            at_risk=at_risk > 0,
+        )
+
 
 class StopAgreement:
     """The running agreement of one rank. `group` None: a world of one."""
@@ -90,16 +105,7 @@ class StopAgreement:
         self._pending = None
         if work is not None:
             work.wait()
-        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk = votes.tolist()
-        return Decision(
-            drain=drain > 0,
-            commit=commit > 0,
-            replicate=replicate > 0,
-            loss=loss if has_loss else None,
-            save_seconds=save_seconds or None,
-            save_failed=save_failed > 0,
-            at_risk=at_risk > 0,
-        )
+        return Decision.from_sums(votes.tolist())
 
     def settle(self, ballot: Ballot) -> Decision:
         """Cast a ballot and wait for the decision.

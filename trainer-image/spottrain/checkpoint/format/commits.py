@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
@@ -55,9 +55,9 @@ class Head(BaseModel):
     format_version: int = FORMAT_VERSION
     fence: int
     commits: tuple[Commit, ...] = ()
-    rebuilt: bool = Field(default=False, exclude=True)
+    rebuilt: bool = False
     """Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
-    (rebuild.py)."""
+    (rebuild.py). Not stored."""
 
     @property
     def newest(self) -> Commit | None:
@@ -75,7 +75,8 @@ class Head(BaseModel):
         plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
         refers = len(plain) < len(self.commits)
         head = self.model_copy(update={"format_version": FROZEN_FILES_VERSION if refers else FORMAT_VERSION})
-        return dump_checksummed(head, indent=1, exclude={"commits": {number: {"needs"} for number in plain}})
+        left_out = {"rebuilt": True, "commits": {number: {"needs"} for number in plain}}
+        return dump_checksummed(head, indent=1, exclude=left_out)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

@@ -39,6 +39,7 @@ from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, U
 from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.manifest import ALIGNMENT_BYTES, DTYPES, Chunk, Entry, Manifest
 from spottrain.checkpoint.format.part_reader import PartReader, Span
+from spottrain.checkpoint.format.plan_exchange import exchange_plans
 
 _SHOWN = 5
 
@@ -83,8 +84,7 @@ def plan_save(tensors: Tensors, *, rank: int, group: dist.ProcessGroup | None) -
     # With uneven sharding, some ranks have nothing. Such an empty box may share its offset with a real one, and would
     # take its place among the replicas.
     local = SavePlan([item for item in local.items if _volume(item) or _is_all(item)])
-    plans = _exchange(local, planner, rank, group)
-    return _lay_out(rank, plans)
+    return _lay_out(rank, exchange_plans(local, planner, rank, group))
 
 
 def written_tensors(plan: RankPlan, tensors: Tensors) -> list[torch.Tensor]:
@@ -230,29 +230,6 @@ class _Wanted:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _exchange(local: SavePlan, planner: DefaultSavePlanner, rank: int, group: dist.ProcessGroup | None) -> SavePlan:
-    if group is None:
-        return planner.create_global_plan([local])[0][0]
-    size = dist.get_world_size(group)
-    gathered: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(local, gathered, group=group, group_dst=0)
-    answer: list[Any] = [None]
-    answers = _global_plans(planner, gathered) if gathered is not None else None
-    dist.scatter_object_list(answer, answers, group=group, group_src=0)
-    if isinstance(answer[0], str):
-        raise UnsupportedState(answer[0])
-    plan: SavePlan = answer[0]
-    return plan
-
-
-def _global_plans(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[Any]:
-    try:
-        return list(planner.create_global_plan(plans)[0])
-    except (ValueError, AssertionError) as error:
-        # Every rank needs the error: the others wait for their plan.
-        return [f"The ranks' tensors don't form one consistent state: {error}"] * len(plans)
 
 
 def _lay_out(rank: int, plan: SavePlan) -> RankPlan:

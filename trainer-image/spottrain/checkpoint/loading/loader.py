@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CorruptCheckpoint
 from spottrain.checkpoint.format import codec
@@ -23,6 +25,8 @@ from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
+
+_JSON = TypeAdapter[codec.Json](codec.Json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,8 @@ class Loader:
 
         It is the same on all ranks. Empty if there is none.
         """
-        return self._collectives.from_rank_0(self._newest_extra)
+        extra: dict[str, Any] = codec.decode(self._collectives.from_rank_0(self._newest_extra, _JSON))
+        return extra
 
     def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
         """The manifest of a commit, and a reader of its data.
@@ -119,11 +124,12 @@ class Loader:
             replaced=tuple(sorted(replaced)),
         )
 
-    def _newest_extra(self) -> dict[str, Any]:
+    def _newest_extra(self) -> codec.Json:
         head = read_head(self._storage)
         for commit in head.commits if head is not None else ():
             try:
-                extra: dict[str, Any] = codec.decode(read_manifest(self._storage, commit).extra)
+                extra = read_manifest(self._storage, commit).extra
+                codec.decode(extra)
             except CorruptCheckpoint as error:
                 logger.warning("The checkpoint at step %d is passed over. %s", commit.step, error)
             else:

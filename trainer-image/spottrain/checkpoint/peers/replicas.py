@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch.distributed as dist
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives
@@ -178,7 +178,7 @@ class Replicas:
             CheckpointError: On all ranks.
         """
         source = ReplicaReader(checkpoint, self._settings.token)
-        manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint))
+        manifest = self._collectives.from_rank_0(lambda: _manifest(source, checkpoint), TypeAdapter(Manifest))
         return manifest, PartReader(source, source.prefix, manifest)
 
     def close(self) -> None:

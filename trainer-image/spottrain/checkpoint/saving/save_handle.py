@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.frozen_files import FrozenFiles
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 
 class SaveHandle:
@@ -67,6 +70,16 @@ class SaveHandle:
         self.given_up = error
         self._gave_up.set()
 
+    def raise_failure(self, rank: int) -> None:
+        """Raises why the part of this rank has failed, if so.
+
+        The part of rank 0 needs no giving up.
+        """
+        if rank != 0 and self.error is not None:
+            raise SaveFailed(
+                f"The checkpoint at step {self.step} was given up, because rank {rank} failed: {self.error}"
+            )
+
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises the error of `give_up` as soon as it is called."""
         if self._gave_up.wait(seconds) and self.given_up is not None:
@@ -76,3 +89,15 @@ class SaveHandle:
         """Set the end of the save. The save itself calls this once."""
         self.error = error
         self._finished.set()
+
+
+def was_committed(storage: CheckpointStorage, failed: SaveHandle) -> bool:
+    """Whether HEAD names the commit for which the store gave no answer.
+
+    Then it is a commit like any other.
+    """
+    with contextlib.suppress(CheckpointError):
+        head = read_head(storage) if failed.proposed is not None else None
+        if head is not None and failed.proposed in head.commits:
+            failed.commit, failed.error = failed.proposed, None
+    return failed.error is None

@@ -32,6 +32,10 @@ from spottrain.checkpoint.stores.storage import CheckpointStorage
 logger = logging.getLogger(__name__)
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
     """One rank's part of a save after staging: upload and receipt.
@@ -58,6 +62,7 @@ class SaveTask:
     make_room: Callable[[], None] | None = None
     """Starts a clean-up after a save that was given up, maybe because the store is full. Otherwise, what older
     generations left unfinished and commits that aren't kept any more would stay until a save succeeds."""
+    now: Callable[[], datetime] = _now
 
     def run(self) -> None:
         error: CheckpointError | None = SaveFailed(f"The checkpoint at step {self.attempt.step} was interrupted.")
@@ -113,7 +118,7 @@ class SaveTask:
             step=self.attempt.step,
             tree=self.tree,
             extra=self.extra,
-            saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            saved_at=self.now().isoformat(timespec="milliseconds"),
         )
         data, sha256 = serialise(manifest)
         new = Commit(

@@ -1,0 +1,1 @@
+"""The world of `bench_operator`: a real API server, simulated kubelets, and agents that call the real control API."""

@@ -1,0 +1,225 @@
+"""Agents without ranks: the agent's own state machine and client of the control API. Their training only counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import assert_never
+
+import aiohttp
+
+from benchmarks.scale.kubelets import RunningPod
+from spottrain_agent.agent_state import (
+    AgentState,
+    AssignmentReceived,
+    CancelDrain,
+    Command,
+    DrainSeen,
+    Event,
+    GenerationEnded,
+    KillGeneration,
+    Leave,
+    NoticesChanged,
+    ProcessesGone,
+    RanksStarted,
+    RequestDrain,
+    StartGeneration,
+    transition,
+)
+from spottrain_agent.control_client import ControlClient
+from spottrain_agent.report_rhythm import ReportRhythm
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    AssignmentAction,
+    CommitRef,
+    Notice,
+    Progress,
+    TrainerPhase,
+)
+
+LOOK_SECONDS = 1.0
+START_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
+STEP_SECONDS = 0.5
+COMMIT_SECONDS = 600.0
+NUM_STEPS = 10_000_000
+
+
+class SimulatedAgent:
+    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, or no longer to run.
+
+    `address` is the folder with the operator's address.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
+        self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
+        token_file = folder / f"token-{self.uid}"
+        token_file.write_text(self.token)
+        self._control = ControlClient(session, "", token_file, folder=address)
+        self._state = AgentState()
+        self._news = asyncio.Event()
+        self._rhythm = ReportRhythm()
+        self._started_at = 0.0
+        self._first_step_at: datetime | None = None
+        self._task = asyncio.create_task(self._run())
+        self._later: list[asyncio.TimerHandle] = []
+        self.num_reports = 0
+        self.drained_at: float | None = None
+
+    @property
+    def job(self) -> str:
+        return self.pod.rpartition("-")[0]
+
+    @property
+    def phase(self) -> AgentPhase:
+        return self._state.phase
+
+    @property
+    def trains(self) -> bool:
+        return self._state.phase is AgentPhase.RUNNING and self._first_step_at is not None
+
+    def stop(self) -> asyncio.Task[None]:
+        """End without a word, as a killed pod does. Returns what ends."""
+        self._task.cancel()
+        for handle in self._later:
+            handle.cancel()
+        return self._task
+
+    def take_notice(self, deadline: datetime) -> None:
+        """Hear from the node's watcher that the node will be gone."""
+        now = datetime.now(UTC)
+        notice = Notice(id=f"ec2-{self.node}", node=self.node, source="ec2", deadline=deadline, observed_at=now)
+        self._dispatch(NoticesChanged(notices=(notice,), now=now))
+
+    async def _run(self) -> None:
+        await asyncio.gather(
+            self._control.follow_assignments(self._on_assignment, self._on_lost_contact), self._report_forever()
+        )
+
+    def _on_assignment(self, assignment: Assignment) -> None:
+        if self.drained_at is None and not self._goes_on(assignment):
+            self.drained_at = time.monotonic()
+        self._dispatch(AssignmentReceived(assignment=assignment))
+
+    def _goes_on(self, assignment: Assignment) -> bool:
+        """Whether the present generation stays. On a busy machine, the drain may be over before it is heard of."""
+        generation = assignment.generation
+        return (
+            assignment.action is AssignmentAction.RUN
+            and generation is not None
+            and generation.number == self._state.generation
+        )
+
+    def _dispatch(self, event: Event) -> None:
+        step = transition(self._state, event)
+        if step.state != self._state:
+            self._state = step.state
+            self._news.set()
+        for command in step.commands:
+            self._perform(command)
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._later = [each for each in self._later if each.when() > time.monotonic()]
+        self._later.append(asyncio.get_running_loop().call_later(seconds, do))
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StartGeneration(assignment=assignment):
+                self._started_at, self._first_step_at = time.monotonic(), None
+                self._after(START_SECONDS, lambda: self._start(assignment.number))
+            case RequestDrain(generation=number):
+                self._after(DRAIN_SECONDS, lambda: self._drain(number))
+            case KillGeneration(generation=number):
+                self._after(0.0, lambda: self._dispatch(ProcessesGone(generation=number)))
+            case CancelDrain():
+                pass
+            case Leave():
+                self.stop()
+            case _:
+                assert_never(command)
+
+    def _start(self, number: int) -> None:
+        self._dispatch(RanksStarted(generation=number))
+        self._first_step_at = datetime.now(UTC)
+        self._news.set()
+
+    def _drain(self, number: int) -> None:
+        self._dispatch(DrainSeen(generation=number))
+        self._dispatch(GenerationEnded(generation=number, phase=AgentPhase.DRAINED, commit=self._commit()))
+        self._dispatch(ProcessesGone(generation=number))
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._news.clear()
+            report = self._report()
+            if self._rhythm.is_due(report, time.monotonic()):
+                self.num_reports += 1
+                if await self._control.send_report(report):
+                    self._rhythm.sent(report, time.monotonic(), self._control.report_seconds)
+                else:
+                    self._rhythm.lose_contact()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+
+    def _on_lost_contact(self) -> None:
+        self._rhythm.lose_contact()
+        self._news.set()
+
+    def _step(self) -> int:
+        return int((time.monotonic() - self._started_at) / STEP_SECONDS)
+
+    def _commit(self) -> CommitRef | None:
+        if self._first_step_at is None:
+            return None
+        number = int((time.monotonic() - self._started_at) / COMMIT_SECONDS)
+        step = int(number * COMMIT_SECONDS / STEP_SECONDS) or 1
+        return CommitRef(
+            generation=self._state.generation,
+            step=step,
+            manifest=f"attempts/g{self._state.generation}/manifest-{step}.json",
+            committed_at=self._first_step_at + timedelta(seconds=number * COMMIT_SECONDS),
+        )
+
+    def _progress(self) -> Progress | None:
+        if self._first_step_at is None or not self._state.generation:
+            return None
+        now = datetime.now(UTC)
+        return Progress(
+            generation=self._state.generation,
+            phase=TrainerPhase.TRAINING,
+            step=self._step(),
+            total_steps=NUM_STEPS,
+            loss=2.5,
+            tokens_per_second=123456.7,
+            step_seconds=STEP_SECONDS,
+            data_wait_seconds=0.01,
+            memory_bytes=70 * 2**30,
+            first_step_at=self._first_step_at,
+            last_step_at=now,
+            updated_at=now,
+            commit=self._commit(),
+            checkpoint_interval="every 10 min",
+        )
+
+    def _report(self) -> AgentReport:
+        state, progress = self._state, self._progress()
+        return AgentReport(
+            pod=self.pod,
+            pod_uid=self.uid,
+            generation=state.generation,
+            phase=state.phase,
+            warm=True,
+            rendezvous_port=29500,
+            progress=progress,
+            step_age_seconds=STEP_SECONDS / 2 if progress and state.is_active else None,
+            commit=state.commit or (progress.commit if progress else None),
+            failure=state.failure,
+            notices=state.all_notices,
+            sent_at=datetime.now(UTC),
+        )

@@ -1,0 +1,163 @@
+"""Plays scheduler, kubelets and a cloud's autoscaler: each new pod gets a node of its own, and runs at once.
+
+It goes through the API alone, as these programs do. KWOK and kube-scheduler would do the same, but take the two cores
+from what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.scale.api_server import NAMESPACE, PODS_PATH, ApiServer
+from spottrain_api.contract import LABEL_CAPACITY_TYPE, LABEL_MANAGED_BY, MANAGED_BY, TOKEN_AUDIENCE
+from spottrain_local.node.api import UNREACHABLE, ApiError, list_and_watch
+
+NODES = "/api/v1/nodes"
+HEARTBEAT_SECONDS = 300.0
+NUM_AT_ONCE = 15
+# Real nodes name the images that they hold, which makes most of their size.
+IMAGES = [
+    {"names": [f"registry.example/team/image-{number}@sha256:{number:064x}"], "sizeBytes": 10**9 + number}
+    for number in range(50)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningPod:
+    """A pod that has just started, and the token with which its agent speaks for it."""
+
+    name: str
+    uid: str
+    node: str
+    token: str
+
+
+class Kubelets:
+    """Binds, runs and ends the pods of the benchmark's namespace. `started` and `ended` report each pod."""
+
+    def __init__(
+        self, server: ApiServer, started: Callable[[RunningPod], None], ended: Callable[[str], None]
+    ) -> None:
+        self._client = server.client
+        self._started = started
+        self._ended = ended
+        self._known: set[str] = set()
+        self._work: set[asyncio.Task[None]] = set()
+        # The client's time limit counts from here, not from the end of a queue of thousands.
+        self._places = asyncio.Semaphore(NUM_AT_ONCE)
+        self.nodes: list[str] = []
+        self.errors: list[str] = []
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled."""
+        async for event in list_and_watch(self._client, PODS_PATH, labelSelector=f"{LABEL_MANAGED_BY}={MANAGED_BY}"):
+            if event["type"] == "SYNC":
+                for pod in event["items"]:
+                    self._saw(pod)
+            elif event["type"] != "DELETED":
+                self._saw(event["object"])
+
+    async def keep_nodes_alive(self) -> None:
+        """Renew each node's status every five minutes, as kubelets do."""
+        while True:
+            nodes = list(self.nodes)
+            for name in nodes:
+                now = _now()
+                status = {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now}]}
+                self._spawn(self._patch(f"{NODES}/{name}/status", {"status": status}))
+                await asyncio.sleep(HEARTBEAT_SECONDS / len(nodes))
+            await asyncio.sleep(0.1)
+
+    def _saw(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        if "deletionTimestamp" in meta:
+            self._spawn(self._end(meta["name"], meta["uid"]))
+        elif meta["uid"] not in self._known:
+            self._known.add(meta["uid"])
+            self._spawn(self._begin(pod))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            async with self._places:
+                await work
+        except ApiError as error:  # a pod may go while it starts
+            if error.status not in (404, 409):
+                self.errors.append(str(error))
+        except UNREACHABLE as error:
+            self.errors.append(repr(error))
+
+    async def _begin(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        name, node = meta["name"], f"node-{meta['name']}"
+        await self._client.create(NODES, _node(node, meta["labels"][LABEL_CAPACITY_TYPE]))
+        self.nodes.append(node)
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        await self._client.create(f"{PODS_PATH}/{name}/binding", {"metadata": {"name": name}, "target": target})
+        await self._patch(f"{PODS_PATH}/{name}/status", {"status": _running()})
+        reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": meta["uid"]}
+        answer = await self._client.create(
+            f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default/token",
+            {"spec": {"audiences": [TOKEN_AUDIENCE], "boundObjectRef": reference, "expirationSeconds": 3600}},
+        )
+        self._started(RunningPod(name=name, uid=meta["uid"], node=node, token=answer["status"]["token"]))
+
+    async def _end(self, name: str, uid: str) -> None:
+        self._ended(uid)
+        await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
+        node = f"node-{name}"
+        if node in self.nodes:
+            self.nodes.remove(node)
+            await self._client.delete(f"{NODES}/{node}")
+
+    async def _patch(self, path: str, body: dict[str, Any]) -> None:
+        await self._client.patch(path, body)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _node(name: str, capacity_type: str) -> dict[str, Any]:
+    """A node as EKS makes it, of the size that real ones have."""
+    labels = {
+        "eks.amazonaws.com/capacityType": "SPOT" if capacity_type == "spot" else "ON_DEMAND",
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "node.kubernetes.io/instance-type": "p5.48xlarge",
+        "topology.kubernetes.io/zone": "us-east-1a",
+    }
+    now = _now()
+    amounts = {"cpu": "192", "memory": "2048Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    condition = {"lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "Bench", "message": "simulated"}
+    conditions = [
+        {"type": "Ready", "status": "True", **condition},
+        *({"type": kind, "status": "False", **condition} for kind in ("MemoryPressure", "DiskPressure")),
+    ]
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": conditions, "images": IMAGES}
+    return {"metadata": {"name": name, "labels": labels}, "status": status}
+
+
+def _running() -> dict[str, Any]:
+    now = _now()
+    kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    return {
+        "phase": "Running",
+        "podIP": "127.0.0.1",
+        "startTime": now,
+        "conditions": [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds],
+        "containerStatuses": [
+            {
+                **{"name": "trainer", "image": "bench/none", "imageID": "", "restartCount": 0},
+                **{"ready": True, "started": True, "state": {"running": {"startedAt": now}}},
+            }
+        ],
+    }

@@ -1,0 +1,103 @@
+"""The operator as a process, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import ssl
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from benchmarks.processes import free_ports
+from benchmarks.scale.api_server import NAMESPACE
+from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
+from spottrain_local.node.api import ApiClient
+from spottrain_local.processes import ProcessSpec, start_process
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+
+# Which operator a run measures: another one's working tree may stand in PYTHONPATH.
+COMMAND = (sys.executable, "-m", "spottrain_operator")
+
+
+class OperatorProcess:
+    """`python -m spottrain_operator` against one API server. It can be killed and started again."""
+
+    def __init__(self, kubeconfig: Path, client: ApiClient, folder: Path) -> None:
+        port, health_port, metrics_port = free_ports(3)
+        self.url = f"https://127.0.0.1:{port}"
+        self.health_url = f"http://127.0.0.1:{health_port}"
+        # What the kubelet writes for agents.
+        self.address_folder = folder / "control"
+        self.address_folder.mkdir()
+        self._client = client
+        self.log_file = folder / "operator.log"
+        self._env = {
+            "KUBECONFIG": str(kubeconfig),
+            "SPOTTRAIN_CONTROL_URL": self.url,
+            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
+            "SPOTTRAIN_CONTROL_PORT": str(port),
+            "SPOTTRAIN_HEALTH_PORT": str(health_port),
+            "SPOTTRAIN_METRICS_PORT": str(metrics_port),
+            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAME": "operator-0",
+            "SPOTTRAIN_LOG_LEVEL": "WARNING",
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        os.environ.pop("KUBERNETES_SERVICE_HOST", None)
+        spec = ProcessSpec(name="operator", argv=COMMAND, log_file=self.log_file, env=self._env)
+        self._process = await start_process(spec)
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def cost(self) -> tuple[float, float, int]:
+        """The present time, its processor seconds so far, and its resident bytes."""
+        assert self._process is not None
+        process = psutil.Process(self._process.pid)
+        times = process.cpu_times()
+        return time.monotonic(), times.user + times.system, process.memory_info().rss
+
+    async def until_ready(self, session: aiohttp.ClientSession) -> None:
+        """Wait until it leads and serves."""
+        while True:
+            try:
+                async with session.get(f"{self.health_url}/readyz") as answer:
+                    if answer.status == 200:
+                        return await self._write_address()
+            except aiohttp.ClientError:
+                pass
+            assert self._process is not None
+            if self._process.returncode is not None:
+                raise RuntimeError(f"the operator has ended; its log: {self.log_file.read_text()[-2000:]}")
+            await asyncio.sleep(0.05)
+
+    @property
+    def authority(self) -> str:
+        """What agents trust, in PEM."""
+        return (self.address_folder / FILE_CONTROL_CA).read_text()
+
+    async def _write_address(self) -> None:
+        secret = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET_NAME}")
+        (self.address_folder / FILE_CONTROL_CA).write_bytes(base64.b64decode(secret["data"]["ca.crt"]))
+        (self.address_folder / FILE_CONTROL_URL).write_text(self.url)
+
+    async def until_assigned(self, session: aiohttp.ClientSession, token: str) -> None:
+        """Wait until it has decided on the job of the pod with this token, so that the pod has an assignment."""
+        headers, trust = {"Authorization": f"Bearer {token}"}, ssl.create_default_context(cadata=self.authority)
+        while True:
+            try:
+                async with session.get(self.url + PATH_ASSIGNMENT, headers=headers, ssl=trust) as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)

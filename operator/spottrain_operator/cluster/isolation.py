@@ -1,0 +1,69 @@
+"""A NetworkPolicy for each job, by which only the job's own pods reach its pods."""
+
+from __future__ import annotations
+
+import logging
+
+from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_operator.cluster.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
+
+logger = logging.getLogger(__name__)
+
+
+def network_policy(job: Manifest) -> Manifest:
+    """The policy of a job. Kubernetes deletes it with the job."""
+    meta = job["metadata"]
+    members = {"matchLabels": {LABEL_JOB_UID: meta["uid"]}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "namespace": meta["namespace"],
+            "name": f"{meta['name']}-{meta['uid'][:8]}",
+            "labels": {LABEL_JOB: meta["name"], LABEL_JOB_UID: meta["uid"], LABEL_MANAGED_BY: MANAGED_BY},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": meta["name"],
+                    "uid": meta["uid"],
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "podSelector": members,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": members}]}],
+        },
+    }
+
+
+class Isolation:
+    """Creates each job's policy before its pods, once in the life of this process.
+
+    It changes and deletes none: who deletes one means it. If it may not create one, the job runs without.
+    """
+
+    def __init__(self, policies: NetworkPolicyClient) -> None:
+        self._policies = policies
+        self._isolated: set[str] = set()
+
+    async def isolate(self, job: Manifest) -> None:
+        meta = job["metadata"]
+        if meta["uid"] in self._isolated:
+            return
+        try:
+            await self._policies.create_network_policy(network_policy(job))
+        except AlreadyExistsError:
+            pass
+        except RefusedError as error:
+            logger.warning(
+                "%s/%s: other pods can reach its pods, because its NetworkPolicy can't be created: %s. Give the "
+                "operator the verb create on networkpolicies, as the chart's value jobs.networkPolicies does, and "
+                "restart it.",
+                meta["namespace"],
+                meta["name"],
+                error,
+            )
+        self._isolated.add(meta["uid"])

@@ -1,0 +1,177 @@
+"""kopf's part: it watches the jobs. Pods and nodes have watches that select on the server, which kopf's can't.
+
+kopf runs in a thread, as its documentation advises for use inside another program. In the same event loop it would
+take the process' signals, and cancel every task at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+
+from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_operator.cluster.client import (
+    ClusterError,
+    ExpiredError,
+    Kind,
+    Listing,
+    Manifest,
+    WatchClient,
+    WatchEvent,
+)
+from spottrain_operator.cluster.kubernetes_client import serviceaccount_dir
+
+# The inactivity timeout finds a watch that died silently: the server sends a bookmark every minute.
+WATCH_SERVER_SECONDS = 300
+WATCH_CLIENT_SECONDS = 330
+WATCH_INACTIVITY_SECONDS = 70
+CONNECT_SECONDS = 5
+REQUEST_SECONDS = 30
+# Between tries of a request, until kopf gives up and is started again. They stay short, so that the operator hears of
+# changes soon after an outage.
+PAUSES = (0.5, 1.0, 2.0, 2.0, 2.0)
+# The kubelet renews a pod's token long before it expires. Each login reads the new one.
+LOGIN_MINUTES = 10
+STOP_SECONDS = 5
+
+RawEvent = Mapping[str, Any]
+"""An event as kopf shows it: `object`, and `type`, which is None for what a list holds."""
+
+
+class KopfWatch:
+    """Implements WatchClient: jobs are watched by kopf, the rest by `others`, which also makes all lists.
+
+    A watch of jobs starts with those that there are, from whatever version. Events of different jobs come in any
+    order. A job that is deleted between a list and the start of its watch is not shown: the first write to it finds
+    that out.
+    """
+
+    def __init__(self, others: WatchClient) -> None:
+        self._others = others
+
+    async def list_kind(
+        self,
+        kind: Kind,
+        *,
+        namespace: str = "",
+        labels: Mapping[str, str] | None = None,
+        keep: Callable[[Manifest], Manifest] = lambda item: item,
+    ) -> Listing:
+        return await self._others.list_kind(kind, namespace=namespace, labels=labels, keep=keep)
+
+    def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+        return _watch_jobs() if kind is Kind.JOBS else self._others.watch_kind(kind, version)
+
+
+class JobEvents:
+    """Makes watch events of kopf's events. Those of one job are in order; kopf has a queue for each."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def take(self, raw: RawEvent) -> WatchEvent:
+        """What the event shows.
+
+        Raises:
+            ExpiredError: kopf has listed all jobs again, which does not show those that were deleted meanwhile.
+        """
+        found: Manifest = dict(raw["object"])
+        uid, deleted = found["metadata"]["uid"], raw["type"] == "DELETED"
+        if raw["type"] is None and uid in self._seen:
+            raise ExpiredError("kopf has listed the jobs again")
+        self._seen.add(uid)
+        if deleted:
+            self._seen.discard(uid)
+        return WatchEvent(object=found, version=int(found["metadata"]["resourceVersion"]), deleted=deleted)
+
+
+async def _watch_jobs() -> AsyncIterator[WatchEvent]:
+    loop = asyncio.get_running_loop()
+    raw_events: asyncio.Queue[RawEvent | Exception | None] = asyncio.Queue()
+    stop = threading.Event()
+
+    def put(item: RawEvent | Exception | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(raw_events.put_nowait, item)
+
+    thread = threading.Thread(target=_run_kopf, args=(put, stop), name="kopf", daemon=True)
+    thread.start()
+    events = JobEvents()
+    try:
+        while (raw := await raw_events.get()) is not None:
+            if isinstance(raw, Exception):
+                raise ClusterError(f"kopf has stopped: {raw}") from raw
+            yield events.take(raw)
+    finally:
+        stop.set()
+        await asyncio.to_thread(thread.join, STOP_SECONDS)
+
+
+def _run_kopf(put: Callable[[RawEvent | Exception | None], None], stop: threading.Event) -> None:
+    running = kopf.operator(
+        registry=build_registry(put), settings=build_settings(), standalone=True, clusterwide=True, stop_flag=stop
+    )
+    try:
+        asyncio.run(running)
+    except Exception as error:
+        put(error)
+    else:
+        put(None)
+
+
+def build_registry(put: Callable[[RawEvent], None]) -> kopf.OperatorRegistry:
+    """The one event handler, which passes each event of a job on, and the login."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_event(event: RawEvent, **_: Any) -> None:
+        put(event)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return connection_info(**kwargs)
+
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Settings of kopf, with a limit on every wait.
+
+    kopf adds no finalizers, annotations or events of its own, and looks for no other kinds of resources.
+    """
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = WATCH_SERVER_SECONDS
+    settings.watching.client_timeout = WATCH_CLIENT_SECONDS
+    settings.watching.inactivity_timeout = WATCH_INACTIVITY_SECONDS
+    settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.networking.error_backoffs = PAUSES
+    return settings
+
+
+def connection_info(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Credentials for kopf's own connections.
+
+    They are the same as those of `kubernetes_client.client_configuration`.
+    """
+    directory = serviceaccount_dir()
+    if directory is None:
+        return kopf.login_with_kubeconfig(**kwargs)
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return kopf.ConnectionInfo(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        ca_path=directory / "ca.crt",
+        scheme="Bearer",
+        token=(directory / "token").read_text().strip(),
+        expiration=datetime.now(UTC) + timedelta(minutes=LOGIN_MINUTES),
+    )

@@ -1,0 +1,91 @@
+"""What the caches keep of each object: the fields that the operator reads, as `observe.py` parses them.
+
+A real node names fifty images and renews its heartbeat; a real pod repeats its template. Without these, ten thousand
+objects take a few megabytes, and a heartbeat changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spottrain_api.contract import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    ANNOTATION_NOTICE,
+    ANNOTATION_WATCHER,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+    accepted_taints,
+)
+from spottrain_operator.cluster.client import Manifest
+from spottrain_operator.cluster.pods import ANNOTATION_POOL
+from spottrain_operator.core.protection import PROTECTION
+
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_ANNOTATIONS = frozenset({ANNOTATION_POOL, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA, *PROTECTION})
+_POD_METADATA = (
+    "namespace",
+    "name",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "ownerReferences",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+_POD_STATUS = ("phase", "reason", "podIP", "conditions")
+_CONTAINER_STATUS = ("name", "ready", "state")
+_NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
+_NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
+
+
+def trimmed_job(job: Manifest) -> Manifest:
+    """All but the records of kubectl and of managers of fields, which a write of the status leaves alone."""
+    meta = {key: value for key, value in job["metadata"].items() if key != "managedFields"}
+    if _APPLIED in meta.get("annotations", {}):
+        meta["annotations"] = {key: value for key, value in meta["annotations"].items() if key != _APPLIED}
+    return job | {"metadata": meta}
+
+
+def trimmed_pod(pod: Manifest) -> Manifest:
+    meta, status = pod["metadata"], pod.get("status", {})
+    annotations = _only(meta.get("annotations") or {}, _POD_ANNOTATIONS)
+    kept = _only(status, _POD_STATUS)
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        if status.get(kind):
+            kept[kind] = [_only(each, _CONTAINER_STATUS) for each in status[kind]]
+    return {
+        "metadata": _only(meta, _POD_METADATA) | ({"annotations": annotations} if annotations else {}),
+        "spec": _only(pod["spec"], ("nodeName",)),
+        "status": kept,
+    }
+
+
+def trimmed_node(node: Manifest) -> Manifest:
+    meta = node["metadata"]
+    annotations = _only(meta.get("annotations") or {}, _NODE_ANNOTATIONS)
+    ready = [
+        _only(each, ("type", "status"))
+        for each in node.get("status", {}).get("conditions") or ()
+        if each["type"] == "Ready"
+    ]
+    return {
+        "metadata": _only(meta, _NODE_METADATA) | ({"annotations": annotations} if annotations else {}),
+        "spec": {"taints": [_only(taint, ("key", "effect")) for taint in accepted_taints(node)]},
+        "status": {"conditions": ready},
+    }
+
+
+def pod_indices(pod: Manifest) -> Iterable[tuple[str, ...]]:
+    """A pod is found by its job's name and uid, and by its node."""
+    meta = pod["metadata"]
+    for label in (LABEL_JOB, LABEL_JOB_UID):
+        if label in meta.get("labels", {}):
+            yield (label, meta["namespace"], meta["labels"][label])
+    if "nodeName" in pod["spec"]:
+        yield ("node", pod["spec"]["nodeName"])
+
+
+def _only(found: Mapping[str, Any], keys: Iterable[str]) -> Manifest:
+    return {key: found[key] for key in keys if key in found}

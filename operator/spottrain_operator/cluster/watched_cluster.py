@@ -1,0 +1,223 @@
+"""A ClusterClient that reads from caches, which lists and watches fill, and that sees its own writes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
+
+from spottrain_api.contract import LABEL_JOB
+from spottrain_operator.cluster.cache import Change, ObjectCache
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    ClusterError,
+    ExpiredError,
+    JobKey,
+    Kind,
+    Manifest,
+    RefusedError,
+    WatchClient,
+)
+from spottrain_operator.cluster.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 5.0
+# A watch that ends sooner and shows nothing counts as failed.
+SHORTEST_WATCH_SECONDS = 1.0
+
+OnChange = Callable[[Kind, Change], None]
+Answer = TypeVar("Answer")
+
+
+class WatchedCluster:
+    """Implements ClusterClient.
+
+    The answer to a write goes into the caches before the call returns, so that a pass never decides on what it has
+    changed itself. If a write fails, nobody knows whether it took effect: the next pass over its job reads afresh. So
+    it does after a conflict, which means that a watch is behind.
+
+    Args:
+        cluster: Writes, and reads what no cache holds.
+        watches: Fills the caches.
+        on_change: Told about each change, except about the status that this client writes itself.
+    """
+
+    def __init__(self, cluster: ClusterClient, watches: WatchClient, on_change: OnChange) -> None:
+        self._cluster = cluster
+        self._watches = watches
+
+        def tell(kind: Kind) -> Callable[[Change], None]:
+            return lambda change: on_change(kind, change)
+
+        # kopf has a queue for each job.
+        self._jobs = ObjectCache(trim=trimmed_job, on_change=tell(Kind.JOBS), ordered=False)
+        self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=tell(Kind.PODS))
+        self._nodes = ObjectCache(trim=trimmed_node, on_change=tell(Kind.NODES))
+        self._unsure_jobs: set[JobKey] = set()
+        self._unsure_pods: set[JobKey] = set()
+
+    async def follow(self, is_synced: asyncio.Event) -> None:
+        """Keep the caches up to date, for ever. `is_synced` is set once each has a first list."""
+        caches = {Kind.NODES: self._nodes, Kind.JOBS: self._jobs, Kind.PODS: self._pods}
+        synced = [asyncio.Event() for _ in caches]
+
+        async def wait() -> None:
+            for each in synced:
+                await each.wait()
+            is_synced.set()
+
+        await asyncio.gather(
+            wait(),
+            *(
+                _follow(self._watches, kind, cache, event)
+                for (kind, cache), event in zip(caches.items(), synced, strict=True)
+            ),
+        )
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        """The jobs that have a pod on the node."""
+        return {job_of(pod) for pod in self._pods.found_by(("node", node))}
+
+    def jobs_with_pods(self) -> set[JobKey]:
+        """The jobs of which there are pods, whether or not there are the jobs."""
+        return {JobKey(namespace=index[1], name=index[2]) for index in self._pods.indices if index[0] == LABEL_JOB}
+
+    # --- reads --------------------------------------------------------------------------------------------
+
+    async def get_job(self, key: JobKey) -> Manifest | None:
+        if key not in self._unsure_jobs:
+            return self._jobs.get((key.namespace, key.name))
+        job = await self._cluster.get_job(key)
+        self._unsure_jobs.discard(key)
+        if job is not None:
+            self._jobs.written(job, tell=False)
+        elif (known := self._jobs.get((key.namespace, key.name))) is not None:
+            self._jobs.deleted((key.namespace, key.name), known["metadata"]["uid"])
+        return job
+
+    async def list_jobs(self) -> list[Manifest]:
+        return self._jobs.all()
+
+    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
+        key = JobKey(namespace=namespace, name=labels[LABEL_JOB])
+        index = (LABEL_JOB, namespace, key.name)
+        if key in self._unsure_pods:
+            listing = await self._watches.list_kind(
+                Kind.PODS, namespace=namespace, labels={LABEL_JOB: key.name}, keep=trimmed_pod
+            )
+            self._unsure_pods.discard(key)
+            self._pods.read(index, listing)
+        pods = self._pods.found_by(index)
+        return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+
+    async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
+        """The nodes. One that no cache holds is read: its pod may have been seen before it."""
+        cached = {name: node for name in sorted(set(names)) if (node := self._nodes.get(("", name))) is not None}
+        missing = set(names) - cached.keys()
+        read = await self._cluster.get_nodes(missing) if missing else []
+        return [*cached.values(), *read]
+
+    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+        return await self._cluster.newest_event(namespace, uid=uid)
+
+    # --- writes -------------------------------------------------------------------------------------------
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        meta = job["metadata"]
+        key = JobKey(namespace=meta["namespace"], name=meta["name"])
+        answer = await _or_unsure(self._cluster.replace_job_status(job), self._unsure_jobs, key)
+        self._jobs.written(answer, tell=False)
+        return answer
+
+    async def delete_job(self, key: JobKey, *, uid: str) -> None:
+        self._unsure_jobs.add(key)  # the answer doesn't say whether it is gone
+        await self._cluster.delete_job(key, uid=uid)
+
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        answer = await _or_unsure(self._cluster.create_pod(pod), self._unsure_pods, job_of(pod))
+        self._pods.written(answer)
+        return answer
+
+    async def delete_pod(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
+        key = _named_after(namespace, name)
+        deleting = self._cluster.delete_pod(namespace, name, uid=uid, grace_seconds=grace_seconds)
+        answer = await _or_unsure(deleting, self._unsure_pods, key)
+        if answer is None:
+            self._unsure_pods.add(key)
+        elif "resourceVersion" not in answer["metadata"]:
+            self._pods.deleted((namespace, name), uid)
+        else:
+            self._pods.written(answer)
+        return answer
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> Manifest | None:
+        key = _named_after(namespace, name)
+        annotating = self._cluster.annotate_pod(namespace, name, uid=uid, annotations=annotations)
+        answer = await _or_unsure(annotating, self._unsure_pods, key)
+        if answer is None:
+            self._unsure_pods.add(key)
+        else:
+            self._pods.written(answer)
+        return answer
+
+    async def create_event(self, event: Manifest) -> None:
+        await self._cluster.create_event(event)
+
+
+def job_of(pod: Manifest) -> JobKey:
+    """The job whose label the pod bears."""
+    meta = pod["metadata"]
+    return JobKey(namespace=meta["namespace"], name=meta["labels"].get(LABEL_JOB, ""))
+
+
+def _named_after(namespace: str, pod: str) -> JobKey:
+    """The job that a pod is named after ({job}-{sequence})."""
+    return JobKey(namespace=namespace, name=pod.rpartition("-")[0])
+
+
+async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKey) -> Answer:
+    """Await a write. If it may have taken effect all the same, or shows that a cache is behind, note its job."""
+    try:
+        return await writing
+    except RefusedError:
+        raise
+    except (AlreadyExistsError, ClusterError, asyncio.CancelledError):
+        unsure.add(key)
+        raise
+
+
+async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synced: asyncio.Event) -> None:
+    """List once, then watch: on from where the last watch ended, or anew if the server no longer knows that."""
+    version: int | None = None
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        begun, before = time.monotonic(), version
+        try:
+            if version is None:
+                listing = await watches.list_kind(kind, keep=cache.trim)
+                cache.replace_all(listing)
+                version = listing.version
+                is_synced.set()
+            async for event in watches.watch_kind(kind, version):
+                cache.take(event)
+                version = event.version
+        except ExpiredError as error:
+            logger.info("the %s are listed again: %s", kind, error)
+            version = None
+        except ClusterError as error:
+            logger.warning("the %s can't be watched; retrying: %s", kind, error)
+            await asyncio.sleep(error.retry_after or 0.0)
+        if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
+            pause = FIRST_PAUSE_SECONDS
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)

@@ -1,0 +1,67 @@
+"""Bounds of a report's fields: what no agent sends, and nothing may store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from spottrain_api.contract import MAX_TEXT_LENGTH, AgentReport, Message
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_ITEMS = 1024
+MAX_NUMBER = 2**63
+# A clock whose battery is empty starts in 1970.
+FIRST_YEAR, LAST_YEAR = 1960, 2200
+# The numbers that may be negative: a loss, and the exit code of a process that a signal ended.
+SIGNED = {"loss", "exit_code"}
+
+
+class InvalidReportError(Exception):
+    """What was sent is no report that an agent would send. The text is a sentence."""
+
+
+def parse_report(body: bytes) -> AgentReport:
+    """Parse a report.
+
+    Raises:
+        InvalidReportError: It isn't one, or a field is out of bounds.
+    """
+    try:
+        report = AgentReport.from_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "body"
+        raise InvalidReportError(f"not an agent report: {field}: {first['msg']}") from error
+    if problem := _problem("", report):
+        raise InvalidReportError(f"not an agent report: {problem}")
+    return report
+
+
+def _problem(name: str, value: object) -> str:
+    """What is wrong with a value, with its name; empty if nothing is."""
+    match value:
+        case Message():
+            return next(filter(None, (_problem(field, each) for field, each in value)), "")
+        case tuple() | list() | dict() if len(value) > MAX_ITEMS:
+            return f"{name}: {len(value)} items, of at most {MAX_ITEMS}"
+        case Mapping():
+            parts = (_problem(name, part) for item in value.items() for part in item)
+            return next(filter(None, parts), "")
+        case tuple() | list():
+            return next(filter(None, (_problem(name, each) for each in value)), "")
+    return _problem_of_scalar(name, value)
+
+
+def _problem_of_scalar(name: str, value: object) -> str:
+    match value:
+        case str() if len(value) > MAX_TEXT_LENGTH:
+            return f"{name}: {len(value)} characters, of at most {MAX_TEXT_LENGTH}"
+        case int() | float() if value < 0 and name not in SIGNED:
+            return f"{name}: {value} is negative"
+        case int() | float() if abs(value) >= MAX_NUMBER:
+            return f"{name}: the number is too large"
+        case datetime() if not FIRST_YEAR <= value.year < LAST_YEAR:
+            return f"{name}: the year {value.year} is not one of this time"
+    return ""

@@ -1,0 +1,176 @@
+"""Which pod sends a request: what its token says, and what the API server says about the token.
+
+A review costs a request to the API server. So everything that can be read without one comes first: form, audience,
+expiry, and whether the operator has that pod at all. These claims are not verified. They only refuse: the review
+decides who a pod is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from spottrain_api.contract import TOKEN_AUDIENCE
+from spottrain_api.wording import one_line
+from spottrain_operator.cluster.client import PodIdentity, TokenReviewer
+from spottrain_operator.control_api.rate_limit import RateLimit
+
+# A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. Refusals are
+# cached briefly, against floods.
+MAX_ACCEPTED_SECONDS = 3600.0
+REFUSED_SECONDS = 5.0
+MAX_REVIEWS = 20_000
+# Reviews of tokens that were never accepted, for each source. The burst is for pods that share an address and come
+# back together, after a restart of the operator.
+REVIEWS_PER_SECOND = 10.0
+REVIEWS_BURST = 100
+# Reviews that wait for a thread. More than that would take longer than an agent waits for its answer.
+MAX_PENDING_REVIEWS = 200
+# The operator's clock may be fast. The API server decides by its own.
+EXPIRY_LEEWAY_SECONDS = 60.0
+# Tokens of service accounts have about a thousand characters.
+MAX_TOKEN_LENGTH = 8192
+
+
+class TokenRefusedError(Exception):
+    """The token is not accepted. The text is a sentence."""
+
+
+class NotOurPodError(TokenRefusedError):
+    """The token is of a pod that the operator does not have."""
+
+
+class TooManyTokensError(TokenRefusedError):
+    """The token can't be reviewed now, because too many others have to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a token says about itself."""
+
+    audiences: frozenset[str]
+    expires_at: float
+    pod: str
+    pod_uid: str
+
+
+def claims_of(token: str) -> Claims:
+    """Read a token of a service account without verifying it (RFC 7519).
+
+    Raises:
+        TokenRefusedError: It is not a token that Kubernetes bound to a pod.
+    """
+    try:
+        if len(token) > MAX_TOKEN_LENGTH:
+            raise ValueError
+        _, payload, _ = token.split(".")
+        content: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        audiences, pod = content["aud"], content["kubernetes.io"]["pod"]
+        return Claims(
+            audiences=frozenset([audiences] if isinstance(audiences, str) else map(str, audiences)),
+            expires_at=float(content["exp"]),
+            pod=str(pod["name"]),
+            pod_uid=str(pod["uid"]),
+        )
+    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError) as error:
+        raise TokenRefusedError(
+            "the token isn't one that Kubernetes bound to a pod: send the pod's projected service-account token"
+        ) from error
+
+
+class TokenGate:
+    """Finds the pod of each token, with few reviews.
+
+    `is_ours` says whether the operator has the pod with a uid.
+    """
+
+    def __init__(
+        self,
+        reviewer: TokenReviewer,
+        is_ours: Callable[[str], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._reviewer = reviewer
+        self._is_ours = is_ours
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._limit = RateLimit(per_second=REVIEWS_PER_SECOND, burst=REVIEWS_BURST, clock=clock)
+        self._reviews: OrderedDict[bytes, tuple[float, PodIdentity | None]] = OrderedDict()
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._num_pending = 0
+
+    async def identify(self, token: str, source: str) -> PodIdentity:
+        """Find the pod that the token is bound to. `source` is the address that it comes from.
+
+        Raises:
+            TokenRefusedError: The token isn't valid, or not for this, or not of a pod that the operator has.
+            TooManyTokensError: Too many tokens come, from this source or from all.
+            ClusterError: The token can't be checked now.
+        """
+        key = hashlib.sha256(token.encode()).digest()
+        expires, pod = self._reviews.get(key, (0.0, None))
+        if self._clock() >= expires:
+            self._check_claims(claims_of(token))
+            if pod is None and not self._limit.allows(source):
+                raise TooManyTokensError(f"too many unknown tokens come from {source}; retry in a second")
+            pod = await self._reviewed(key, token)
+        if pod is None:
+            raise TokenRefusedError(
+                f"the API server does not accept the token for the audience '{TOKEN_AUDIENCE}': it isn't valid, or "
+                "its pod is deleted"
+            )
+        self._check_pod(pod.pod, pod.uid)
+        return pod
+
+    def _check_claims(self, claims: Claims) -> None:
+        if TOKEN_AUDIENCE not in claims.audiences:
+            audiences = one_line(", ".join(sorted(claims.audiences)), most=100)
+            raise TokenRefusedError(
+                f"the token is for the audience '{audiences}', not '{TOKEN_AUDIENCE}': send the token that the "
+                "operator has projected into the pod"
+            )
+        late = self._wall_clock() - claims.expires_at
+        if not late < EXPIRY_LEEWAY_SECONDS:
+            raise TokenRefusedError(
+                f"the token expired {late:.0f} s ago: read its file again, which the kubelet renews"
+            )
+        self._check_pod(claims.pod, claims.pod_uid)
+
+    def _check_pod(self, pod: str, uid: str) -> None:
+        if not self._is_ours(uid):
+            raise NotOurPodError(
+                f"the operator has no pod {one_line(pod, most=100)} ({one_line(uid, most=40)}) of a TrainingJob: it "
+                "is not one of its own, is deleted, or was not observed yet"
+            )
+
+    async def _reviewed(self, key: bytes, token: str) -> PodIdentity | None:
+        """Review a token; if another request does so already, wait for its result."""
+        if self._num_pending >= MAX_PENDING_REVIEWS:
+            raise TooManyTokensError("too many tokens wait to be checked; retry in a second")
+        self._num_pending += 1
+        try:
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                expires, pod = self._reviews.get(key, (0.0, None))
+                if self._clock() < expires:
+                    return pod
+                pod = await self._reviewer.review_token(token, audience=TOKEN_AUDIENCE)
+                self._reviews.pop(key, None)
+                left = claims_of(token).expires_at - self._wall_clock()
+                seconds = min(MAX_ACCEPTED_SECONDS, left) if pod else REFUSED_SECONDS
+                self._reviews[key] = (self._clock() + seconds, pod)
+                if len(self._reviews) > MAX_REVIEWS:
+                    self._reviews.popitem(last=False)
+                return pod
+        finally:
+            self._num_pending -= 1

@@ -1,0 +1,73 @@
+"""Which jobs a change in the cluster concerns, and whether that can wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from spottrain_api.contract import ANNOTATION_NOTICE
+from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_operator.cluster.cache import Change
+from spottrain_operator.cluster.client import JobKey, Kind, Manifest
+from spottrain_operator.cluster.watched_cluster import job_of
+from spottrain_operator.controller import Priority
+from spottrain_operator.core.notices import DOOMING_TAINTS
+
+
+def wakes(kind: Kind, change: Change, jobs_on: Callable[[str], set[JobKey]]) -> Iterator[tuple[JobKey, Priority]]:
+    """The jobs to wake.
+
+    Args:
+        kind: Of the object that has changed.
+        change: What it was and is.
+        jobs_on: The jobs with a pod on a node.
+    """
+    newest = change.after or change.before
+    assert newest is not None
+    match kind:
+        case Kind.JOBS:
+            yield job_key(newest), priority_of(newest)
+        case Kind.PODS:
+            yield job_of(newest), _priority(change, _troubles_of_pod)
+        case Kind.NODES:
+            priority = _priority(change, _troubles_of_node)
+            for key in jobs_on(newest["metadata"]["name"]):
+                yield key, priority
+
+
+def job_key(job: Manifest) -> JobKey:
+    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+
+
+def priority_of(job: Manifest) -> Priority:
+    """A job that is over has the time that others leave."""
+    return Priority.LAST if (job.get("status") or {}).get("phase") in FINISHED_PHASES else Priority.NORMAL
+
+
+def _priority(change: Change, troubles: Callable[[Manifest], set[str]]) -> Priority:
+    """Urgent if the object is gone, or in a trouble in which it wasn't."""
+    if change.before is None:
+        return Priority.NORMAL
+    worse = change.after is None or troubles(change.after) - troubles(change.before)
+    return Priority.URGENT if worse else Priority.NORMAL
+
+
+def _troubles_of_pod(pod: Manifest) -> set[str]:
+    status = pod["status"]
+    conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
+    found = {
+        "deleting": "deletionTimestamp" in pod["metadata"],
+        "ended": status.get("phase") in ("Succeeded", "Failed"),
+        "disrupted": "DisruptionTarget" in conditions,
+        "unready": "Ready" not in conditions,
+    }
+    return {name for name, holds in found.items() if holds}
+
+
+def _troubles_of_node(node: Manifest) -> set[str]:
+    meta = node["metadata"]
+    taints = {taint["key"] for taint in node["spec"]["taints"]} & DOOMING_TAINTS
+    # Another version of a notice may have another deadline, or take it back.
+    notice = {meta.get("annotations", {}).get(ANNOTATION_NOTICE)} - {None}
+    ready = any(each["status"] == "True" for each in node["status"]["conditions"])
+    found = {"deleting": "deletionTimestamp" in meta, "not ready": not ready}
+    return taints | notice | {name for name, holds in found.items() if holds}

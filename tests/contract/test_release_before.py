@@ -1,0 +1,85 @@
+"""Messages of the release before this one are understood, and it understands those of this one.
+
+release_before.json has a sample of each of its messages, with the JSON schema, so that the tests need no history.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from message_samples import MESSAGES, least, sample
+from spottrain_api.contract import AgentReport, Message, NodeWatch, PeerMessage, WatchState
+
+BEFORE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("release_before.json").read_text())
+# Values that the release before doesn't know. `NodeWatch.understood_by` doesn't send them to it.
+KEPT_FROM_IT = {"AgentReport": {"WatchState": {"starting"}}}
+
+
+def contents(recorded: Any, read: Any) -> Any:
+    """The part of what was read that was recorded."""
+    if isinstance(recorded, dict):
+        return {key: contents(value, read.get(key)) for key, value in recorded.items() if isinstance(read, dict)}
+    if isinstance(recorded, list) and isinstance(read, list):
+        return [contents(one, other) for one, other in zip(recorded, read, strict=True)]
+    return read
+
+
+@pytest.mark.parametrize("model", MESSAGES, ids=lambda model: model.__name__)
+def test_nothing_of_what_the_release_before_says_is_lost(model: type[PeerMessage]) -> None:
+    recorded = BEFORE[model.__name__]["sample"]
+    found = model.from_json(json.dumps(recorded))
+    assert contents(recorded, json.loads(found.to_json())) == recorded
+    assert found.protocol_version == recorded.get("protocolVersion", 0)
+
+
+@pytest.mark.parametrize("model", MESSAGES, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("say", [sample, least], ids=["all fields", "required fields"])
+def test_the_release_before_understands_what_is_said_now(model: type[Message], say: Any) -> None:
+    said = json.loads(model.model_validate(say(model)).to_json())
+    jsonschema.validate(said, BEFORE[model.__name__]["schema"])
+
+
+@pytest.mark.parametrize("model", MESSAGES, ids=lambda model: model.__name__)
+def test_it_knows_all_values_that_it_is_sent(model: type[BaseModel]) -> None:
+    """A message with one value that its reader doesn't know can't be read at all."""
+    known = {name: set(each["enum"]) for name, each in enums(BEFORE[model.__name__]["schema"])}
+    new = {
+        name: unknown
+        for name, each in enums(model.model_json_schema())
+        if (unknown := set(each["enum"]) - known.get(name, set(each["enum"])))
+    }
+    assert new == KEPT_FROM_IT.get(model.__name__, {})
+
+
+def enums(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, each) for name, each in schema["$defs"].items() if "enum" in each]
+
+
+def test_the_state_of_a_watcher_in_words_that_older_operators_know() -> None:
+    starting = NodeWatch(state=WatchState.STARTING, seconds=3.0, trouble="It waits.")
+    assert starting.understood_by(0) == starting.model_copy(update={"state": WatchState.BLIND})
+    assert starting.understood_by(1) == starting
+    assert NodeWatch(state=WatchState.MISSING).understood_by(0).state is WatchState.MISSING
+
+
+def test_every_message_carries_its_version() -> None:
+    for model in MESSAGES:
+        assert issubclass(model, PeerMessage)
+        said = json.loads(model.model_validate(least(model)).to_json())
+        assert model.from_json(json.dumps(said)).protocol_version == said["protocolVersion"] == 1
+        # Of a later version: what is new in it is ignored.
+        later = said | {"protocolVersion": 2, "news": {"of": "later"}}
+        assert model.from_json(json.dumps(later)).protocol_version == 2
+
+
+def test_the_samples_have_every_field() -> None:
+    for model in MESSAGES:
+        left_out = {field.alias for field in model.model_fields.values()} - sample(model).keys()
+        assert left_out == set(), model.__name__
+    assert sample(AgentReport)["watch"]["trouble"] == "text"

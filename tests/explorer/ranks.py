@@ -1,0 +1,278 @@
+"""The real step loop of one rank, collective by collective.
+
+`Training.steps`, `StateSaver` and `CheckpointSchedule` are real. The other ranks, the checkpointer, the agent's files
+and the computation of a step are questions to the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from explorer.replay import Position, Script, run
+from explorer.store import Committed
+from spottrain.checkpoint import CheckpointError
+from spottrain.loop.training import Training
+from spottrain.recovery.interval import CommitInterval
+from spottrain.recovery.saver import StateSaver
+from spottrain.recovery.schedule import CheckpointSchedule
+from spottrain.world.failures import Drained
+from spottrain.world.stop_agreement import Ballot, Decision
+from spottrain_api.contract import TrainerPhase
+
+TOTAL_STEPS = 6
+INTERVAL = "2steps"
+SAVE_SECONDS = 0.5
+
+
+class Told(NamedTuple):
+    """What the rank has reported to its agent."""
+
+    phase: TrainerPhase = TrainerPhase.STARTING
+    step: int = 0
+    start_step: int = 0
+    total_steps: int | None = None
+    commit: Committed | None = None
+    save_fails: bool = False
+
+
+class _Reporter:
+    """Stands for ProgressReporter, without its files and times."""
+
+    def __init__(self) -> None:
+        self.told = Told()
+        self.progress = SimpleNamespace(
+            commit=None, step_seconds=None, stalled_seconds=0.0, checkpoint_interval=None, loss=None
+        )
+
+    def update(self, **changes: Any) -> None:
+        known = {name: value for name, value in changes.items() if name in Told._fields}
+        if "checkpoint_failure" in changes:
+            known["save_fails"] = changes["checkpoint_failure"] is not None
+        self.told = self.told._replace(**known)
+
+    note = update
+
+    def step(self, step: int, **_: Any) -> None:
+        self.update(step=step)
+
+    def milestone(self, name: str) -> None:
+        """Times are the world's."""
+
+
+class _Reports:
+    """Stands for CheckpointReports."""
+
+    def __init__(self, reporter: _Reporter) -> None:
+        self._reporter = reporter
+
+    @property
+    def newest_commit(self) -> Committed | None:
+        return self._reporter.told.commit
+
+    def saved(self, handle: _Handle, timings: object) -> None:
+        self._reporter.update(checkpoint_failure=None)
+        if handle.commit is not None:
+            self._reporter.update(commit=handle.commit)
+
+    def failed(self, error: CheckpointError) -> None:
+        self._reporter.update(checkpoint_failure=error)
+
+    def saving(self) -> None:
+        self._reporter.update(phase=TrainerPhase.SAVING)
+
+    def ignore(self, *_: object) -> None:
+        """What people read changes nothing."""
+
+    resumed = stalled = warn = slow = intervals = ended_early = ignore
+
+
+class _Handle:
+    """A save, as the training thread sees it."""
+
+    staging_seconds, upload_seconds, commit_seconds = 0.0, SAVE_SECONDS, 0.0
+    bytes = 0
+    writes_frozen_weights = False
+
+    def __init__(self, script: Script, number: int, step: int) -> None:
+        self._script, self._number, self.step = script, number, step
+        self.commit: Committed | None = None
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        is_over, commit, error = self._script.ask("done", self._number)
+        self.commit = commit
+        self.error = error.kind(*error.arguments) if error is not None else None
+        return bool(is_over)
+
+
+class _Checkpointer:
+    """Stands for Checkpointer: its collectives are questions."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def save(self, state: object, *, step: int, deadline_seconds: float | None, **_: Any) -> _Handle:
+        handle = _Handle(self._script, -1, step)
+        handle.commit = self._script.ask("save", step)
+        return handle
+
+    def save_in_background(self, state: object, *, step: int, **_: Any) -> _Handle | None:
+        number = self._script.ask("save in background", step)
+        return None if number is None else _Handle(self._script, number, step)
+
+    def settle(self, timeout_seconds: float | None = None) -> None:
+        self._script.ask("settle saves")
+
+    def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
+        self._script.ask("share failures")
+
+    def prepare(self, state: object, **_: Any) -> None:
+        """Changes nothing that the world sees."""
+
+    def clean_up(self, retention: object) -> int:
+        return 0
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._script.ask("has failed"))
+
+
+class _Agreement:
+    """Stands for StopAgreement: the real ballots and decisions, with sums from the world."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._is_cast = False
+
+    def start(self, ballot: Ballot) -> None:
+        # The forecast has a clock in it.
+        self._script.ask("cast", replace(ballot, save_seconds=round(ballot.save_seconds, 1)))
+        self._is_cast = True
+
+    def read(self) -> Decision:
+        if not self._is_cast:
+            return Decision()
+        self._is_cast = False
+        decision: Decision = self._script.ask("read")
+        return decision
+
+    def settle(self, ballot: Ballot) -> Decision:
+        self.read()
+        self.start(ballot)
+        return self.read()
+
+    def least(self, value: float) -> float:
+        smallest: float = self._script.ask("least", value)
+        return smallest
+
+
+class _Flag:
+    """Stands for DrainFlag, without its file: once seen, it stays set."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._is_seen = False
+
+    def is_set(self, *, last_safe_seconds: float | None = None) -> bool:
+        self._is_seen = self._is_seen or bool(self._script.ask("flag"))
+        return self._is_seen
+
+    def is_at_risk(self) -> bool:
+        return False
+
+    def seconds_left(self) -> float:
+        left: float = self._script.ask("seconds left")
+        return left
+
+
+class _Data:
+    """Stands for RankData: no samples."""
+
+    plan = SimpleNamespace(world_size=1, global_batch=1)
+    order = SimpleNamespace(seed=0)
+    tokens_per_step = None
+
+    def micro_batches(self, step: int) -> tuple[()]:
+        return ()
+
+    def record(self, step: int) -> None:
+        """Nobody looks."""
+
+    def batches(self, **_: Any) -> Any:
+        return SimpleNamespace(close=lambda: None, take_wait=lambda: 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Stands for TrainingState: no tensors."""
+
+    engine: Any
+    optimizer: None = None
+    scheduler: None = None
+    total_steps: int | None = None
+
+    def tensors(self) -> dict[str, Any]:
+        return {}
+
+    def frozen(self) -> set[str]:
+        return set()
+
+    extra = tensors
+
+
+@lru_cache(maxsize=200_000)
+def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) -> tuple[Position, Told]:
+    """Where rank `number` of a generation that resumes from `start` stands, and what it has reported."""
+    reporter = _Reporter()
+
+    def program(script: Script) -> str:
+        training = _training(number, start, script, reporter)
+        try:
+            for step in training.steps(TOTAL_STEPS):
+                script.ask("step")
+                step.update()
+        except Drained:
+            return "drained"
+        return "succeeded"
+
+    return run(program, log), reporter.told
+
+
+def _training(number: int, start: Committed | None, script: Script, reporter: _Reporter) -> Training:
+    schedule = CheckpointSchedule(interval=CommitInterval.parse(INTERVAL))
+    reports = _Reports(reporter)
+    saver = StateSaver(
+        checkpointer=cast(Any, _Checkpointer(script)),
+        schedule=schedule,
+        reports=cast(Any, reports),
+        retention=cast(Any, None),
+        sleep=lambda seconds: script.ask("sleep", seconds),
+    )
+
+    def resume(*_: Any, **__: Any) -> int:
+        if start is not None:
+            saver.committed_step = start.step
+            reporter.update(commit=start)
+        return saver.committed_step
+
+    restorer = SimpleNamespace(resume=resume)
+    context = SimpleNamespace(
+        rank=number,
+        device=None,
+        agreement=_Agreement(script),
+        drain=_Flag(script),
+        reporter=reporter,
+        sleep=None,
+    )
+    return Training(
+        model=cast(Any, None),
+        state=cast(Any, _State(engine=SimpleNamespace(update=lambda: None))),
+        data=cast(Any, _Data()),
+        context=cast(Any, context),
+        recovery=cast(Any, SimpleNamespace(schedule=schedule, saver=saver, restorer=restorer, reports=reports)),
+        guard=None,
+    )

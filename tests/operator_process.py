@@ -1,0 +1,174 @@
+"""The operator as a process, and the jobs of a namespace, for tests on a cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster_fixtures import Kubectl, wait_for
+from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class OperatorProcess:
+    """`python -m spottrain_operator`, which a test can kill and start again."""
+
+    kubectl: Kubectl
+    namespace: str
+    folder: Path
+    port: int = field(default_factory=free_port)
+    health_port: int = field(default_factory=free_port)
+    metrics_port: int = field(default_factory=free_port)
+    plain_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def authority(self) -> str:
+        """What agents trust, from the operator's Secret."""
+        secret = self.kubectl.get("secret", SECRET_NAME, self.namespace)
+        return base64.b64decode(secret["data"]["ca.crt"]).decode()
+
+    def start(self, identity: str = "operator-0") -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")} | {
+            "KUBECONFIG": str(self.kubectl.kubeconfig),
+            "SPOTTRAIN_CONTROL_URL": self.url,
+            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
+            "SPOTTRAIN_CONTROL_PORT": str(self.port),
+            "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
+            "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
+            "SPOTTRAIN_PLAIN_PORT": str(self.plain_port),
+            "POD_NAMESPACE": self.namespace,
+            # Operators of other tests lead other namespaces, and may have left their leases behind.
+            "SPOTTRAIN_WATCH_NAMESPACES": self.namespace,
+            "POD_NAME": identity,
+        }
+        log = (self.folder / "operator.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder
+        )
+
+    def wait_ready(self, seconds: float = 20.0) -> None:
+        ready = urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz")
+        wait_for(lambda: self.asked(ready)[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
+
+    def log(self) -> str:
+        return (self.folder / "operator.log").read_text()
+
+    def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(15)
+
+    def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
+        return self.request(path, None, token)
+
+    def metrics(self) -> bytes:
+        return self.asked(urllib.request.Request(f"http://127.0.0.1:{self.metrics_port}/metrics"))[1]
+
+    def request(self, path: str, body: bytes | None, token: str | None) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        trust = ssl.create_default_context(cadata=self.authority())
+        return self.asked(urllib.request.Request(self.url + path, data=body, headers=headers), trust)
+
+    def asked(self, request: urllib.request.Request, trust: ssl.SSLContext | None = None) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(request, timeout=40, context=trust) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+
+@contextmanager
+def running(kubectl: Kubectl, namespace: str, folder: Path) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder)
+    try:
+        operator.start()
+        operator.wait_ready()
+        yield operator
+    finally:
+        if operator.process is not None and operator.process.poll() is None:
+            operator.process.kill()
+            operator.process.wait(10)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """kubectl, as far as jobs in one namespace go."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    def apply(self, name: str, **changes: Any) -> None:
+        spec: dict[str, Any] = {
+            "image": "local/none",
+            "entrypoint": {"script": "train.py"},
+            "nodes": {"min": 2, "max": 3},
+            "capacity": {"onDemand": {"min": 1}, "spot": {"max": 2}},
+            "batch": {"global": 8},
+            # The pods need not run: no node has that many accelerators.
+            "resources": {"limits": {"nvidia.com/gpu": "64"}},
+            "checkpoint": {"uri": f"s3://checkpoints/{self.namespace}/{name}"},
+        }
+        job = {
+            "apiVersion": "spottrain.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": spec | changes,
+        }
+        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.kubectl.get("tj", name, self.namespace).get("status", {}))
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        conditions = self.status(name).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {"status": None, "reason": None})
+
+    def has_run(self, name: str) -> None:
+        """Set a status that says the job has had generations.
+
+        The fourth of them has ended.
+        """
+        generation = {
+            **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
+            **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
+        }
+        merge = ("--type=merge", "-p", json.dumps({"status": {"generation": generation}}))
+        self.kubectl("patch", "tj", name, "-n", self.namespace, "--subresource=status", *merge)
+
+    def pods(self, name: str) -> list[Any]:
+        pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def annotations(self, name: str, annotation: str) -> set[str]:
+        return {pod["metadata"]["annotations"][annotation] for pod in self.pods(name)}
+
+    def capacity(self, name: str) -> list[str]:
+        return sorted(pod["metadata"]["labels"]["spottrain.dev/capacity-type"] for pod in self.pods(name))

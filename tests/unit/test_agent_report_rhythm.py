@@ -1,0 +1,72 @@
+"""How often an agent reports: news at once, soon again after it, and all else seldom."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from spottrain_agent.report_rhythm import ReportRhythm
+from spottrain_api.contract import AgentPhase, AgentReport, NodeWatch, Progress, TrainerPhase, WatchState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def report(**changes: Any) -> AgentReport:
+    return AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=NOW, **changes)
+
+
+def at_step(step: int, age: float = 0.1) -> AgentReport:
+    progress = Progress(
+        generation=1, phase=TrainerPhase.TRAINING, step=step, step_seconds=2.0, first_step_at=NOW, updated_at=NOW
+    )
+    return report(generation=1, phase=AgentPhase.RUNNING, progress=progress, step_age_seconds=age)
+
+
+def times(longest: float, seconds: int, rhythm: ReportRhythm | None = None) -> list[int]:
+    """When an agent that makes a step a second reports."""
+    rhythm = rhythm or ReportRhythm()
+    found = []
+    for now in range(seconds):
+        if rhythm.is_due(at_step(now), now):
+            rhythm.sent(at_step(now), now, longest)
+            found.append(now)
+    return found
+
+
+def test_reports_become_rare_after_the_last_news() -> None:
+    assert times(30.0, 130) == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+def test_an_operator_that_names_no_pause_is_told_every_second() -> None:
+    assert times(1.0, 5) == [0, 1, 2, 3, 4]
+
+
+def test_news_are_told_at_once_and_repeated_soon() -> None:
+    rhythm = ReportRhythm()
+    times(30.0, 100, rhythm)
+    news = report(generation=1, phase=AgentPhase.FAILED)
+    assert rhythm.is_due(news, 100.0)
+    rhythm.sent(news, 100.0, 30.0)
+    assert next(now for now in range(101, 105) if rhythm.is_due(news, now)) == 101
+
+
+def test_steps_that_no_longer_come_are_news() -> None:
+    rhythm = ReportRhythm()
+    times(30.0, 100, rhythm)
+    assert not rhythm.is_due(at_step(99, age=9.0), 100.0), "five steps of two seconds"
+    assert rhythm.is_due(at_step(99, age=10.5), 100.0)
+
+
+def test_what_a_watcher_says_is_news_but_not_for_how_long() -> None:
+    rhythm = ReportRhythm()
+    blind = [report(watch=NodeWatch(state=WatchState.BLIND, seconds=float(number))) for number in range(9)]
+    rhythm.sent(blind[0], 0.0, 30.0)
+    assert not rhythm.is_due(blind[8], 0.5)
+    assert rhythm.is_due(report(watch=NodeWatch(state=WatchState.WATCHED)), 0.5)
+
+
+def test_an_operator_that_was_lost_is_told_all_again() -> None:
+    rhythm = ReportRhythm()
+    times(30.0, 100, rhythm)
+    rhythm.lose_contact()
+    assert rhythm.is_due(at_step(99), 99.5)

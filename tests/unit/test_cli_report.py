@@ -1,0 +1,146 @@
+"""The report of a job: time, money, throughput and pictures, from a snapshot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from job_snapshots import SPEC, START, at, history_point, snapshot
+from spottrain_api.history import HistoryPoint
+from spottrain_api.v1alpha1 import (
+    Phase,
+    TimeStatus,
+    TrainingJobStatus,
+    Transition,
+)
+from spottrain_cli.job_view import JobSnapshot
+from spottrain_cli.pictures import TimeAxis, generations_by_step, loss_lines, phase_spans, time_by_phase
+from spottrain_cli.report import html_report, outcome
+from spottrain_cli.throughput import throughput
+
+
+def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
+    page = html_report(snapshot(), at(20))
+    assert page.count("<svg") == 5
+    assert "src=" not in page
+    assert "&lt;b&gt;well" in page
+    assert "4.2" in page
+    assert "75%" in page
+    assert "0.5000 EUR" in page
+    assert "2.00 EUR" in page
+
+
+def test_the_report_says_what_time_and_money_went_into() -> None:
+    spent = TimeStatus(
+        until=at(20), productive_seconds=12.0, restart_seconds=4.0, suspended_seconds=4.0, redone_seconds=0.0001
+    )
+    job = snapshot()
+    page = html_report(replace(job, status=job.status.model_copy(update={"time": spent})), at(20))
+    rows = [re.findall(r">([^<]+)</td>", "<td>" + row.split("</tr>")[0]) for row in page.split("<tr><td>")[1:4]]
+    assert rows[0] == ["Lasting steps", "12s", "60.0%", "0.3750 EUR"]
+    assert rows[1][1:] == ["4s", "20.0%", "0.1250 EUR"]
+    assert rows[2] == ["Suspended", "4s", "20.0%", "0.0000 EUR"]
+    assert "made again" not in page
+    assert "What time and money went into" not in html_report(job, at(20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"with_notice": True, "resume_step": 25}, "notice in time, resumed from the commit of step 25"),
+        (
+            {"with_notice": True, "resume_step": 9, "steps_redone": 5},
+            "notice too late, resumed from the commit of step 9",
+        ),
+        ({"resume_step": 24, "from_replicas": True}, "resumed from the members' memory of step 24"),
+        ({}, "no later generation has made a step"),
+    ],
+)
+def test_what_came_of_a_change(changes: dict[str, Any], said: str) -> None:
+    assert outcome(Transition(generation=1, reason="Preempted", at=START, last_step=25, **changes)) == said
+
+
+def test_the_report_says_how_fast_the_job_trained() -> None:
+    # 1,000 tokens/s in the 2 of 20 seconds from one point of a generation that trains to the next.
+    page = html_report(snapshot(), at(20))
+    assert "<b>1,000</b><span>tokens/s while training</span>" in page
+    assert "1,000 on average while the job trained (the dashed line), 100 over its whole time" in page
+
+
+def without_tokens(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
+    return [replace(point, tokens_per_second=0.0) for point in points]
+
+
+def test_throughput_is_in_samples_where_the_script_names_no_tokens() -> None:
+    speed = throughput(without_tokens(snapshot().history), 8)
+    assert speed.unit == "samples"
+    assert [(s.begin - START.timestamp(), s.rate) for s in speed.stretches] == [(8.0, (25 - 1) * 8 / 2)]
+
+
+def test_throughput_leaves_out_the_time_between_generations() -> None:
+    points = [
+        history_point(0, 10, Phase.RUNNING),
+        history_point(2, 20, Phase.RUNNING),
+        history_point(4, 30, Phase.RUNNING),
+        history_point(9, 21, Phase.RUNNING, generation=2),
+        history_point(10, 22, Phase.RUNNING, generation=2),
+    ]
+    speed = throughput(without_tokens(points), 3)
+    assert [(s.end - s.begin, s.rate) for s in speed.stretches] == [(2.0, 15.0), (2.0, 15.0), (1.0, 3.0)]
+    assert speed.mean == pytest.approx((30 + 30 + 3) / 5)
+    joined = throughput(without_tokens(points), 3, shortest=3.0).stretches
+    assert [(s.end - s.begin, s.rate) for s in joined] == [(4.0, 15.0), (1.0, 3.0)]
+    assert throughput([], 3).mean == 0.0
+    short = throughput(without_tokens(points), 3, shortest=9.0).stretches  # never over two generations
+    assert [(s.generation, s.end - s.begin) for s in short] == [(1, 4.0), (2, 1.0)]
+
+
+def test_throughput_is_never_less_than_nothing_nor_of_no_time() -> None:
+    """A rollback takes steps back in a generation; two records may be of one moment."""
+    points = [history_point(at, step, Phase.RUNNING) for at, step in ((0, 10), (2, 20), (2, 20), (4, 15), (6, 25))]
+    speed = throughput(without_tokens(points), 3)
+    assert [(s.end - s.begin, s.rate) for s in speed.stretches] == [(2.0, 15.0), (2.0, 0.0), (2.0, 15.0)]
+
+
+def test_the_report_says_how_many_samples_a_job_without_tokens_trained() -> None:
+    page = html_report(replace(snapshot(), history=tuple(without_tokens(snapshot().history))), at(20))
+    assert "<b>96</b><span>samples/s while training</span>" in page
+
+
+def test_a_job_without_a_history_has_a_report() -> None:
+    job = JobSnapshot(namespace="d", name="j", spec=SPEC, created_at=START, status=TrainingJobStatus())
+    assert "one generation" in html_report(job, at(5))
+
+
+def test_the_time_is_shared_out_without_gaps() -> None:
+    spans = phase_spans(snapshot().history, START.timestamp(), at(20).timestamp())
+    assert [end for _, _, end in spans[:-1]] == [begin for _, begin, _ in spans[1:]]
+    totals = time_by_phase(snapshot().history, START.timestamp(), at(20).timestamp())
+    assert totals == {"Running": 8.0, "Pending": 5.0, "Starting": 5.0, "Draining": 2.0}
+
+
+def test_steps_that_were_done_again_are_a_line_of_their_own() -> None:
+    steps = [1, 2, 3, 4, 5, 3, 4, 5, 6]
+    points = [history_point(float(at), step, Phase.RUNNING) for at, step in enumerate(steps)]
+    (before, again), (after, none) = loss_lines(points)
+    assert [step for step, _ in before] == [1, 2]
+    assert [step for step, _ in again] == [2, 3, 4, 5]
+    assert [step for step, _ in after] == [3, 4, 5, 6]
+    assert none == []
+
+
+def test_generations_that_resumed_from_the_same_step_share_a_label() -> None:
+    transition = partial(Transition, at=START, reason="Preempted", with_notice=True, last_step=0)
+    numbered = [transition(generation=number, resume_step=step) for number, step in ((1, 15), (2, 15), (3, 77))]
+    pending = transition(generation=4)
+    assert generations_by_step([*numbered, pending]) == {15: [2, 3], 77: [4]}
+
+
+@pytest.mark.parametrize(("seconds_after", "shown"), [(300, 300.0), (3600, 60.0), (36_000, 10.0)])
+def test_the_time_of_a_job_has_a_unit_that_suits_it(seconds_after: float, shown: float) -> None:
+    assert TimeAxis(start=5.0, end=5.0 + seconds_after).at(5.0 + seconds_after) == shown

@@ -1,0 +1,69 @@
+"""When a job is looked at again, and when its progress is written: seldom at rest, and with every event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from scene import NOW, Scene, commit, notice, training, training_job
+from spottrain_api.contract import AgentPhase, Member, NodeWatch, WatchState
+from spottrain_operator.core.timing import RECORD_INTERVAL
+
+
+def at_rest(**run_policy: object) -> Scene:
+    """All members train, and the last record was ten seconds ago."""
+    scene = training_job(**({"runPolicy": run_policy} if run_policy else {}))
+    scene = scene.all_say(step_age_seconds=0.5).status(accounted_at=NOW - timedelta(seconds=10))
+    return replace(scene, observed=replace(scene.observed, record_interval=RECORD_INTERVAL))
+
+
+def test_a_job_at_rest_waits_for_its_next_record_and_nothing_is_written() -> None:
+    plan = at_rest().plan()
+    assert plan.status == at_rest().observed.job.status
+    assert (plan.actions, plan.events) == ((), ())
+    assert plan.requeue_after == RECORD_INTERVAL - 10
+
+
+RESTLESS: dict[str, Callable[[Scene], Scene]] = {
+    "a member that is not there": lambda scene: scene.says(4, age=2.0),
+    "a member that makes no steps": lambda scene: scene.says(4, step_age_seconds=40.0),
+    "a pod that is no member": lambda scene: scene.generation(members=_members(scene)[:3]).says(
+        4, generation=0, phase=AgentPhase.IDLE, progress=None, warm=False
+    ),
+    "a node that nobody watches": lambda scene: scene.says(4, watch=NodeWatch(state=WatchState.MISSING, seconds=3.0)),
+}
+
+
+def _members(scene: Scene) -> tuple[Member, ...]:
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    return generation.members
+
+
+@pytest.mark.parametrize("change", RESTLESS.values(), ids=RESTLESS)
+def test_a_job_that_is_not_at_rest_is_looked_at_soon(change: Callable[[Scene], Scene]) -> None:
+    assert change(at_rest()).plan().requeue_after == 2.0
+
+
+def test_a_generation_that_ends_is_looked_at_sooner() -> None:
+    assert at_rest().node(4, notice=notice(4)).plan().requeue_after == 0.5
+
+
+def test_a_job_with_a_deadline_is_looked_at_by_then() -> None:
+    started = at_rest().observed.job.status.start_time
+    assert started is not None
+    limit = int((NOW - started).total_seconds()) + 12
+    requeue_after = at_rest(activeDeadlineSeconds=limit).plan().requeue_after
+    assert requeue_after is not None
+    assert 11 <= requeue_after <= 12
+
+
+def test_whatever_changes_the_status_takes_the_progress_along() -> None:
+    later = at_rest().all_say(progress=training(step=77), step_age_seconds=0.5)
+    assert later.plan().status.progress.step == 50, "nothing else changes, so it can wait"
+    status = later.says(1, commit=commit(1, 70)).plan().status
+    assert (status.commit is not None and status.commit.step, status.progress.step) == (70, 77)
+    assert status.accounted_at == NOW

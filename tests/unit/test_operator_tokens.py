@@ -1,0 +1,153 @@
+"""Tokens at the control API: what is refused without a review, and what a flood of bogus ones costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from pod_tokens import pod_token
+from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.control_api.rate_limit import RateLimit
+from spottrain_operator.control_api.tokens import (
+    MAX_PENDING_REVIEWS,
+    REFUSED_SECONDS,
+    REVIEWS_BURST,
+    TokenGate,
+    TokenRefusedError,
+    TooManyTokensError,
+    claims_of,
+)
+
+POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
+TOKEN = pod_token(POD)
+
+
+@dataclass
+class Reviews:
+    """Accepts TOKEN alone; answers once `answer` is set."""
+
+    answer: asyncio.Event = field(default_factory=asyncio.Event)
+    tokens: list[str] = field(default_factory=list)
+    started: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
+        self.tokens.append(token)
+        await self.started.put(token)
+        await self.answer.wait()
+        return POD if token == TOKEN else None
+
+
+@dataclass
+class Gate:
+    reviews: Reviews = field(default_factory=Reviews)
+    clock: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.reviews.answer.set()
+        self.gate = TokenGate(self.reviews, {POD.uid}.__contains__, clock=lambda: self.clock)
+
+    async def refusal(self, token: str, source: str = "10.0.0.1") -> str:
+        with pytest.raises(TokenRefusedError) as refused:
+            await self.gate.identify(token, source)
+        return type(refused.value).__name__
+
+
+BAD_TOKENS = [
+    *("", ".", "a.b.c", "é.é.é", "x" * 100_000, "a.e30.c", "a.W10.c", "a.bnVsbA.c"),
+    *("a.eyJhdWQiOiBbInNwb3R0cmFpbiJdfQ.c", f"a.{'W1tb' * 2000}.c"),
+    pod_token(POD, seconds="soon"),
+    pod_token(POD, audience="vault"),
+    pod_token(POD, audience=["spottrain"]),
+    pod_token(POD, audience={"spottrain": 1}),
+    pod_token(POD, seconds=-600),
+    pod_token(POD, seconds=float("nan")),
+    pod_token(PodIdentity(namespace="team", pod="gpt-1", uid="uid-2")),
+]
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS, ids=range(len(BAD_TOKENS)))
+async def test_what_can_be_read_costs_no_review(token: str) -> None:
+    gate = Gate()
+    assert await gate.refusal(token) in ("TokenRefusedError", "NotOurPodError")
+    assert gate.reviews.tokens == []
+
+
+def test_the_claims_of_a_token() -> None:
+    before = time.time()
+    claims = claims_of(pod_token(POD, seconds=3600))
+    assert (claims.pod, claims.pod_uid, claims.audiences) == ("gpt-1", "uid-1", frozenset({"spottrain"}))
+    assert before + 3600 <= claims.expires_at <= time.time() + 3600
+
+
+async def test_requests_with_one_token_wait_for_one_review() -> None:
+    gate = Gate()
+    gate.reviews.answer.clear()
+    asking = [asyncio.create_task(gate.gate.identify(TOKEN, "10.0.0.1")) for _ in range(20)]
+    await gate.reviews.started.get()
+    gate.reviews.answer.set()
+    assert await asyncio.gather(*asking) == [POD] * 20
+    assert gate.reviews.tokens == [TOKEN]
+
+
+async def test_a_flood_from_one_source_costs_few_reviews_and_no_other_source_notices() -> None:
+    gate = Gate()
+    for number in range(3000):
+        gate.clock += 0.001
+        await gate.refusal(pod_token(POD, name=f"bogus {number}"))
+    assert len(gate.reviews.tokens) <= REVIEWS_BURST + 31
+    assert await gate.gate.identify(TOKEN, "10.0.0.2") == POD
+
+
+async def test_a_pod_that_shares_its_address_with_a_flood_is_heard_on() -> None:
+    gate = Gate()
+    assert await gate.gate.identify(TOKEN, "10.0.0.1") == POD
+    for number in range(REVIEWS_BURST):
+        await gate.refusal(pod_token(POD, name=f"bogus {number}"))
+    assert await gate.refusal(pod_token(POD, name="one more")) == "TooManyTokensError"
+    gate.clock += 3600
+    for number in range(REVIEWS_BURST):
+        await gate.refusal(pod_token(POD, name=f"again {number}"))
+    assert await gate.gate.identify(TOKEN, "10.0.0.1") == POD
+
+
+async def test_one_bogus_token_is_reviewed_once_in_a_while() -> None:
+    gate = Gate()
+    bogus = pod_token(POD, name="bogus")
+    for _ in range(50):
+        assert await gate.refusal(bogus) == "TokenRefusedError"
+    assert len(gate.reviews.tokens) == 1
+    gate.clock += REFUSED_SECONDS
+    await gate.refusal(bogus)
+    assert len(gate.reviews.tokens) == 2
+
+
+async def test_reviews_that_wait_are_bounded() -> None:
+    gate = Gate()
+    gate.reviews.answer.clear()
+    waiting = [
+        asyncio.create_task(gate.gate.identify(pod_token(POD, name=f"{n}"), f"10.0.1.{n}"))
+        for n in range(MAX_PENDING_REVIEWS)
+    ]
+    for _ in waiting:
+        await gate.reviews.started.get()
+    with pytest.raises(TooManyTokensError, match="too many tokens wait to be checked; retry in a second"):
+        await gate.gate.identify(TOKEN, "10.0.0.1")
+    gate.reviews.answer.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(each, TokenRefusedError) for each in results)
+    assert await gate.gate.identify(TOKEN, "10.0.0.1") == POD
+
+
+def test_a_source_passes_in_bursts_and_then_at_its_rate() -> None:
+    now = 0.0
+    limit = RateLimit(per_second=2.0, burst=3, clock=lambda: now)
+    passed = []
+    for tenth in range(31):
+        now = tenth / 10
+        if limit.allows("a"):
+            passed.append(tenth)
+    assert passed == [0, 1, 2, 5, 10, 15, 20, 25, 30]
+    assert limit.allows("b")

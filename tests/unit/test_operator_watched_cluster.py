@@ -1,0 +1,233 @@
+"""Reads from caches: they see own writes at once, are sure of what may have happened, and outlive broken watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from memory_cluster import MemoryCluster
+from operator_world import KEY, job
+from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
+from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_operator.cluster.cache import Change
+from spottrain_operator.cluster.client import AlreadyExistsError, ClusterError, ConflictError, Kind, Manifest
+from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
+
+CONTROL = ControlAddress(url="https://control:8443", ca="CA")
+
+
+class Unreliable(MemoryCluster):
+    """Loses the answer to a write that took effect, while `loses_answers` is set."""
+
+    loses_answers = False
+
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        made = await super().create_pod(pod)
+        if self.loses_answers:
+            raise ClusterError("the connection was closed")
+        return made
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        written = await super().replace_job_status(job)
+        if self.loses_answers:
+            raise ClusterError("the connection was closed")
+        return written
+
+
+class World:
+    """A cluster, the caches before it, and what they have told."""
+
+    def __init__(self) -> None:
+        self.direct = Unreliable()
+        self.changes: list[tuple[Kind, Change]] = []
+        self.cluster = WatchedCluster(self.direct, self.direct, lambda *change: self.changes.append(change))
+        self.uid = self.direct.put_job(job())["metadata"]["uid"]
+
+    def pod(self, sequence: int, **spec: Any) -> Manifest:
+        made = build_pod(
+            JobRef(namespace=KEY.namespace, name=KEY.name, uid=self.uid),
+            TrainingJobSpec.model_validate(job()["spec"]),
+            name=f"gpt-{sequence}",
+            sequence=sequence,
+            capacity_type=CapacityType.SPOT,
+            pool=None,
+            control=CONTROL,
+        )
+        made["spec"] |= spec
+        return made
+
+    async def names(self) -> list[str]:
+        pods = await self.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name, LABEL_JOB_UID: self.uid})
+        return [pod["metadata"]["name"] for pod in pods]
+
+    async def job(self) -> Manifest:
+        found = await self.cluster.get_job(KEY)
+        assert found is not None
+        return found
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """With watches that run. After it, the caches stay as they are."""
+        synced = asyncio.Event()
+        following = asyncio.create_task(self.cluster.follow(synced))
+        try:
+            async with asyncio.timeout(5):
+                await synced.wait()
+            yield
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
+
+@pytest.fixture
+async def world() -> World:
+    """Whose caches know the job, and whose watches are behind from now on."""
+    world = World()
+    async with world.watched():
+        pass
+    return world
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0.001)
+
+
+async def test_reads_ask_the_api_server_nothing(world: World) -> None:
+    await world.cluster.create_pod(world.pod(1))
+    world.direct.num_reads.clear()
+    assert (await world.job())["metadata"]["uid"] == world.uid
+    assert await world.names() == ["gpt-1"]
+    assert len(await world.cluster.list_jobs()) == 1
+    assert world.direct.num_reads.total() == 0
+
+
+async def test_own_writes_are_seen_though_the_watches_are_behind(world: World) -> None:
+    written = await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+    assert await world.job() == written
+    await world.cluster.create_pod(world.pod(1))
+    placed = await world.cluster.create_pod(world.pod(2, nodeName="node-a"))
+    await world.cluster.annotate_pod(
+        KEY.namespace, "gpt-2", uid=placed["metadata"]["uid"], annotations={"karpenter.sh/do-not-disrupt": "true"}
+    )
+    assert await world.names() == ["gpt-1", "gpt-2"]
+    for name in ("gpt-1", "gpt-2"):
+        uid = world.direct.pods[KEY.namespace, name]["metadata"]["uid"]
+        await world.cluster.delete_pod(KEY.namespace, name, uid=uid)
+    [pod] = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+    assert pod["metadata"]["name"] == "gpt-2", "the other had no node, and is gone at once"
+    assert "deletionTimestamp" in pod["metadata"]
+    assert pod["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true", **CONTROL.annotations}
+
+
+async def test_the_echo_of_an_own_status_wakes_nobody(world: World) -> None:
+    async with world.watched():
+        world.changes.clear()
+        await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+        world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+        await until(lambda: world.changes)
+        assert {kind for kind, _ in world.changes} == {Kind.NODES}
+        edited = job(image="other")
+        world.direct.put_job(edited)
+        await until(lambda: len(world.changes) == 2)
+
+
+async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World) -> None:
+    world.direct.loses_answers = True
+    with pytest.raises(ClusterError):
+        await world.cluster.create_pod(world.pod(1))
+    world.direct.loses_answers = False
+    assert await world.names() == ["gpt-1"], "otherwise the next pass would create another"
+    world.direct.num_reads.clear()
+    assert await world.names() == ["gpt-1"]
+    assert world.direct.num_reads.total() == 0, "once is enough"
+
+
+async def test_a_name_that_is_taken_is_looked_for(world: World) -> None:
+    await world.direct.create_pod(world.pod(1))
+    assert await world.names() == []
+    with pytest.raises(AlreadyExistsError):
+        await world.cluster.create_pod(world.pod(1))
+    assert await world.names() == ["gpt-1"]
+
+
+async def test_a_pod_that_a_fresh_look_misses_does_not_come_back(world: World) -> None:
+    await world.cluster.create_pod(world.pod(1))
+    uid = world.direct.pods[KEY.namespace, "gpt-1"]["metadata"]["uid"]
+    await world.direct.delete_pod(KEY.namespace, "gpt-1", uid=uid)
+    assert await world.names() == ["gpt-1"], "the watch has not shown it yet"
+    await world.cluster.delete_pod(KEY.namespace, "gpt-1", uid=uid)
+    assert await world.names() == []
+    assert await world.names() == []
+
+
+async def test_a_status_that_may_have_been_written_is_read(world: World) -> None:
+    world.direct.loses_answers = True
+    with pytest.raises(ClusterError):
+        await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+    assert (await world.job())["status"] == {"phase": "Running"}
+
+
+async def test_after_a_conflict_the_job_is_read(world: World) -> None:
+    old = await world.job()
+    world.direct.put_job(job(image="other"))
+    assert (await world.job())["spec"]["image"] == old["spec"]["image"], "the watch has not shown it yet"
+    with pytest.raises(ConflictError):
+        await world.cluster.replace_job_status(old | {"status": {"phase": "Running"}})
+    assert (await world.job())["spec"]["image"] == "other"
+
+
+async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
+    old = await world.job()
+    await world.direct.delete_job(KEY, uid=world.uid)
+    with pytest.raises(ConflictError):
+        await world.cluster.replace_job_status(old | {"status": {"phase": "Running"}})
+    for _ in range(2):
+        assert await world.cluster.get_job(KEY) is None
+
+
+async def test_a_node_that_no_cache_holds_is_read(world: World) -> None:
+    """A pod may be seen on its node before the node itself is."""
+    world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+    [node] = await world.cluster.get_nodes({"node-a", "nobody"})
+    assert node["metadata"]["name"] == "node-a"
+
+
+async def test_a_list_after_a_watch_that_expired_tells_what_was_missed(world: World) -> None:
+    async with world.watched():
+        made = await world.cluster.create_pod(world.pod(1))
+        world.changes.clear()
+        del world.direct.pods[KEY.namespace, "gpt-1"]
+        world.direct.forget_history()
+        await until(lambda: world.changes)
+        [(kind, change)] = world.changes
+        assert kind is Kind.PODS
+        assert change.after is None
+        assert change.before is not None
+        assert change.before["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+async def test_watches_go_on_where_they_ended(world: World) -> None:
+    async with world.watched():
+        await world.cluster.create_pod(world.pod(1))
+        world.direct.num_reads.clear()
+        world.direct.watches_fail = True
+        await asyncio.sleep(0.02)
+        world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+        world.direct.watches_fail = False
+        await until(lambda: any(kind is Kind.NODES for kind, _ in world.changes))
+        assert world.direct.num_reads.total() == 0, "nothing is listed again"
+
+
+async def test_jobs_are_found_by_the_nodes_and_the_pods_that_they_have(world: World) -> None:
+    await world.cluster.create_pod(world.pod(1, nodeName="node-a"))
+    assert world.cluster.jobs_on("node-a") == {KEY}
+    assert world.cluster.jobs_on("node-b") == set()
+    assert world.cluster.jobs_with_pods() == {KEY}

@@ -1,0 +1,34 @@
+"""When an agent reports: at once what is news, soon again after it, and all else seldom."""
+
+from __future__ import annotations
+
+from spottrain_api.contract import AgentReport
+
+FIRST_PAUSE_SECONDS = 1.0
+
+
+class ReportRhythm:
+    """The pauses between reports: a second after news, then twice as long each time, up to what the operator allows.
+
+    The reports after the news show the operator that nothing has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._news: tuple[object, ...] | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+        self._next_at = 0.0
+
+    def is_due(self, report: AgentReport, now: float) -> bool:
+        """Whether to send this report now."""
+        return self._news is None or report.news != self._news or now >= self._next_at
+
+    def sent(self, report: AgentReport, now: float, longest: float) -> None:
+        """Note a report that the operator has taken. `longest`: the longest pause that it allows, in seconds."""
+        self._pause = FIRST_PAUSE_SECONDS if report.news != self._news else 2 * self._pause
+        self._pause = min(self._pause, longest)
+        self._news = report.news
+        self._next_at = now + self._pause
+
+    def lose_contact(self) -> None:
+        """All is news to the operator that answers next."""
+        self._news = None
