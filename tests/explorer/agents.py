@@ -28,7 +28,7 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_operator.control_api.agents import is_overtaken, matters
+from spottrain_operator.control_api.agents import is_overtaken
 from spottrain_operator.core.model import ReportView
 
 Moves = Iterator[tuple[str, World]]
@@ -271,7 +271,7 @@ def _talk(world: World, pod: Pod, agent: Agent) -> Moves:
             yield f"agent {pod.name} is told: {named(told)}", received(world, pod, told)
     report = report_of(world, pod, agent)
     known = next((each for sequence, each, _ in operator.reports if sequence == pod.sequence), None)
-    if known is None or (report != known and matters(known.value[0], report.value[0])):
+    if known is None or (report.value[0].news != known.value[0].news):
         yield f"agent {pod.name} reports: {said(report)}", delivered(world, pod.sequence, report)
 
 
