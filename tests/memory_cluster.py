@@ -42,6 +42,7 @@ class MemoryCluster:
         self.leases: dict[tuple[str, str], Manifest] = {}
         self.secrets: dict[tuple[str, str], Manifest] = {}
         self.histories: dict[tuple[str, str], Manifest] = {}
+        self.namespaces: dict[str, Manifest] = {}
         self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
@@ -198,6 +199,14 @@ class MemoryCluster:
         self._show()
         return copy.deepcopy(pod)
 
+    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
+        pod = self.pods.get((namespace, name))
+        if pod is not None:
+            merged = pod["metadata"].get("labels", {}) | dict(labels)
+            pod["metadata"]["labels"] = {key: value for key, value in merged.items() if value is not None}
+            pod["metadata"]["resourceVersion"] = self._next_version()
+            self._show()
+
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         self.num_reads["nodes"] += 1
         return [copy.deepcopy(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
@@ -245,7 +254,7 @@ class MemoryCluster:
         if self.watches_fail:
             raise ClusterError("the API server can't be reached")
 
-    # --- TokenReviewer, LeaseClient, SecretClient and HistoryClient ---------------------------------------
+    # --- TokenReviewer, LeaseClient, SecretClient, NamespaceClient and HistoryClient ----------------------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -253,8 +262,14 @@ class MemoryCluster:
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.leases.get((namespace, name)))
 
+    async def list_leases(self, name: str) -> list[Manifest]:
+        return [copy.deepcopy(lease) for (_, found), lease in sorted(self.leases.items()) if found == name]
+
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
+
+    async def get_namespace(self, name: str) -> Manifest | None:
+        return copy.deepcopy(self.namespaces.get(name))
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.secrets.get((namespace, name)))

@@ -63,6 +63,8 @@ class OperatorProcess:
             "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
             "SPOTTRAIN_PLAIN_PORT": str(self.plain_port),
             "POD_NAMESPACE": self.namespace,
+            # Operators of other tests lead other namespaces, and may have left their leases behind.
+            "SPOTTRAIN_WATCH_NAMESPACES": self.namespace,
             "POD_NAME": identity,
         }
         log = (self.folder / "operator.log").open("ab")

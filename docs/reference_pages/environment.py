@@ -84,6 +84,12 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_PROGRESS_SECONDS": "Seconds between two records of a job's progress in its status, while nothing else "
     "changes. The chart's value operator.progressSeconds.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
+    "SPOTTRAIN_POD_LABELS": "Labels of the operator's pods, as `key=value,key=value`. The leader is labelled, "
+    "so that the Service finds it. Default: none, so that no pod is labelled.",
+    "SPOTTRAIN_WATCH_NAMESPACES": "Namespaces whose jobs the operator leads, with spaces between them. The chart's "
+    "value watchNamespaces.names. Default: all.",
+    "SPOTTRAIN_WATCH_LABELS": "Labels of the namespaces whose jobs the operator leads, as `key=value,key=value`. The "
+    "chart's value watchNamespaces.labels. Default: all namespaces.",
     "SPOTTRAIN_SPOT_LABELS": "Labels of spot nodes beside those that are known, as `key=value,key=value`. "
     "The chart's value spotLabels. Default: none.",
     "SPOTTRAIN_ALLOWED_NETWORKS": "Values of podTemplate.network that jobs may ask for, with spaces between them. "

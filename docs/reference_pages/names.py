@@ -20,6 +20,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
     (
+        contract.LABEL_LEADER,
+        "label of the operator's pods",
+        "`true` on the pod that leads. The Service of the control API selects it.",
+    ),
+    (
         contract.ANNOTATION_DO_NOT_DISRUPT,
         "annotation of pods",
         "`true` on a member's pod: Karpenter doesn't consolidate its node. The operator removes it on a notice. "
@@ -50,6 +55,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "linkerd.io/inject",
         "annotation of pods",
         "`disabled`, unless podTemplate has the key: Linkerd stays out of the pods.",
+    ),
+    (
+        contract.ANNOTATION_WATCHED,
+        "annotation of the operator's lease",
+        "The namespaces whose jobs the operator leads, as JSON. No other release leads jobs there.",
     ),
     (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (

@@ -28,8 +28,14 @@ from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
+from spottrain_operator.core.scope import Scope
 from spottrain_operator.core.timing import RECORD_INTERVAL
-from spottrain_operator.options import spot_labels_option
+from spottrain_operator.options import (
+    pod_labels_option,
+    spot_labels_option,
+    watch_labels_option,
+    watch_namespaces_option,
+)
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
 
 logger = logging.getLogger("spottrain_operator")
@@ -81,6 +87,9 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option("--identity", envvar="POD_NAME", default=socket.gethostname, help="Who holds the lease.")
 @click.option("--log-level", envvar="SPOTTRAIN_LOG_LEVEL", default="INFO")
 @click.option("--watcher-port", envvar=ENV_WATCHER_PORT, default=WATCHER_PORT, help="Port of the watcher on nodes.")
+@pod_labels_option
+@watch_namespaces_option
+@watch_labels_option
 @click.option(
     "--client-qps",
     envvar="SPOTTRAIN_CLIENT_QPS",
@@ -130,6 +139,9 @@ def main(
     identity: str,
     log_level: str,
     watcher_port: int,
+    pod_labels: dict[str, str],
+    watch_namespaces: tuple[str, ...],
+    watch_labels: dict[str, str],
     client_qps: float,
     client_burst: int,
     progress_seconds: float,
@@ -149,7 +161,12 @@ def main(
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     settings = OperatorSettings(
         control_url=control_url,
-        lease=LeaseSettings(namespace=namespace, identity=identity),
+        lease=LeaseSettings(
+            namespace=namespace,
+            identity=identity,
+            scope=Scope(names=frozenset(watch_namespaces), labels=watch_labels),
+        ),
+        pod_labels=pod_labels,
         host=host,
         port=port,
         plain_port=plain_port or None,

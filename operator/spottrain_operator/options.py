@@ -23,7 +23,7 @@ def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise click.BadParameter(
                 f"{one_line(f'{key}={value}')!r} is not a label with its value. Write key=value pairs with commas "
-                "between them; the chart's value spotLabels is a map.",
+                "between them; in the chart's values, they are a map.",
                 param=option,
             )
     return labels
@@ -35,4 +35,27 @@ spot_labels_option = click.option(
     default="",
     callback=_labels,
     help="Labels of spot nodes beside those that are known, such as example.com/capacity=spot,example.com/a=b.",
+)
+pod_labels_option = click.option(
+    "--pod-labels",
+    envvar="SPOTTRAIN_POD_LABELS",
+    default="",
+    callback=_labels,
+    help="Labels of the operator's pods, such as a=b,c=d. The one that leads is then labelled, for its Service.",
+)
+
+watch_namespaces_option = click.option(
+    "--watch-namespace",
+    "watch_namespaces",
+    envvar="SPOTTRAIN_WATCH_NAMESPACES",
+    multiple=True,
+    help="Namespace whose jobs to lead. Default: all, or those with --watch-labels.",
+)
+
+watch_labels_option = click.option(
+    "--watch-labels",
+    envvar="SPOTTRAIN_WATCH_LABELS",
+    default="",
+    callback=_labels,
+    help="Labels of the namespaces whose jobs to lead, such as a=b,c=d. Default: all namespaces.",
 )

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.leader_label import LeaderLabel
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.led_namespaces import LedNamespaces
 from spottrain_operator.cluster.limits import ClientLimits
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.cluster.watch_client import KubernetesWatch
@@ -46,6 +48,8 @@ from spottrain_operator.wakes import job_key, priority_of, wakes
 
 logger = logging.getLogger(__name__)
 
+# Until a namespace that isn't led may have got the labels for it.
+NOT_LED_SECONDS = 30.0
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -62,6 +66,7 @@ class OperatorSettings:
     """Settings of the process.
 
     - control_url: address at which agents reach the control API.
+    - pod_labels: of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
     - host, port: where the control API listens. The other ports are on the same host.
     - plain_port: port without TLS for agents of older releases. None: they can't reach it.
     - certificate: who makes the certificate of the control API.
@@ -73,6 +78,7 @@ class OperatorSettings:
 
     control_url: str
     lease: LeaseSettings
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
     port: int
     plain_port: int | None = None
@@ -93,6 +99,13 @@ class Operator:
         self._cluster = cluster
         self._watched = WatchedCluster(cluster, watches, self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
+        self._namespaces = LedNamespaces(settings.lease.scope, cluster)
+        self._label = LeaderLabel(
+            cluster,
+            namespace=settings.lease.namespace,
+            pod=settings.lease.identity,
+            labels=settings.pod_labels,
+        )
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
@@ -134,6 +147,10 @@ class Operator:
     def _is_ready(self) -> bool:
         return self._election.is_leader and self._is_prepared()
 
+    def _is_probed_ready(self) -> bool:
+        """Whether Kubernetes may count on this process: it leads, or can take over."""
+        return self._is_ready() or self._election.is_standby
+
     def _is_prepared(self) -> bool:
         """Whether passes can be made.
 
@@ -153,7 +170,7 @@ class Operator:
         """
         async with AsyncExitStack() as stack:
             await self._serve(stack)
-            await _first_of(stop.wait(), self._election.acquire())
+            await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
             stack.push_async_callback(self._election.release)
@@ -176,13 +193,19 @@ class Operator:
         """
         self._controller = controller = self._build_controller()
         self._metrics.leader.set(1)
+        label = asyncio.create_task(self._label.keep(), name="leader label")
         try:
             await self._wake_all(controller)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
         finally:
+            label.cancel()
             self._metrics.leader.set(0)
             self._controller = None
             await controller.stop()
+
+    async def _acquire(self) -> None:
+        await self._label.drop()
+        await self._election.acquire()
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
@@ -202,7 +225,7 @@ class Operator:
         await self._listen(stack, "control API", control, settings.port, tls)
         if settings.plain_port is not None:
             await self._listen(stack, "control API without TLS", api.application(), settings.plain_port)
-        await self._listen(stack, "probes", health_application(self._is_ready), settings.health_port)
+        await self._listen(stack, "probes", health_application(self._is_probed_ready), settings.health_port)
         await self._listen(
             stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
         )
@@ -241,6 +264,8 @@ class Operator:
         async def measured(key: JobKey) -> PassResult:
             begun = time.perf_counter()
             try:
+                if not await self._namespaces.leads(key.namespace):
+                    return await self._leave(key)
                 return await reconciler.reconcile(key)
             except ConflictError:
                 self._metrics.reconcile_errors.labels("conflict").inc()
@@ -255,6 +280,11 @@ class Operator:
                 self._metrics.reconcile_seconds.observe(time.perf_counter() - begun)
 
         return Controller(measured)
+
+    async def _leave(self, key: JobKey) -> PassResult:
+        """Leave the job to the release that leads its namespace, but look again if that may change."""
+        gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
+        return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
     async def _wake_all(self, controller: Controller) -> None:
         """Wake each job, and each that is gone and has left pods."""

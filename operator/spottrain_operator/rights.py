@@ -5,8 +5,9 @@ The chart's roles grant these and no others; a test compares them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from spottrain_api.contract import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
@@ -16,7 +17,7 @@ from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on a resource in all namespaces, or in the operator's own.
+    """Verbs on a resource in all namespaces, in those whose jobs the operator leads, or in the operator's own.
 
     If `name` is set, they hold for that one object.
     """
@@ -25,6 +26,7 @@ class Right:
     resource: str
     verbs: tuple[str, ...]
     name: str = ""
+    of_jobs: bool = False
     own_namespace: bool = False
 
 
@@ -32,14 +34,19 @@ READ = ("get", "list", "watch")
 
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "operator": (
-        Right(group=GROUP, resource=PLURAL, verbs=(*READ, "delete")),
-        Right(group=GROUP, resource=f"{PLURAL}/status", verbs=("update",)),
-        Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",)),
-        Right(resource="pods", verbs=(*READ, "create", "patch", "delete")),
+        Right(group=GROUP, resource=PLURAL, verbs=READ),
+        Right(group=GROUP, resource=PLURAL, verbs=("delete",), of_jobs=True),
+        Right(group=GROUP, resource=f"{PLURAL}/status", verbs=("update",), of_jobs=True),
+        Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",), of_jobs=True),
+        Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update"), of_jobs=True),
+        Right(resource="pods", verbs=READ),
+        Right(resource="pods", verbs=("create", "patch", "delete"), of_jobs=True),
+        Right(resource="pods", verbs=("list", "patch"), own_namespace=True),
+        Right(resource="events", verbs=("create", "list"), of_jobs=True),
         Right(resource="nodes", verbs=READ),
-        Right(resource="events", verbs=("create", "list")),
-        Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update")),
+        Right(resource="namespaces", verbs=("get",)),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
+        Right(group="coordination.k8s.io", resource="leases", verbs=("list",)),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),
         Right(
             group="coordination.k8s.io",
@@ -57,18 +64,25 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
 }
 
 
-def questions(part: str, namespace: str) -> Iterator[dict[str, str]]:
-    """The resourceAttributes of a SelfSubjectAccessReview for each right of a part."""
+def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """The resourceAttributes of a SelfSubjectAccessReview for each right of a part.
+
+    Args:
+        part: Operator or watcher.
+        namespace: That of the release.
+        watched: Namespaces whose jobs the operator leads. Empty: all.
+    """
     for right in RIGHTS[part]:
         resource, _, subresource = right.resource.partition("/")
-        for verb in right.verbs:
+        where = [namespace] if right.own_namespace else watched if right.of_jobs and watched else [""]
+        for verb, place in product(right.verbs, where):
             asked = {
                 "group": right.group,
                 "resource": resource,
                 "subresource": subresource,
                 "verb": verb,
                 "name": right.name,
-                "namespace": namespace if right.own_namespace else "",
+                "namespace": place,
             }
             yield {key: value for key, value in asked.items() if value}
 

@@ -24,7 +24,7 @@ from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.kubernetes_client import client_configuration
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
-from spottrain_operator.options import spot_labels_option
+from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
 
 TIMEOUT_SECONDS = 15.0
@@ -95,13 +95,22 @@ def _has(thing: Manifest, condition: str) -> bool:
 class Installation:
     """An installed release, as its service accounts see it."""
 
-    def __init__(self, client: k8s.ApiClient, *, namespace: str, url: str, spot_labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        client: k8s.ApiClient,
+        *,
+        namespace: str,
+        url: str,
+        spot_labels: Mapping[str, str],
+        watched: Sequence[str] = (),
+    ) -> None:
         self._authorization = k8s.AuthorizationV1Api(client)
         self._core = k8s.CoreV1Api(client)
         self._extensions = k8s.ApiextensionsV1Api(client)
         self._namespace = namespace
         self._url = url
         self._spot_labels = spot_labels
+        self._watched = watched
 
     def checks(self, part: str, watchers: str) -> list[Check]:
         """The checks with the service account of a part.
@@ -146,7 +155,7 @@ class Installation:
         return watchers_problem(_items(self._core.list_node), pods, self._spot_labels)
 
     def _rights(self, part: str) -> str:
-        denied = [asked(each) for each in questions(part, self._namespace) if not self._may(each)]
+        denied = [asked(each) for each in questions(part, self._namespace, self._watched) if not self._may(each)]
         return denied_problem(denied, part)
 
     def _may(self, question: dict[str, str]) -> bool:
@@ -194,19 +203,32 @@ def run(checks: Sequence[Check], patience_seconds: float, say: Callable[[str], N
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True, help="Namespace of the release.")
 @click.option("--watchers", default="", help="Labels of the watcher's pods. Without it, they are not looked for.")
 @spot_labels_option
+@watch_namespaces_option
 @click.option(
     "--patience",
     default=PATIENCE_SECONDS,
     help=f"Seconds to wait for what is still starting. Default: {PATIENCE_SECONDS:.0f}.",
 )
-def main(part: str, url: str, namespace: str, watchers: str, spot_labels: dict[str, str], patience: float) -> None:
+def main(
+    part: str,
+    url: str,
+    namespace: str,
+    watchers: str,
+    spot_labels: dict[str, str],
+    watch_namespaces: tuple[str, ...],
+    patience: float,
+) -> None:
     """Check that an installation works. Ends with status 1 if it does not."""
     try:
         client = k8s.ApiClient(client_configuration())
     except ClusterError as error:
         raise click.ClickException(str(error)) from error
     release = Installation(
-        client, namespace=namespace, url=url.rstrip("/"), spot_labels={**SPOT_LABELS, **spot_labels}
+        client,
+        namespace=namespace,
+        url=url.rstrip("/"),
+        spot_labels={**SPOT_LABELS, **spot_labels},
+        watched=watch_namespaces,
     )
     if not run(release.checks(part, watchers), patience, click.echo):
         raise SystemExit(1)

@@ -62,6 +62,7 @@ class MemorySetup:
 
     def __init__(self) -> None:
         self.direct = MemoryCluster()
+        self.direct.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
         self.watches: WatchClient = self.direct
         self.cluster: ClusterClient = self.direct
         self.nodes: list[str] = ["node-a"]
@@ -277,6 +278,20 @@ async def test_only_the_very_pod_is_annotated(setup: Setup, job: Manifest) -> No
     assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
 
 
+async def test_labels_of_a_pod_are_set_and_removed(setup: Setup, job: Manifest) -> None:
+    async def labelled_pods() -> dict[str, Manifest]:
+        pods = await setup.direct.list_pods(setup.namespace, labels={LABEL_JOB: "gpt"})
+        return {pod["metadata"]["name"]: pod for pod in pods}
+
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    own = (await labelled_pods())["gpt-1"]["metadata"]["labels"]
+    for labels, more in (({"a": "1"}, {"a": "1"}), ({"a": None, "b": None}, {})):
+        await setup.direct.label_pod(setup.namespace, "gpt-1", labels=labels)
+        assert (await labelled_pods())["gpt-1"]["metadata"]["labels"] == own | more
+    await setup.direct.label_pod(setup.namespace, "gpt-2", labels={"a": "1"})
+    assert sorted(await labelled_pods()) == ["gpt-1"], "one that is gone is no error"
+
+
 async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None:
     key = JobKey(namespace=setup.namespace, name="gpt")
     await setup.cluster.delete_job(key, uid="another-uid")
@@ -330,6 +345,27 @@ async def test_leases_histories_and_secrets_are_written_by_the_fastest(setup: Se
         await write(stored | {"metadata": stored["metadata"] | {"labels": {"turn": "2"}}})
         with pytest.raises(ConflictError):
             await write(stored)
+
+
+async def test_leases_are_found_by_name_in_all_namespaces(setup: Setup) -> None:
+    for name in ("mine", "another"):
+        metadata = {"namespace": setup.namespace, "name": name}
+        await setup.direct.write_lease(
+            {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+        )
+    found = {
+        (lease["metadata"]["namespace"], lease["metadata"]["name"])
+        for lease in await setup.direct.list_leases("mine")
+    }
+    assert (setup.namespace, "mine") in found
+    assert {name for _, name in found} == {"mine"}
+
+
+async def test_a_namespace_is_read(setup: Setup) -> None:
+    namespace = await setup.direct.get_namespace(setup.namespace)
+    assert namespace is not None
+    assert namespace["metadata"]["name"] == setup.namespace
+    assert await setup.direct.get_namespace("nobody") is None
 
 
 async def test_a_bound_token_speaks_for_its_pod_and_only_to_its_audience(setup: Setup, job: Manifest) -> None:

@@ -18,7 +18,7 @@ from container_fixtures import containers
 from e2e.rehearsal import Rehearsal, command_lines, manifest, rehearsal
 from helm_release import HelmRelease
 from spottrain_api import crd
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract import LABEL_JOB, LABEL_LEADER
 from spottrain_local.spec import ClusterSpec, NodePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -70,8 +70,14 @@ def test_jobs_train_through_the_life_of_a_release(installed: Installed) -> None:
         with_deleted_job(release, job, folder / "deleted", image)
         pods, generation = pod_uids(job), job.generation().number
 
-        release(*release.upgrade("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2"))
+        two = ("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2")
+        release(*release.upgrade(*two, "--wait", "--timeout", "90s"))
         wait_for(lambda: operators(release) == ["DEBUG", "DEBUG"], "two new operators run", 60)
+        wait_for(lambda: len(leaders(release)) == 1, "the Service finds one of them")
+        wait_until_followed(job)
+        [leader] = leaders(release)
+        release.kubectl("delete", "pod", leader, "-n", release.namespace, "--wait=false")
+        wait_for(lambda: leaders(release) not in ([], [leader]), "the other one leads, and the Service finds it", 60)
         wait_until_followed(job)
 
         release("rollback", release.name, "1")
@@ -113,6 +119,16 @@ def operators(release: HelmRelease) -> list[str]:
     ready = {each["status"] for pod in running for each in pod["status"]["conditions"] if each["type"] == "Ready"}
     env = [{v["name"]: v.get("value") for v in pod["spec"]["containers"][0]["env"]} for pod in running]
     return [str(each["SPOTTRAIN_LOG_LEVEL"]) for each in env] if "True" in ready else []
+
+
+def leaders(release: HelmRelease) -> list[str]:
+    """The operator's ready pods that the Service selects."""
+    pods = release.kubectl.list("pod", release.namespace, f"app.kubernetes.io/component=operator,{LABEL_LEADER}=true")
+    alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    conditions = {p["metadata"]["name"]: p["status"].get("conditions", []) for p in alive}
+    return [
+        name for name, each in conditions.items() if any(c["type"] == "Ready" and c["status"] == "True" for c in each)
+    ]
 
 
 def running_parts(release: HelmRelease) -> list[str]:

@@ -133,6 +133,24 @@ def test_a_second_operator_is_refused(release: HelmRelease) -> None:
     assert done.returncode != 0
     assert "The release spottrain in the namespace spottrain-system runs an operator in this cluster." in done.stderr
     assert "helm uninstall spottrain --namespace spottrain-system" in done.stderr
+    beside = second.run(*second.upgrade("--set", "watchNamespaces.names={team-a}"))
+    assert "The release spottrain in the namespace spottrain-system runs an operator" in beside.stderr
+
+
+def test_releases_with_namespaces_of_their_own_share_a_cluster(release: HelmRelease) -> None:
+    names = "watchNamespaces.names={default}"
+    second = replace(release, name="mine", namespace="team-a")
+    release(*release.upgrade("--set", names))
+    try:
+        planned = second.run(*second.upgrade("--set", "watchNamespaces.names={team-b}", "--dry-run=server"))
+        assert planned.returncode == 0, planned.stderr
+        both = second.run(*second.upgrade("--set", "watchNamespaces.names={team-b,default}", "--dry-run=server"))
+        assert "give each release a namespace of its own and, by watchNamespaces, other namespaces" in both.stderr
+        neighbour = replace(second, namespace=release.namespace)
+        shared = neighbour.run(*neighbour.upgrade("--set", "watchNamespaces.names={team-b}", "--dry-run=server"))
+        assert "runs an operator in this cluster" in shared.stderr
+    finally:
+        release(*release.upgrade("--wait", "--timeout", "90s"))
 
 
 def test_monitoring_needs_its_operator(release: HelmRelease) -> None:

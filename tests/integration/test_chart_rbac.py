@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import yaml
 
-from cluster_fixtures import Kubectl
+from cluster_fixtures import Kubectl, wait_for
 from spottrain_local.binaries import find_binaries
 
 pytestmark = pytest.mark.cluster
@@ -125,6 +125,33 @@ def test_the_operator_may_renew_its_lease_alone(release: Release) -> None:
     assert release.can("operator", f"update leases.coordination.k8s.io/spottrain-operator -n {release.name}")
     assert not release.can("operator", f"update leases.coordination.k8s.io/another -n {release.name}")
     assert not release.can("operator", "update leases.coordination.k8s.io/spottrain-operator -n kube-system")
+
+
+def test_the_operator_may_write_in_the_namespaces_of_a_list_alone(release: Release) -> None:
+    """The roles are those of `release`; a binding in one namespace takes the place of that for all."""
+    team = f"{release.name}-team"
+    release.kubectl("create", "namespace", team)
+    of_all = [each for each in release.render({}) if each["metadata"]["name"] == f"{release.name}-operator-jobs"]
+    values = {"watchNamespaces": {"names": [team]}}
+    [of_one] = [each for each in release.render(values) if each["metadata"].get("namespace") == team]
+    [binding] = [each for each in of_all if each["kind"] == "ClusterRoleBinding"]
+    try:
+        release.kubectl("delete", "-f", "-", stdin=yaml.safe_dump(binding))
+        release.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(of_one))
+        for verb in (
+            "create pods",
+            "delete pods",
+            "patch pods",
+            "create events",
+            "delete trainingjobs.spottrain.dev",
+        ):
+            wait_for(lambda verb=verb: release.can("operator", f"{verb} -n {team}"), f"{verb} is allowed")  # type: ignore[misc]
+            wait_for(lambda verb=verb: not release.can("operator", f"{verb} -n default"), f"{verb} is not")  # type: ignore[misc]
+        assert release.can("operator", f"patch pods -n {release.name}"), "its own, for the label of the leader"
+        assert not release.can("operator", f"create pods -n {release.name}")
+    finally:
+        release.kubectl.run("delete", "namespace", team, "--wait=false")
+        release.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(binding))
 
 
 def test_the_operator_may_read_and_write_the_control_apis_secret_alone(release: Release) -> None:

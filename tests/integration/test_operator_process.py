@@ -158,6 +158,19 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
     assert len({pod["metadata"]["uid"] for pod in jobs.pods("gpt")} & before) == 2
 
 
+def test_a_job_of_a_namespace_that_is_not_watched_is_left_alone(operator: OperatorProcess, jobs: Jobs) -> None:
+    other = Jobs(jobs.kubectl, f"{jobs.namespace}-other")
+    other.kubectl("create", "namespace", other.namespace)
+    try:
+        other.apply("theirs")
+        jobs.apply("mine")
+        wait_for(lambda: jobs.pods("mine"), f"its own job has pods\n{operator.log()}")
+        assert other.status("theirs") == {}
+        assert other.pods("theirs") == []
+    finally:
+        other.kubectl.run("delete", "namespace", other.namespace, "--wait=false")
+
+
 def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jobs) -> None:
     assert operator.end(signal.SIGTERM) == 0, operator.log()
     lease = jobs.kubectl.get("lease", "spottrain-operator", jobs.namespace)

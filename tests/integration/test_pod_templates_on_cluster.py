@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+import hostile_specs
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import GOOD, HARMLESS, REFUSED, template
 from minimal_job import MINIMAL
@@ -87,6 +88,19 @@ def test_a_bad_pod_template_is_refused_with_a_sentence(namespace: Namespace, cas
     changes, sentence = REFUSED[case]
     said = namespace.try_job(MINIMAL | changes)
     assert sentence in said
+
+
+@pytest.mark.parametrize("case", hostile_specs.REFUSED)
+def test_a_bad_spec_is_refused_with_a_sentence(namespace: Namespace, case: str) -> None:
+    changes, sentence = hostile_specs.REFUSED[case]
+    assert sentence in namespace.try_job(MINIMAL | changes)
+
+
+@pytest.mark.parametrize("case", hostile_specs.SHOWN)
+def test_the_api_server_accepts_what_is_shown_as_text(namespace: Namespace, case: str) -> None:
+    text = hostile_specs.SHOWN[case]
+    said = namespace.try_job(MINIMAL | hostile_specs.uri(f"s3://bucket/{text}") | hostile_specs.script(script=text))
+    assert said == ""
 
 
 @pytest.mark.parametrize("case", HARMLESS)

@@ -129,15 +129,15 @@ def test_a_right_value_is_accepted(value: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("preset", sorted(path.name for path in CHART.glob("values.*.yaml")))
-def test_a_preset_renders_and_lets_critical_watchers_in(preset: str) -> None:
+def test_a_preset_renders_and_lets_critical_pods_in(preset: str) -> None:
     done = helm("--values", str(CHART / preset))
     assert done.returncode == 0, done.stderr
     objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
-    wanted = objects["DaemonSet"]["spec"]["template"]["spec"].get("priorityClassName")
-    quota = objects.get("ResourceQuota", {"spec": {"scopeSelector": {"matchExpressions": [{"values": [None]}]}}})
-    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
-    assert scope["values"] == [wanted]
-    assert (wanted == "system-node-critical") is (preset != "values.local.yaml")
+    kinds = ("Deployment", "DaemonSet")
+    wanted = [objects[kind]["spec"]["template"]["spec"].get("priorityClassName") for kind in kinds]
+    [scope] = objects["ResourceQuota"]["spec"]["scopeSelector"]["matchExpressions"]
+    assert scope["values"] == [name for name in wanted if name]
+    assert wanted == ["system-cluster-critical", None if preset == "values.local.yaml" else "system-node-critical"]
 
 
 def test_presets_hold_what_differs_alone() -> None:

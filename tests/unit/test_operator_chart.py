@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from spottrain_api.contract import (
+    ANNOTATION_WATCHED,
     CONTROL_PORT,
     ENV_CONTROL_URL,
     ENV_HOST_IP,
     ENV_NODE_NAME,
     ENV_WATCHER_PORT,
+    LABEL_LEADER,
     PLAIN_PORT,
     SPOT_LABELS,
     CapacityType,
@@ -28,6 +30,7 @@ from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.placement import TERMS, Site, node_affinity
 from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+from spottrain_operator.core.scope import Scope
 from spottrain_operator.rights import RIGHTS, Right
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +84,7 @@ def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 @pytest.mark.cluster
 def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, Any]]) -> None:
     roles = [each for each in rendered if each["kind"] in ("Role", "ClusterRole")]
-    assert len(roles) == 5
+    assert len(roles) == 6
     for role in roles:
         for rule in role["rules"]:
             if role["kind"] == "Role" and rule == CONTROL_SECRET:
@@ -94,13 +97,14 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
 @pytest.mark.cluster
 @pytest.mark.parametrize("part", RIGHTS)
 def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[str, Any]], part: str) -> None:
-    roles = {f"spottrain-{part}", f"spottrain-{part}-lease"}
+    roles = {f"spottrain-{part}", f"spottrain-{part}-lease", f"spottrain-{part}-jobs"}
     granted = {
         Right(
             group=group,
             resource=resource,
             verbs=tuple(sorted(rule["verbs"])),
             name="".join(rule.get("resourceNames", ())),
+            of_jobs=role["metadata"]["name"].endswith("-jobs"),
             own_namespace=role["kind"] == "Role",
         )
         for role in rendered
@@ -137,7 +141,11 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
     assert [each["port"] for each in service["spec"]["ports"]] == [CONTROL_PORT, PLAIN_PORT]
     assert env["SPOTTRAIN_PLAIN_PORT"]["value"] == str(PLAIN_PORT)
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    selector = service["spec"]["selector"]
+    assert selector.pop(LABEL_LEADER) == "true"
+    assert selector.items() <= labels.items()
+    command = ["--control-url", "https://a", "--pod-labels", env["SPOTTRAIN_POD_LABELS"]["value"]]
+    assert main.make_context("operator", command).params["pod_labels"] == selector
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
@@ -206,6 +214,50 @@ def test_the_operator_allows_the_networks_of_the_chart(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_of_several_replicas_may_be_evicted_at_a_time(replicas: int) -> None:
+    objects = render("--set", f"operator.replicas={replicas}")
+    budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+    assert len(budgets) == (replicas > 1), "one alone would never let its node go"
+    selector = one(objects, "Deployment")["spec"]["selector"]
+    for budget in budgets:
+        assert (budget["maxUnavailable"], budget["selector"]) == (1, selector)
+
+
+@pytest.mark.cluster
+def test_no_job_pushes_the_operator_off_its_node(rendered: list[dict[str, Any]]) -> None:
+    pod = one(rendered, "Deployment")["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "system-cluster-critical"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("values", "scope", "bound"),
+    [
+        ((), Scope(), [""]),
+        (("watchNamespaces.names={a,b}",), Scope(names=frozenset("ab")), ["a", "b"]),
+        (("watchNamespaces.labels.fleet=a",), Scope(labels={"fleet": "a"}), [""]),
+    ],
+    ids=["all", "a list", "a selector"],
+)
+def test_the_operator_may_write_where_it_leads(
+    values: tuple[str, ...], scope: Scope, bound: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render(*(part for each in values for part in ("--set", each)))
+    bindings = [each for each in objects if each.get("roleRef", {}).get("name") == "spottrain-operator-jobs"]
+    assert [each["metadata"].get("namespace", "") for each in bindings] == bound
+    assert {each["kind"] for each in bindings} == {"RoleBinding" if bound[0] else "ClusterRoleBinding"}
+    [reads] = [each for each in objects if each["metadata"]["name"] == "spottrain-operator" and "subjects" in each]
+    assert Scope.from_json(reads["metadata"]["annotations"][ANNOTATION_WATCHED]) == scope
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    for each in container["env"]:
+        if "value" in each:
+            monkeypatch.setenv(each["name"], each["value"])
+    given = main.make_context("operator", []).params
+    assert Scope(names=frozenset(given["watch_namespaces"]), labels=given["watch_labels"]) == scope
+
+
+@pytest.mark.cluster
 def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
     objects = render("--set", "logFormat=json")
     for kind in ("Deployment", "DaemonSet"):
@@ -215,7 +267,8 @@ def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
 
 @pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
-    [_, rule, _] = one(rendered, "Role")["rules"]
+    rules = one(rendered, "Role")["rules"]
+    [rule] = [each for each in rules if each["resources"] == ["leases"] and "update" in each["verbs"]]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]
 
 
@@ -287,7 +340,7 @@ def test_the_operator_may_create_network_policies_only_if_it_does(
 ) -> None:
     objects = render("--set", f"jobs.networkPolicies={str(isolates).lower()}")
     roles = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ClusterRole"}
-    rules = roles["spottrain-operator"]["rules"]
+    rules = [*roles["spottrain-operator"]["rules"], *roles["spottrain-operator-jobs"]["rules"]]
     granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
     assert granted == ([["create"]] if isolates else [])
     [deployment] = [each for each in objects if each["kind"] == "Deployment"]

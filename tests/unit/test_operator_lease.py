@@ -73,6 +73,26 @@ async def test_the_second_waits_until_the_first_has_been_silent_for_the_duration
     assert holder(cluster) == "b"
 
 
+async def test_who_waits_could_take_over_as_long_as_the_api_server_answers() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first, second = election(cluster, "a", clock), election(cluster, "b", clock)
+    await first.acquire()
+    assert not first.is_standby
+    assert not second.is_standby
+    waiting = asyncio.create_task(second.acquire())
+    assert await pending(waiting)
+    assert second.is_standby
+    cluster.down = True
+    assert await pending(waiting)
+    assert not second.is_standby
+    cluster.down = False
+    assert await pending(waiting)
+    assert second.is_standby
+    await first.release()
+    await asyncio.wait_for(waiting, 5)
+    assert not second.is_standby
+
+
 async def test_a_renewing_leader_keeps_it() -> None:
     cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)

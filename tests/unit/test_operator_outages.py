@@ -41,8 +41,11 @@ class Running:
     health_url: str
 
     async def is_ready(self) -> bool:
-        async with aiohttp.ClientSession() as session, session.get(self.health_url) as answer:
-            return answer.status == 200
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self.health_url) as answer:
+                return answer.status == 200
+        except aiohttp.ClientConnectionError:  # it does not listen yet
+            return False
 
     def apply(self, name: str) -> None:
         manifest = job(checkpoint={"uri": f"s3://bucket/{name}"})
@@ -63,22 +66,26 @@ class Running:
                 await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-async def operator() -> AsyncIterator[Running]:
-    cluster, ports = LeaseAway(), [free_port() for _ in range(3)]
-    settings = OperatorSettings(
+def settings_of(identity: str) -> OperatorSettings:
+    ports = [free_port() for _ in range(3)]
+    return OperatorSettings(
         control_url="https://127.0.0.1:1",
         lease=LeaseSettings(
-            namespace=SYSTEM, identity="a", duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02
+            namespace=SYSTEM, identity=identity, duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02
         ),
         host="127.0.0.1",
         port=ports[0],
         health_port=ports[1],
         metrics_port=ports[2],
     )
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[Running]:
+    cluster, settings = LeaseAway(), settings_of("a")
     stop = asyncio.Event()
     task = asyncio.create_task(Operator(settings, cluster, cluster).run(stop))  # type: ignore[arg-type]
-    running = Running(cluster, task, f"http://127.0.0.1:{ports[1]}/readyz")
+    running = Running(cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
     running.apply(KEY.name)
     await running.until(lambda: running.num_pods(KEY.name) == 3)
     yield running
@@ -109,3 +116,36 @@ async def test_a_leader_ends_if_another_has_led_meanwhile(operator: Running) -> 
     cluster.is_away = False
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(operator.task, 20)
+
+
+async def test_a_leader_ends_if_another_release_leads_its_namespaces_meanwhile(operator: Running) -> None:
+    cluster = operator.cluster
+    cluster.is_away = True
+    await operator.until_ready(False)
+    await cluster.write_lease(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": "another", "name": LEASE_NAME},
+            "spec": {"holderIdentity": "b", "leaseDurationSeconds": 60},
+        }
+    )
+    cluster.is_away = False
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(operator.task, 20)
+    assert cluster.leases[SYSTEM, LEASE_NAME]["spec"]["holderIdentity"] == ""
+
+
+async def test_who_could_take_over_is_ready_but_answers_no_agent(operator: Running) -> None:
+    settings, stop = settings_of("b"), asyncio.Event()
+    task = asyncio.create_task(Operator(settings, operator.cluster, operator.cluster).run(stop))  # type: ignore[arg-type]
+    second = Running(operator.cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+            await second.until_ready(True)
+            async with session.get(f"https://127.0.0.1:{settings.port}/v1/assignment", ssl=False) as answer:
+                assert answer.status == 503
+        assert operator.cluster.leases[SYSTEM, LEASE_NAME]["spec"]["holderIdentity"] == "a"
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=20)

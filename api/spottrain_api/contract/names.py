@@ -17,10 +17,15 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_SEQUENCE = f"{GROUP}/sequence"
 LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
+# Of the operator's pods, the one that leads has this label, with the value "true".
+LABEL_LEADER = f"{GROUP}/leader"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
 # The container of a trainer pod that runs the agent.
 TRAINER_CONTAINER = "trainer"
+
+# On an operator's lease: the namespaces whose jobs it leads, as JSON.
+ANNOTATION_WATCHED = f"{GROUP}/watched-namespaces"
 
 # The watcher marks a node that will be gone soon: with the Notice as JSON, and with a taint against new pods.
 ANNOTATION_NOTICE = f"{GROUP}/notice"

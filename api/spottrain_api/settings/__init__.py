@@ -15,7 +15,7 @@ from spottrain_api.settings.choices import (
     Strategy,
 )
 from spottrain_api.settings.entrypoint import Entrypoint
-from spottrain_api.settings.resource import FreeForm, Resource
+from spottrain_api.settings.resource import FreeForm, Line, Resource
 from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig, TrainingSettings
 
@@ -28,6 +28,7 @@ __all__ = [
     "Entrypoint",
     "FreeForm",
     "FsdpConfig",
+    "Line",
     "LossSpikeConfig",
     "OnNotice",
     "Precision",

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from spottrain_api.settings.choices import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice
-from spottrain_api.settings.resource import Resource
+from spottrain_api.settings.resource import Line, Resource
 
 
 def _understood(interval: str) -> str:
@@ -63,7 +63,7 @@ class CheckpointConfig(Resource):
         ),
     ] = None
     endpoint_url: Annotated[
-        str | None,
+        Line | None,
         Field(
             alias="endpointURL",
             max_length=1024,

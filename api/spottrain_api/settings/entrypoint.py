@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings.resource import Resource
+from spottrain_api.settings.resource import Line, Resource
 
 
 class Entrypoint(Resource):
@@ -20,25 +20,31 @@ class Entrypoint(Resource):
         ),
     )
     script: Annotated[
-        str | None,
+        Line | None,
         Field(
             min_length=1,
+            max_length=4096,
             description="Path of a Python file in the image, absolute or relative to workingDir. "
             "Default: none, as module is given instead.",
         ),
     ] = None
     module: Annotated[
-        str | None,
+        Line | None,
         Field(
             min_length=1,
+            max_length=4096,
             description="Name of the Python module to run, as for `python -m`. "
             "Default: none, as script is given instead.",
         ),
     ] = None
-    args: Annotated[tuple[str, ...], Field(description="Command-line arguments of the program.")] = ()
+    args: Annotated[
+        tuple[Annotated[str, Field(max_length=131_000)], ...],
+        Field(max_length=1024, description="Command-line arguments of the program."),
+    ] = ()
     working_dir: Annotated[
-        str | None,
+        Line | None,
         Field(
-            description="Folder in the image in which the program runs. Default: the working directory of the image."
+            max_length=4096,
+            description="Folder in the image in which the program runs. Default: the working directory of the image.",
         ),
     ] = None

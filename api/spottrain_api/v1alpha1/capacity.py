@@ -11,7 +11,8 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.contract import CapacityType
-from spottrain_api.settings import Resource
+from spottrain_api.settings import Line, Resource
+from spottrain_api.v1alpha1.containers import LabelValue
 from spottrain_api.v1alpha1.pod_template import Toleration
 
 MAX_MEMBERS = 512
@@ -138,15 +139,19 @@ class Pool(Resource):
         ),
     )
     name: Annotated[
-        str, Field(min_length=1, description="Name of the pool, for the pods' annotation spottrain.dev/pool.")
+        Line,
+        Field(
+            min_length=1, max_length=253, description="Name of the pool, for the pods' annotation spottrain.dev/pool."
+        ),
     ]
     capacity_type: CapacityType
     provider: PoolProvider
     node_selector: Annotated[
-        dict[str, str] | None,
+        dict[str, LabelValue] | None,
         Field(
+            max_length=64,
             description="Labels that the pool's nodes have, beside those of the provider. Required if provider is "
-            "custom. Default: those of the provider alone."
+            "custom. Default: those of the provider alone.",
         ),
     ] = None
     tolerations: Annotated[
@@ -182,5 +187,9 @@ class Capacity(Resource):
     ] = ()
     currency: Annotated[
         str,
-        Field(pattern=r"^[A-Z]{3}$", description="Currency of the prices and of the cost, as its ISO 4217 code."),
+        Field(
+            max_length=3,
+            pattern=r"^[A-Z]{3}$",
+            description="Currency of the prices and of the cost, as its ISO 4217 code.",
+        ),
     ] = "USD"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings import INTERVAL_PATTERN, CheckpointConfig
+from spottrain_api.settings import INTERVAL_PATTERN, CheckpointConfig, Line
 
 
 class Checkpoint(CheckpointConfig):
@@ -32,7 +32,7 @@ class Checkpoint(CheckpointConfig):
         ),
     )
     uri: Annotated[
-        str,
+        Line,
         Field(
             min_length=1,
             max_length=1024,

@@ -23,6 +23,9 @@ TMP_DIR = "/tmp"
 
 # A name in a list of a pod: a DNS label.
 Name = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+# A name of an object in the namespace: a DNS subdomain.
+ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 # Longer ones could not be passed to a process: Linux allows 128 KiB for an argument or a variable.
 Argument = Annotated[str, Field(max_length=131_000)]
 
@@ -30,8 +33,8 @@ Argument = Annotated[str, Field(max_length=131_000)]
 class KeySelector(Resource):
     """A key of a ConfigMap or a Secret in the job's namespace."""
 
-    name: Annotated[str, Field(description="Name of the ConfigMap or Secret.")]
-    key: Annotated[str, Field(description="Key whose value to take.")]
+    name: Annotated[ObjectName, Field(description="Name of the ConfigMap or Secret.")]
+    key: Annotated[str, Field(max_length=253, description="Key whose value to take.")]
     optional: Annotated[
         bool | None,
         Field(

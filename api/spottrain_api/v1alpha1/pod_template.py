@@ -12,15 +12,18 @@ from pydantic import Field
 
 from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
-from spottrain_api.v1alpha1.containers import OWN_PREFIX, RUN_DIR, Container, Name, VolumeMount
+from spottrain_api.v1alpha1.containers import (
+    OWN_PREFIX,
+    RUN_DIR,
+    Container,
+    LabelValue,
+    Name,
+    ObjectName,
+    VolumeMount,
+)
 from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
-# A name of an object in the namespace: a DNS subdomain.
-ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-
-
 # Annotations by which a pod gets devices of the host, or loses its AppArmor profile.
 _RIGHTS_BY_ANNOTATION = (
     "container.apparmor.security.beta.kubernetes.io/",
@@ -125,17 +128,24 @@ class Network(StrEnum):
 class Toleration(Resource):
     """A taint on which pods may run nevertheless, as in a pod."""
 
-    key: Annotated[str | None, Field(description="Key of the taint. Default: any key, if operator is Exists.")] = None
+    key: Annotated[
+        str | None,
+        Field(max_length=317, description="Key of the taint. Default: any key, if operator is Exists."),
+    ] = None
     operator: Annotated[
         str | None,
-        Field(description="How value is compared: Equal, or Exists for any value. Default: Equal."),
+        Field(max_length=16, description="How value is compared: Equal, or Exists for any value. Default: Equal."),
     ] = None
     value: Annotated[
-        str | None, Field(description="Value of the taint, if operator is Equal. Default: an empty string.")
+        str | None,
+        Field(max_length=63, description="Value of the taint, if operator is Equal. Default: an empty string."),
     ] = None
     effect: Annotated[
         str | None,
-        Field(description="Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. Default: any effect."),
+        Field(
+            max_length=32,
+            description="Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. Default: any effect.",
+        ),
     ] = None
     toleration_seconds: Annotated[
         int | None,
@@ -237,7 +247,7 @@ class PodTemplate(Resource):
         ),
     ] = ()
     service_account_name: Annotated[
-        str | None,
+        ObjectName | None,
         Field(
             description="Service account of the pods, for example one that a cloud maps to a role with access to the "
             "bucket. Its Kubernetes token is not mounted. Default: the namespace's `default`."
@@ -246,16 +256,17 @@ class PodTemplate(Resource):
     image_pull_policy: Annotated[
         str | None,
         Field(
+            max_length=16,
             description="When the node pulls the image: Always, IfNotPresent or Never. "
-            "Default: Always for the tag latest, otherwise IfNotPresent."
+            "Default: Always for the tag latest, otherwise IfNotPresent.",
         ),
     ] = None
     image_pull_secrets: Annotated[
-        tuple[dict[str, str], ...],
+        tuple[Annotated[dict[str, ObjectName], Field(max_length=1)], ...],
         Field(max_length=8, description="Secrets with which the node pulls the image, each as `name: secret`."),
     ] = ()
     priority_class_name: Annotated[
-        str | None, Field(description="Priority class of the pods. Default: the cluster's default class.")
+        ObjectName | None, Field(description="Priority class of the pods. Default: the cluster's default class.")
     ] = None
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, description="Volumes of each pod.")] = ()
     volume_mounts: Annotated[

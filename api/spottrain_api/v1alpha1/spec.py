@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings import Entrypoint, Resource, TrainingSettings
+from spottrain_api.settings import Entrypoint, Line, Resource, TrainingSettings
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.containers import EnvVar, Resources
@@ -89,7 +89,7 @@ class Workload(Resource):
     """What runs, and on which nodes."""
 
     image: Annotated[
-        str,
+        Line,
         Field(
             min_length=1,
             max_length=1024,

@@ -41,15 +41,34 @@
 {{- end }}
 {{- end }}
 
-{{/* An operator leads all namespaces, so that two of them would create pods for the same jobs. */}}
+{{/* Whether two values of watchNamespaces may have a namespace in common, as Scope.overlaps has it. Takes ours and theirs. */}}
+{{- define "spottrain.overlap" -}}
+{{- $overlap := true }}
+{{- if and .ours.names .theirs.names }}
+{{- $overlap = false }}
+{{- range .ours.names }}{{ if has . $.theirs.names }}{{ $overlap = true }}{{ end }}{{ end }}
+{{- else }}
+{{- range $key, $value := .ours.labels }}
+{{- if ne (get ($.theirs.labels | default dict) $key | default $value) $value }}{{ $overlap = false }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if $overlap }}true{{ end }}
+{{- end }}
+
+{{/* Two operators that lead one namespace would create pods for the same jobs. Those of one namespace share a lease. */}}
 {{- define "spottrain.checkOnlyOperator" -}}
+{{- if and .Values.watchNamespaces.names .Values.watchNamespaces.labels }}
+{{- fail "watchNamespaces: names and labels are both set. Give a list of names, or the labels of a selector." }}
+{{- end }}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items }}
 {{- $labels := .metadata.labels | default dict }}
-{{- if eq (print (get $labels "app.kubernetes.io/name") "/" (get $labels "app.kubernetes.io/component")) "spottrain/operator" }}
+{{- $theirs := get (.metadata.annotations | default dict) "spottrain.dev/watched-namespaces" | default "{}" | fromJson }}
+{{- if and (eq (print (get $labels "app.kubernetes.io/name") "/" (get $labels "app.kubernetes.io/component")) "spottrain/operator") (hasSuffix "-operator" .metadata.name) }}
 {{- $release := get $labels "app.kubernetes.io/instance" }}
 {{- $namespace := (first .subjects).namespace }}
-{{- if ne (print $namespace "/" $release) (print $.Release.Namespace "/" $.Release.Name) }}
-{{- fail (printf "The release %s in the namespace %s runs an operator in this cluster. One operator leads the jobs of all namespaces: upgrade that release, or remove it first with `helm uninstall %s --namespace %s`. Jobs keep training meanwhile." $release $namespace $release $namespace) }}
+{{- $others := ne (print $namespace "/" $release) (print $.Release.Namespace "/" $.Release.Name) }}
+{{- if and $others (or (eq $namespace $.Release.Namespace) (include "spottrain.overlap" (dict "ours" $.Values.watchNamespaces "theirs" $theirs))) }}
+{{- fail (printf "The release %s in the namespace %s runs an operator in this cluster. One operator leads the jobs of a namespace: give each release a namespace of its own and, by watchNamespaces, other namespaces of jobs. Or upgrade that release, or remove it first with `helm uninstall %s --namespace %s`. Jobs keep training meanwhile." $release $namespace $release $namespace) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -15,6 +15,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* The user as which the pods of a part call the API server. */}}
+{{- define "spottrain.username" -}}
+system:serviceaccount:{{ .root.Release.Namespace }}:{{ .root.Release.Name }}-{{ .component }}
+{{- end }}
+
 {{- define "spottrain.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -56,13 +61,13 @@ label, NotIn adds each label to every term.
 {{- end }}
 {{- end }}
 
-{{/* spotLabels as text: key=value,key=value. */}}
-{{- define "spottrain.spotLabels" -}}
-{{- $labels := list }}
-{{- range $key, $value := .Values.spotLabels }}
-{{- $labels = append $labels (printf "%s=%v" $key $value) }}
+{{/* Labels as text: key=value,key=value. */}}
+{{- define "spottrain.pairs" -}}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- $pairs = append $pairs (printf "%s=%v" $key $value) }}
 {{- end }}
-{{- join "," $labels }}
+{{- join "," $pairs }}
 {{- end }}
 
 {{/* The Secret of the control API's certificate: SECRET_NAME in certificate_keeper.py. */}}

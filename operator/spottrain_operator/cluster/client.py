@@ -183,6 +183,16 @@ class ClusterClient(Protocol):
         ...
 
 
+class PodLabelClient(Protocol):
+    """The operator's own pods."""
+
+    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]: ...
+
+    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
+        """Set labels of a pod, or remove them (None). A pod that is gone stays so."""
+        ...
+
+
 class Kind(StrEnum):
     """What a watch follows. Of pods, those that bear the operator's label."""
 
@@ -251,9 +261,13 @@ class TokenReviewer(Protocol):
 
 
 class LeaseClient(Protocol):
-    """One coordination.k8s.io Lease, for leader election."""
+    """coordination.k8s.io Leases, for leader election."""
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None: ...
+
+    async def list_leases(self, name: str) -> list[Manifest]:
+        """The leases of this name in all namespaces."""
+        ...
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         """Create it, or replace it if it has a resourceVersion.
@@ -262,6 +276,12 @@ class LeaseClient(Protocol):
             ConflictError: Another writer was faster.
         """
         ...
+
+
+class NamespaceClient(Protocol):
+    """Namespaces and their labels."""
+
+    async def get_namespace(self, name: str) -> Manifest | None: ...
 
 
 class SecretClient(Protocol):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterClient, Manifest
 from spottrain_operator.core.model import Event
 
@@ -39,7 +40,7 @@ class EventRecorder:
         if self._clock() - self._written.get(key, float("-inf")) < REPEAT_SECONDS:
             return
         level = logging.WARNING if event.type == "Warning" else logging.INFO
-        logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, event.message)
+        logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, one_line(event.message, most=1000))
         await self._cluster.create_event(_manifest(job, event))
         self._written[key] = self._clock()
         if len(self._written) > MAX_REMEMBERED:
@@ -68,7 +69,9 @@ def _manifest(job: Manifest, event: Event) -> Manifest:
         "type": event.type,
         "reason": event.reason,
         "action": event.reason,
-        "message": event.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"),
+        "message": one_line(event.message, most=MAX_MESSAGE_BYTES)
+        .encode()[:MAX_MESSAGE_BYTES]
+        .decode(errors="ignore"),
         "eventTime": now,
         "firstTimestamp": now[:19] + "Z",
         "lastTimestamp": now[:19] + "Z",

@@ -91,7 +91,8 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
-    Implements ClusterClient, TokenReviewer, LeaseClient, SecretClient and HistoryClient.
+    Implements ClusterClient, PodLabelClient, TokenReviewer, LeaseClient, SecretClient, NamespaceClient and
+    HistoryClient.
     """
 
     def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
@@ -186,6 +187,11 @@ class KubernetesCluster:
                 raise
             return None
 
+    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"labels": dict(labels)}}
+        patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
+        await _gone(self._send(patch, name, namespace, body, _content_type=merge))
+
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]
         return [node for node in await asyncio.gather(*reads) if node is not None]
@@ -211,6 +217,11 @@ class KubernetesCluster:
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         return await _found(self._send(self._leases.read_namespaced_lease, name, namespace))
 
+    async def list_leases(self, name: str) -> list[Manifest]:
+        selector = f"metadata.name={name}"
+        answer = await self._send(self._leases.list_lease_for_all_namespaces, field_selector=selector)
+        return list(answer["items"])
+
     async def write_lease(self, lease: Manifest) -> Manifest:
         create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
         return await self._write(lease, create, replace, self._send)
@@ -224,6 +235,9 @@ class KubernetesCluster:
 
     async def create_network_policy(self, policy: Manifest) -> None:
         await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)
+
+    async def get_namespace(self, name: str) -> Manifest | None:
+        return await _found(self._call(self._core.read_namespace, name))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         get = self._custom.get_namespaced_custom_object

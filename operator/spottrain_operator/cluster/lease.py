@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from spottrain_api.contract import ANNOTATION_WATCHED
 from spottrain_operator.cluster.client import ClusterError, LeaseClient, Manifest
+from spottrain_operator.core.scope import Scope
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,8 @@ LEASE_NAME = "spottrain-operator"
 class LeaseSettings:
     """Whose lease it is, and how long a silent leader keeps it.
 
-    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over.
+    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. `scope` has
+    the namespaces whose jobs it leads.
     """
 
     namespace: str
@@ -36,10 +40,15 @@ class LeaseSettings:
     duration_seconds: int = 15
     renew_deadline_seconds: float = 10.0
     retry_seconds: float = 2.0
+    scope: Scope = Scope()
 
 
 class LeaderElection:
-    """Acquires the lease, renews it, and notices its loss."""
+    """Acquires the lease, renews it, and notices its loss.
+
+    - is_leader: whether this process holds the lease.
+    - is_standby: whether another one does, and this one can take over: it has read the lease.
+    """
 
     def __init__(
         self, leases: LeaseClient, settings: LeaseSettings, *, clock: Callable[[], float] = time.monotonic
@@ -47,18 +56,22 @@ class LeaderElection:
         self._leases = leases
         self._settings = settings
         self._clock = clock
-        self._observed: tuple[str, float] | None = None  # (resourceVersion, when it was first seen)
+        self._observed: dict[str, tuple[str, float]] = {}  # by namespace: resourceVersion, when it was first seen
         self._holder = settings.identity  # as last read
         self._renewed_at = 0.0
         self._version = 0  # of the lease, as last written
         self.is_leader = False
+        self.is_standby = False
 
     async def acquire(self) -> None:
-        """Return once this process is the leader."""
+        """Return once this process is the leader, and no other release leads a namespace of this one's."""
         while True:
-            if await self._attempt():
+            if await self._attempt() and await self._is_alone():
                 break
-            await asyncio.sleep(self._settings.retry_seconds)
+            self._version = 0  # nothing is cached yet
+            # Two releases that start at once may both give way, but not for ever.
+            await asyncio.sleep(self._settings.retry_seconds * random.uniform(1.0, 1.5))
+        self.is_leader = True
         logger.info("%s leads", self._settings.identity)
 
     async def hold(self) -> None:
@@ -80,13 +93,14 @@ class LeaderElection:
     async def regain(self) -> bool:
         """Wait for the API server, after `hold`. Returns whether this process leads on.
 
-        It does if nobody else has held the lease meanwhile, which nobody can while the API server is away, and if the
-        cluster's state has not gone back.
+        It does if nobody else has held the lease meanwhile, which nobody can while the API server is away, if the
+        cluster's state has not gone back, and if no other release leads a namespace of this one's.
         """
-        while not await self._attempt(only_own=True):
+        while not (await self._attempt(only_own=True) and await self._is_alone()):
             if self._taken_by_another():
                 return False
             await asyncio.sleep(self._settings.retry_seconds)
+        self.is_leader = True
         logger.info("%s leads on", self._settings.identity)
         return True
 
@@ -109,6 +123,7 @@ class LeaderElection:
         """
         settings = self._settings
         self._holder = settings.identity
+        self.is_standby = False
         begun_at = self._clock()
         try:
             lease = await self._leases.read_lease(settings.namespace, settings.name)
@@ -117,6 +132,7 @@ class LeaderElection:
                 return False
             if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
                 self._holder = lease["spec"].get("holderIdentity", "")
+                self.is_standby = not only_own
                 return False
             written = await self._leases.write_lease(self._mine(lease))
         except ClusterError as error:
@@ -124,8 +140,37 @@ class LeaderElection:
             return False
         self._version = int(written["metadata"]["resourceVersion"])
         self._renewed_at = begun_at
-        self.is_leader = True
         return True
+
+    async def _is_alone(self) -> bool:
+        """Whether no other release leads a namespace of this one's. If one does, the lease is given back.
+
+        Every candidate writes its lease before it reads those of the others, so that at least one of two sees the
+        other, and gives way.
+        """
+        settings = self._settings
+        try:
+            others = [each for each in await self._leases.list_leases(settings.name) if self._rivals(each)]
+        except ClusterError as error:
+            logger.warning("the leases of other releases could not be read; retrying: %s", error)
+            await self.release()
+            return False
+        for other in others[:1]:
+            logger.warning(
+                "the release in the namespace %s leads jobs of %s, and this one is to lead those of %s. Set "
+                "watchNamespaces of both so that no namespace is in both, or uninstall one of them. Until then, this "
+                "one waits",
+                other["metadata"]["namespace"],
+                _scope(other),
+                settings.scope,
+            )
+            await self.release()
+        return not others
+
+    def _rivals(self, lease: Manifest) -> bool:
+        if lease["metadata"]["namespace"] == self._settings.namespace or not lease["spec"].get("holderIdentity"):
+            return False
+        return self._settings.scope.overlaps(_scope(lease)) and not self._has_expired(lease)
 
     def _has_gone_back(self, lease: Manifest) -> bool:
         """Whether the lease is older than this process' last renewal.
@@ -158,11 +203,14 @@ class LeaderElection:
         holder = lease["spec"].get("holderIdentity")
         if not holder or holder == self._settings.identity:
             return True
-        version = lease["metadata"]["resourceVersion"]
-        if self._observed is None or self._observed[0] != version:
-            self._observed = (version, self._clock())
+        return self._has_expired(lease)
+
+    def _has_expired(self, lease: Manifest) -> bool:
+        namespace, version = lease["metadata"]["namespace"], lease["metadata"]["resourceVersion"]
+        if self._observed.get(namespace, ("", 0.0))[0] != version:
+            self._observed[namespace] = (version, self._clock())
         duration = lease["spec"].get("leaseDurationSeconds") or self._settings.duration_seconds
-        return self._clock() - self._observed[1] >= duration
+        return self._clock() - self._observed[namespace][1] >= duration
 
     def _mine(self, lease: Manifest | None) -> Manifest:
         settings = self._settings
@@ -172,10 +220,16 @@ class LeaderElection:
             transitions = int(spec.get("leaseTransitions") or 0) + (1 if lease else 0)
             spec |= {"holderIdentity": settings.identity, "acquireTime": now, "leaseTransitions": transitions}
         spec |= {"renewTime": now, "leaseDurationSeconds": settings.duration_seconds}
-        metadata = lease["metadata"] if lease else {"namespace": settings.namespace, "name": settings.name}
+        metadata: Manifest = lease["metadata"] if lease else {"namespace": settings.namespace, "name": settings.name}
+        annotations = (metadata.get("annotations") or {}) | {ANNOTATION_WATCHED: settings.scope.to_json()}
+        metadata = metadata | {"annotations": annotations}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": metadata,
             "spec": spec,
         }
+
+
+def _scope(lease: Manifest) -> Scope:
+    return Scope.from_json((lease["metadata"].get("annotations") or {}).get(ANNOTATION_WATCHED))

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Parts of the status that only people read, and that each pass writes again: no decision depends on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+# Kubernetes quotes what users wrote into a pod.
+_MOST_QUOTED = 1000
 _QUOTA = "exceeded quota"
 _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 
@@ -125,7 +127,7 @@ def pod_view(pod: Manifest) -> PodView:
         deleting="deletionTimestamp" in meta,
         deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         waiting_reason=waiting.get("reason") or failed_start.get("reason"),
-        waiting_message=waiting.get("message") or failed_start.get("message"),
+        waiting_message=_quoted(waiting.get("message") or failed_start.get("message")),
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
@@ -149,7 +151,7 @@ def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
     """Add the newest event of the kubelet, if it explains why the pod doesn't start."""
     if event is None or event.get("reason") != "FailedMount":
         return pod
-    return replace(pod, waiting_reason="FailedMount", waiting_message=event.get("message"))
+    return replace(pod, waiting_reason="FailedMount", waiting_message=_quoted(event.get("message")))
 
 
 def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
@@ -170,7 +172,9 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
     return Refusal(
         template_hash=template_hash,
         message=(
-            said if isinstance(error, NoPoolError | NotAllowedError) else f"Kubernetes refuses the job's pods: {said}"
+            said
+            if isinstance(error, NoPoolError | NotAllowedError)
+            else f"Kubernetes refuses the job's pods: {_quoted(said)}"
         ),
         since=known.since if known is not None and again else now,
         lasting=not isinstance(error, NotAllowedError) and not any(text in said for text in passing),
@@ -178,6 +182,10 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
         tried_at=now,
         num_tries=known.num_tries + 1 if known is not None and again else 1,
     )
+
+
+def _quoted(said: str | None) -> str | None:
+    return one_line(said, most=_MOST_QUOTED) if said is not None else None
 
 
 def _is_above_quota(said: str) -> bool:

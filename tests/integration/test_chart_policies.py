@@ -1,0 +1,545 @@
+"""The chart's admission policies on a real API server: what operator, watcher and users of jobs can't do.
+
+Each part speaks with a token of its service account, as in its pod, and each user by impersonation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from cluster_fixtures import Kubectl, wait_for
+from hostile_pod_templates import template
+from minimal_job import MINIMAL
+from spottrain_api.contract import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    ANNOTATION_DO_NOT_DISRUPT,
+    ANNOTATION_NOTICE,
+    ANNOTATION_SAFE_TO_EVICT,
+    LABEL_LEADER,
+    TAINT_PREEMPTION,
+    CapacityType,
+)
+from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_local.binaries import find_binaries
+from spottrain_local.install import chart_folder, crds_folder, find_helm
+from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.pods import JobRef, build_pod
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+
+
+def rendered(name: str, values: Object) -> list[Object]:
+    """The rights and policies of the chart as the release `name` in the namespace `name`."""
+    binaries = find_binaries()
+    assert binaries is not None, "run `make binaries`"
+    command = [find_helm(binaries), "template", name, str(chart_folder()), "-n", name, "--values", "-"]
+    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    groups = ("rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1")
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in objects if each["apiVersion"] in groups or each["kind"] == "ServiceAccount"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A namespace with the chart's rights and policies, in which jobs may be, too."""
+
+    kubectl: Kubectl
+    name: str
+
+    def install(self, values: Object) -> None:
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rendered(self.name, values)))
+
+    def account(self, part: str) -> str:
+        return f"system:serviceaccount:{self.name}:{self.name}-{part}"
+
+    def said(self, user: str, *command: str, stdin: Object | None = None) -> str:
+        """What kubectl complains about, as this user; empty if it worked."""
+        text = json.dumps(stdin) if stdin is not None else None
+        done = self.kubectl.run(*command, "-n", self.name, f"--as={user}", stdin=text)
+        return "" if done.returncode == 0 else done.stderr
+
+    def tries(self, user: str, made: Object) -> str:
+        return self.said(user, "create", "--dry-run=server", "--validate=ignore", "-f", "-", stdin=made)
+
+    def pod(self, spec: Object | None = None, **changes: Any) -> Object:
+        """The pod that the operator would create, with changes of its spec."""
+        pod = build_pod(
+            JobRef(namespace=self.name, name="job", uid="none"),
+            TrainingJobSpec.model_validate(MINIMAL | (spec or {})),
+            name="job-1",
+            sequence=1,
+            capacity_type=CapacityType.SPOT,
+            pool=None,
+            control=ControlAddress(url="https://control:8443", ca="CA"),
+        )
+        return pod | {"spec": pod["spec"] | changes}
+
+    def job(self, name: str = "job", **changes: Any) -> Object:
+        spec = MINIMAL | changes
+        metadata = {"name": name, "namespace": self.name}
+        return {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def site(local_cluster: Any) -> Iterator[Site]:
+    kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crds_folder()))
+    wait_for(lambda: kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
+    site = Site(kubectl=kubectl, name=f"policy-{uuid4().hex[:8]}")
+    kubectl("create", "namespace", site.name)
+    try:
+        site.install({})
+        account = ("get", "serviceaccount", "default", "-n", site.name)
+        wait_for(lambda: kubectl.run(*account).returncode == 0, "a service account")
+        yield site
+    finally:
+        objects = yaml.safe_dump_all(rendered(site.name, {}))
+        kubectl.run("delete", "--wait=false", "--ignore-not-found", "-f", "-", stdin=objects)
+        kubectl.run("delete", "namespace", site.name, "--wait=false")
+
+
+def enforced(check: Callable[[], str], refused: bool = True) -> None:
+    """Wait until the API server has read a policy, which takes a moment."""
+    wait_for(lambda: bool(check()) is refused, "the policy is enforced")
+
+
+# --- the operator ----------------------------------------------------------------------------------------
+
+NOT_ITS_OWN = "operator creates, changes and deletes the pods of TrainingJobs alone"
+HOST = "share no network, processes or ports with their host"
+RIGHTS = "has more rights than jobs.allowedNetworks and policies.allowedCapabilities"
+TOKEN = "get no token for the API server"
+Change = Callable[[Object], object]
+
+
+def container(**changes: Any) -> Change:
+    return lambda pod: pod["spec"]["containers"][0].update(changes)
+
+
+def of_spec(**changes: Any) -> Change:
+    return lambda pod: pod["spec"].update(changes)
+
+
+def with_volume(**source: Any) -> Change:
+    return lambda pod: pod["spec"]["volumes"].append({"name": "more", **source})
+
+
+BAD_PODS: dict[str, tuple[Change, str]] = {
+    "no label": (lambda pod: pod["metadata"].pop("labels"), NOT_ITS_OWN),
+    "no owner": (lambda pod: pod["metadata"].pop("ownerReferences"), NOT_ITS_OWN),
+    "a Deployment's": (lambda pod: pod["metadata"]["ownerReferences"][0].update(kind="ReplicaSet"), NOT_ITS_OWN),
+    "another API's": (lambda pod: pod["metadata"]["ownerReferences"][0].update(apiVersion="a.dev/v1"), NOT_ITS_OWN),
+    "not controlled": (lambda pod: pod["metadata"]["ownerReferences"][0].update(controller=False), NOT_ITS_OWN),
+    "host network": (of_spec(hostNetwork=True), HOST),
+    "host PID": (of_spec(hostPID=True), HOST),
+    "host IPC": (of_spec(hostIPC=True), HOST),
+    "host port": (container(ports=[{"containerPort": 80, "hostPort": 80}]), HOST),
+    "a node of its choice": (of_spec(nodeName="control-plane"), HOST),
+    "privileged": (container(securityContext={"privileged": True}), RIGHTS),
+    "capability": (container(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), RIGHTS),
+    "locked memory": (container(securityContext={"capabilities": {"add": ["IPC_LOCK"]}}), RIGHTS),
+    "sidecar": (
+        of_spec(initContainers=[{"name": "a", "image": "a", "securityContext": {"privileged": True}}]),
+        RIGHTS,
+    ),
+    "root": (container(securityContext={"runAsUser": 0, "runAsNonRoot": False}), "do not run as root"),
+    "root pod": (of_spec(securityContext={}), "do not run as root"),
+    "host path": (with_volume(hostPath={"path": "/"}), "mount no folder of their host"),
+    "TCPX's path": (with_volume(hostPath={"path": "/sys"}), "mount no folder of their host"),
+    "automatic token": (of_spec(automountServiceAccountToken=True), TOKEN),
+    "token": (with_volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}), TOKEN),
+}
+
+
+@pytest.fixture(scope="module")
+def held(site: Site) -> Site:
+    """The site, once the policies on the operator's pods are enforced."""
+    operator, pod = site.account("operator"), site.pod(hostNetwork=True)
+    enforced(lambda: site.tries(operator, pod))
+    return site
+
+
+@pytest.mark.parametrize("case", BAD_PODS)
+def test_the_operator_creates_only_pods_of_its_own_kind(held: Site, case: str) -> None:
+    change, sentence = BAD_PODS[case]
+    pod = held.pod()
+    change(pod)
+    assert sentence in held.tries(held.account("operator"), pod)
+
+
+MESH = {"name": "more", "projected": {"sources": [{"serviceAccountToken": {"path": "t", "audience": "istio-ca"}}]}}
+
+
+@pytest.mark.parametrize("more", [{}, {"volumes": [MESH]}], ids=["as built", "with a volume that a webhook adds"])
+def test_the_operator_creates_pods_of_jobs(held: Site, more: Object) -> None:
+    pod = held.pod()
+    pod["spec"]["volumes"] += more.get("volumes", [])
+    assert held.tries(held.account("operator"), pod) == ""
+
+
+def test_the_operator_changes_its_annotations_alone(held: Site) -> None:
+    operator = held.account("operator")
+    held.kubectl("create", "-f", "-", stdin=json.dumps(held.job("owner")))
+    uid = held.kubectl.get("tj", "owner", held.name)["metadata"]["uid"]
+    pods = {"own-1": held.pod(nodeName="nowhere"), "web-1": held.pod(nodeName="nowhere")}
+    pods["own-1"]["metadata"]["ownerReferences"][0] |= {"name": "owner", "uid": uid}
+    del pods["web-1"]["metadata"]["ownerReferences"]
+    for name, pod in pods.items():
+        pod["metadata"] |= {"name": name, "annotations": {"a": "b"}}
+        held.kubectl("create", "-n", held.name, "-f", "-", stdin=json.dumps(pod))
+
+    def patched(name: str, **metadata: Any) -> str:
+        patch = json.dumps({"metadata": metadata})
+        return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
+
+    more = "changes no more of a pod than its annotations for autoscalers"
+    for own in (ANNOTATION_SAFE_TO_EVICT, ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA):
+        assert patched("own-1", annotations={own: "false"}) == ""
+    for metadata in (
+        {"annotations": {"a": "c"}},
+        {"annotations": {"a": None}},
+        {"annotations": {"other": "c"}},
+        {"labels": {"app": "web"}},
+        {"finalizers": ["a.dev/b"]},
+        {"ownerReferences": None},
+    ):
+        assert more in patched("own-1", **metadata), metadata
+    image = json.dumps({"spec": {"containers": [{"name": "trainer", "image": "evil"}]}})
+    assert more in held.said(operator, "patch", "pod", "own-1", f"--patch={image}", "--dry-run=server")
+    assert NOT_ITS_OWN in patched("web-1", annotations={ANNOTATION_SAFE_TO_EVICT: "false"})
+    assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "web-1", "--wait=false")
+    assert held.said(operator, "delete", "pod", "own-1", "--wait=false") == ""
+
+
+def test_the_operator_labels_its_own_pods_and_no_more(held: Site) -> None:
+    operator = held.account("operator")
+    ours = {"app.kubernetes.io/name": "spottrain", "app.kubernetes.io/instance": held.name}
+    ours["app.kubernetes.io/component"] = "operator"
+    spec = {"containers": [{"name": "c", "image": "i"}], "nodeName": "nowhere"}
+    for name, labels in {"operator-1": ours, "web-2": {"app": "web"}}.items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+        held.kubectl("create", "-n", held.name, "-f", "-", stdin=json.dumps(pod))
+
+    def labelled(name: str, **labels: str | None) -> str:
+        patch = json.dumps({"metadata": {"labels": labels}})
+        return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
+
+    leader = {LABEL_LEADER: "true"}
+    assert labelled("operator-1", **leader) == ""
+    assert NOT_ITS_OWN in labelled("web-2", **leader)
+    assert NOT_ITS_OWN in labelled("web-2", **ours), "to make it one of its own"
+    assert "changes no more of a pod than" in labelled("operator-1", app="web")
+    assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "operator-1", "--wait=false")
+
+
+def test_the_operator_leads_only_namespaces_with_the_labels_of_watch_namespaces(held: Site) -> None:
+    operator = held.account("operator")
+    held.install({"watchNamespaces": {"labels": {"fleet": held.name}}})
+    enforced(lambda: held.tries(operator, held.pod()))
+    assert "leads the jobs of namespaces with the labels of watchNamespaces" in held.tries(operator, held.pod())
+    held.kubectl("label", "namespace", held.name, f"fleet={held.name}")
+    enforced(lambda: held.tries(operator, held.pod()), refused=False)
+    held.install({})
+
+
+def test_the_operator_deletes_only_finished_jobs_that_ask_for_it(held: Site) -> None:
+    operator = held.account("operator")
+    asks = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
+    jobs = {"runs": (asks, "Running"), "new": (asks, ""), "stays": ({}, "Succeeded"), "goes": (asks, "Failed")}
+    for name, (changes, phase) in jobs.items():
+        held.kubectl("create", "-f", "-", stdin=json.dumps(held.job(name, **changes)))
+        if phase:
+            status = json.dumps({"status": {"phase": phase}})
+            patch = ("--subresource=status", "--type=merge", f"--patch={status}")
+            held.kubectl("patch", "tj", name, "-n", held.name, *patch)
+    delete = ("delete", "tj", "--wait=false")
+    enforced(lambda: held.said(operator, *delete, "new", "--dry-run=server"))
+    for name in ("runs", "new", "stays"):
+        assert "deletes finished TrainingJobs with" in held.said(operator, *delete, name), name
+    assert held.said(operator, *delete, "goes") == ""
+
+
+def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> None:
+    operator = site.account("operator")
+    networks = {
+        "efa": {"limits": {"vpc.amazonaws.com/efa": "4"}},
+        "tcpx": {"limits": {"nvidia.com/gpu": "8"}},
+    }
+    pods = {name: site.pod(template(network=name) | {"resources": r}) for name, r in networks.items()}
+    mesh = site.pod(
+        initContainers=[{"name": "a", "image": "a", "securityContext": {"capabilities": {"add": ["NET_RAW"]}}}]
+    )
+    with_volume(hostPath={"path": "/var/run/agent"})(mesh)
+    for pod in (*pods.values(), mesh):
+        assert site.tries(operator, pod) != ""
+    policies = {"allowedCapabilities": ["NET_RAW"], "allowedHostPaths": ["/var/run/agent"]}
+    for values, allowed in (
+        ({"jobs": {"allowedNetworks": ["efa"]}}, pods["efa"]),
+        ({"jobs": {"allowedNetworks": ["tcpx"]}}, pods["tcpx"]),
+        ({"policies": policies}, mesh),
+    ):
+        site.install(values)
+        enforced(lambda pod=allowed: site.tries(operator, pod), refused=False)  # type: ignore[misc]
+        assert [site.tries(operator, pod) == "" for pod in (*pods.values(), mesh)].count(True) == 1
+        assert HOST in site.tries(operator, site.pod(hostNetwork=True))
+    site.install({})
+    enforced(lambda: site.tries(operator, mesh))
+
+
+# --- the watcher -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watcher(site: Site) -> Iterator[Callable[..., str]]:
+    """Patch a node with the token of a watcher on the node MINE; what kubectl complains about.
+
+    `mine-` and `other-` nodes have no kubelet.
+    """
+    for node in ("mine", "other"):
+        labels = {"kubernetes.io/hostname": f"{node}-{site.name}"}
+        taints = [{"key": "dedicated", "effect": "NoSchedule"}]
+        metadata = {"name": f"{node}-{site.name}", "labels": labels, "annotations": {"a": "b"}}
+        made = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": taints}}
+        site.kubectl("create", "-f", "-", stdin=json.dumps(made))
+    spec = {
+        "nodeName": f"mine-{site.name}",
+        "serviceAccountName": f"{site.name}-watcher",
+        "containers": [{"name": "watcher", "image": "w"}],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "watcher"}, "spec": spec}
+    site.kubectl("create", "-n", site.name, "-f", "-", stdin=json.dumps(pod))
+    create = ("create", "token", f"{site.name}-watcher", "-n", site.name)
+    bound = site.kubectl(*create, "--bound-object-kind=Pod", "--bound-object-name=watcher").strip()
+    of_nobody = site.kubectl(*create).strip()
+    config = yaml.safe_load(site.kubectl.kubeconfig.read_text())
+
+    def patch(node: str, change: Object, *, token: str = bound, kind: str = "merge", **more: Any) -> str:
+        user = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+        path = site.kubectl.kubeconfig.with_name(f"{site.name}.kubeconfig")
+        path.write_text(yaml.safe_dump(config | {"users": user}))
+        path.chmod(0o600)
+        arguments = ("patch", "node", f"{node}-{site.name}", f"--type={kind}", f"--patch={json.dumps(change)}")
+        try:
+            done = Kubectl(kubeconfig=path).run(*arguments, "--dry-run=server")
+        finally:
+            os.unlink(path)
+        return "" if done.returncode == 0 else done.stderr
+
+    patch.of_nobody = of_nobody  # type: ignore[attr-defined]
+    yield patch
+    site.kubectl.run("delete", "pod", "watcher", "-n", site.name, "--grace-period=0", "--force")
+    site.kubectl.run("delete", "node", f"mine-{site.name}", f"other-{site.name}")
+
+
+NOTICE = {"metadata": {"annotations": {ANNOTATION_NOTICE: "{}"}}}
+DEDICATED = {"key": "dedicated", "effect": "NoSchedule"}
+OURS = {"key": TAINT_PREEMPTION, "effect": "NoSchedule"}
+METADATA, SPEC = "changes no more of a node's metadata than", "changes no more of a node's spec than"
+BAD_PATCHES: dict[str, tuple[Object, str]] = {
+    "label": ({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}, METADATA),
+    "no label": ({"metadata": {"labels": None}}, METADATA),
+    "annotation": ({"metadata": {"annotations": {"a": "c"}}}, METADATA),
+    "no annotation": ({"metadata": {"annotations": {"a": None}}}, METADATA),
+    "another annotation": ({"metadata": {"annotations": {"c": "d"}}}, METADATA),
+    "finalizer": ({"metadata": {"finalizers": ["a.dev/b"]}}, METADATA),
+    "taint": ({"spec": {"taints": [DEDICATED, {"key": "b", "effect": "NoExecute"}]}}, SPEC),
+    "no taint": ({"spec": {"taints": [OURS]}}, SPEC),
+    "cordon": ({"spec": {"unschedulable": True}}, SPEC),
+    "provider": ({"spec": {"providerID": "aws:///mine"}}, SPEC),
+    "eviction": ({"spec": {"taints": [DEDICATED, OURS | {"effect": "NoExecute"}]}}, "evicts no pods"),
+}
+
+
+def test_the_watcher_marks_its_own_node_and_no_more(site: Site, watcher: Any) -> None:
+    enforced(lambda: watcher("other", NOTICE))
+    own = "changes its own node alone"
+    assert own in watcher("other", NOTICE)
+    assert own in watcher("mine", NOTICE, token=watcher.of_nobody)
+    assert watcher("mine", NOTICE | {"spec": {"taints": [DEDICATED, OURS]}}) == ""
+    for case, (change, sentence) in BAD_PATCHES.items():
+        assert sentence in watcher("mine", change), case
+
+
+def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None:
+    def warnings() -> Any:
+        policies = json.loads(site.kubectl("get", "validatingadmissionpolicies", "-o", "json"))["items"]
+        ours = [each for each in policies if each["metadata"]["name"].startswith(site.name)]
+        assert len(ours) == 4
+        checked = [each for each in ours if each.get("status", {}).get("observedGeneration")]
+        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 4 else None
+
+    wait_for(lambda: warnings() is not None, "Kubernetes has checked the policies")
+    assert warnings() == [{}] * 4
+
+
+# --- users -----------------------------------------------------------------------------------------------
+
+MAY_NOT = "for which you lack the verb"
+
+
+def uses(kind: str) -> Object:
+    """Parts of a spec that use an object `theirs` of this kind."""
+    secret = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "k"}}}
+    settings = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "theirs", "key": "k"}}}
+    beside = {"name": "helper", "image": "helper", "env": [secret]}
+    csi = {"driver": "d.dev", "nodePublishSecretRef": {"name": "theirs"}}
+    parts: dict[str, Object] = {
+        "secret of env": {"env": [secret]},
+        "secret of a sidecar": template(sidecars=[beside]),
+        "secret of an init container": template(initContainers=[beside]),
+        "secret volume": template(volumes=[{"name": "a", "secret": {"secretName": "theirs"}}]),
+        "secret of a CSI volume": template(volumes=[{"name": "a", "csi": csi}]),
+        "image-pull secret": template(imagePullSecrets=[{"name": "theirs"}]),
+        "one secret among many": {
+            "env": [{"name": "B", "value": "b"}, {"name": "C", "valueFrom": secret["valueFrom"]}, secret]
+        },
+        "config map of env": {"env": [settings]},
+        "config map volume": template(volumes=[{"name": "a", "configMap": {"name": "theirs"}}]),
+        "service account": template(serviceAccountName="theirs"),
+        "priority class": template(priorityClassName="theirs"),
+        "claim": template(volumes=[{"name": "a", "persistentVolumeClaim": {"claimName": "theirs"}}]),
+        "claim for each pod": template(volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {}}}]),
+    }
+    return parts[kind]
+
+
+# What a user uses by a job, and the right that it takes.
+USED = {
+    "secret of env": ("get", "", "secrets"),
+    "secret of a sidecar": ("get", "", "secrets"),
+    "secret of an init container": ("get", "", "secrets"),
+    "secret volume": ("get", "", "secrets"),
+    "secret of a CSI volume": ("get", "", "secrets"),
+    "image-pull secret": ("get", "", "secrets"),
+    "one secret among many": ("get", "", "secrets"),
+    "config map of env": ("get", "", "configmaps"),
+    "config map volume": ("get", "", "configmaps"),
+    "service account": ("use", "", "serviceaccounts"),
+    "priority class": ("use", "scheduling.k8s.io", "priorityclasses"),
+    "claim": ("use", "", "persistentvolumeclaims"),
+    "claim for each pod": ("create", "", "persistentvolumeclaims"),
+}
+
+
+@pytest.fixture(scope="module")
+def users(site: Site) -> Iterator[Callable[..., str]]:
+    """Make a user with rights on TrainingJobs, and the `rules` of RBAC beside them; the user's name."""
+    jobs = {"apiGroups": ["spottrain.dev"], "resources": ["trainingjobs"], "verbs": ["*"]}
+    made: list[str] = []
+
+    def user(*rules: Object) -> str:
+        name = f"{site.name}-user-{len(made)}"
+        subjects = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]
+        for kind, rest in (
+            ("ClusterRole", {"rules": [jobs, *rules]}),
+            (
+                "ClusterRoleBinding",
+                {
+                    "subjects": subjects,
+                    "roleRef": {"kind": "ClusterRole", "name": name, "apiGroup": "rbac.authorization.k8s.io"},
+                },
+            ),
+        ):
+            api = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
+            site.kubectl("create", "-f", "-", stdin=json.dumps(api | rest))
+        made.append(name)
+        return name
+
+    yield user
+    for name in made:
+        site.kubectl.run("delete", "clusterrole,clusterrolebinding", name)
+
+
+@pytest.fixture(scope="module")
+def poor(site: Site, users: Any) -> str:
+    """A user with rights on TrainingJobs alone, once the policy on jobs is enforced."""
+    user = str(users())
+    enforced(lambda: site.tries(user, site.job()), refused=False)
+    enforced(lambda: site.tries(user, site.job(**uses("service account"))))
+    return user
+
+
+@pytest.mark.parametrize("kind", USED)
+def test_rights_on_jobs_alone_give_no_use_of_anything_else(site: Site, poor: str, kind: str) -> None:
+    verb, _, resource = USED[kind]
+    said = site.tries(poor, site.job(**uses(kind)))
+    assert f"the job uses {resource}/" in said, said
+    assert f"{MAY_NOT} {verb}." in said
+
+
+def test_the_right_to_use_one_object_is_enough(site: Site, users: Any) -> None:
+    for verb, group, resource in sorted(set(USED.values())):
+        only = {} if verb == "create" else {"resourceNames": ["theirs"]}
+        user = users({"apiGroups": [group], "resources": [resource], "verbs": [verb], **only})
+        kinds = [kind for kind, right in USED.items() if right == (verb, group, resource)]
+        enforced(lambda user=user, kind=kinds[0]: site.tries(user, site.job(**uses(kind))), refused=False)  # type: ignore[misc]
+        for kind in USED:
+            assert (site.tries(user, site.job(**uses(kind))) == "") is (kind in kinds), kind
+        other: Object = {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]}
+        assert MAY_NOT in site.tries(user, site.job(**other))
+
+
+def test_who_may_create_pods_may_use_what_these_could(site: Site, users: Any) -> None:
+    user = users({"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]})
+    enforced(lambda: site.tries(user, site.job(**uses("service account"))), refused=False)
+    for kind in USED:
+        assert site.tries(user, site.job(**uses(kind))) == "", kind
+
+
+def test_a_job_with_someones_rights_is_not_changed_by_others(site: Site, poor: str) -> None:
+    site.kubectl("create", "-f", "-", stdin=json.dumps(site.job("rich", **uses("service account"))))
+
+    def patched(change: Object) -> str:
+        patch = ("--type=merge", f"--patch={json.dumps(change)}", "--dry-run=server")
+        return site.said(poor, "patch", "tj", "rich", *patch)
+
+    assert MAY_NOT in patched({"spec": {"image": "evil"}})
+    assert patched({"metadata": {"labels": {"a": "b"}}}) == ""
+    assert patched({"spec": {"podTemplate": {"serviceAccountName": "default"}}}) == ""
+
+
+def secrets(number: int, different: bool) -> Object:
+    def name(index: int) -> str:
+        return f"s{index}" if different else "same"
+
+    sources = [{"secretKeyRef": {"name": name(index), "key": "k"}} for index in range(number)]
+    return {"env": [{"name": f"A{index}", "valueFrom": source} for index, source in enumerate(sources)]}
+
+
+def test_a_limit_on_what_a_job_names_holds_for_those_who_need_rights(site: Site, poor: str, users: Any) -> None:
+    reader = users({"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]})
+    enforced(lambda: site.tries(reader, site.job(**secrets(1, True))), refused=False)
+    assert site.tries(reader, site.job(**secrets(24, True))) == "", "within what CEL may cost"
+    assert "names at most 24 Secrets" in site.tries(reader, site.job(**secrets(25, True)))
+    assert MAY_NOT in site.tries(poor, site.job(**secrets(24, False)))
+    creator = users({"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]})
+    enforced(lambda: site.tries(creator, site.job(**secrets(60, True))), refused=False)
+
+
+def test_an_administrator_may_have_jobs_audited_or_left_alone(site: Site, poor: str) -> None:
+    job = site.job(**uses("service account"))
+    assert MAY_NOT in site.tries(poor, job)
+    site.install({"jobs": {"policy": "audit"}})
+    enforced(lambda: site.tries(poor, job), refused=False)
+    done = site.kubectl.run("create", "--dry-run=server", "-f", "-", f"--as={poor}", stdin=json.dumps(job))
+    assert MAY_NOT in done.stderr
+    assert f"Warning: Validation failed for ValidatingAdmissionPolicy '{site.name}-jobs'" in done.stderr
+    for off in ("off", False):
+        names = {each["metadata"]["name"] for each in rendered(site.name, {"jobs": {"policy": off}})}
+        assert f"{site.name}-jobs" not in names
+    site.install({})
+    enforced(lambda: site.tries(poor, job))
