@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from spottrain_api.contract import CapacityType, CommitRef
-from spottrain_api.v1alpha1 import GenerationStatus, TimeStatus, TrainingJobStatus
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.timing import seconds_between
 
@@ -26,7 +26,7 @@ def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[
         return
     if before is not None and new.number < before.number:
         yield "the generation's number went back"
-    if before is None or new.number > before.number:
+    if new.state is GenerationState.ACTIVE and (before is None or new.number > before.number):
         yield from _problems_of_start(observed, decided, new, going)
 
 

@@ -20,5 +20,7 @@ class Cause(StrEnum):
     # Caused by the cloud, with and without notice: they don't count.
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
+    # The job's status went back, and pods run a later generation.
+    STATUS_RESTORED = "StatusRestored"
     # The end.
     SUCCEEDED = "Succeeded"

@@ -70,6 +70,10 @@ CAUSES: Mapping[Cause, Reason] = {
         "It counts against runPolicy.failureBudget.",
         action="Find what the script waits for, or raise the limit in runPolicy.",
     ),
+    Cause.STATUS_RESTORED: Reason(
+        meaning="The status went back, as after a restore of etcd from a backup: pods run a later generation than it "
+        "knows. That one drains.",
+    ),
     Cause.PREEMPTED: Reason(
         meaning="A notice announced the loss of a member. The generation drains. It does not count as a failure."
     ),

@@ -11,13 +11,13 @@ PREEMPTIONS = frozenset({Cause.PREEMPTED, Cause.NODE_LOST})
 def outranks(new: Cause, old: str | None) -> bool:
     """Whether `new` explains the end of a generation better than `old`.
 
-    A node that is taken explains the failures of its peers. Either of these explains why a drain that was merely
-    wanted failed.
+    A node that is taken, or a status that is not the newest, explains the failures of ranks. Either of these
+    explains why a drain that was merely wanted failed.
     """
     return old is None or _rank(new) > _rank(old)
 
 
 def _rank(cause: str) -> int:
-    if cause in PREEMPTIONS:
+    if cause in PREEMPTIONS or cause == Cause.STATUS_RESTORED:
         return 2
     return 1 if cause in FAILURES else 0
