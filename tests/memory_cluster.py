@@ -183,7 +183,6 @@ class MemoryCluster:
         answer = copy.deepcopy(pod)
         if at_once:
             del self.pods[namespace, name]
-            del answer["metadata"]["resourceVersion"]
         self._show()
         return answer
 

@@ -73,8 +73,10 @@ class OperatorProcess:
         )
 
     def wait_ready(self, seconds: float = 20.0) -> None:
-        ready = urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz")
-        wait_for(lambda: self.asked(ready)[0] == 200, f"operator ready; its log:\n{self.log()}", seconds)
+        wait_for(lambda: self.readiness() == 200, f"operator ready; its log:\n{self.log()}", seconds)
+
+    def readiness(self) -> int:
+        return self.asked(urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz"))[0]
 
     def log(self) -> str:
         return (self.folder / "operator.log").read_text()

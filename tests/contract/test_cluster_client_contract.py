@@ -33,6 +33,7 @@ from spottrain_operator.cluster.client import (
     PodIdentity,
     WatchClient,
     WatchEvent,
+    is_gone,
 )
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.events import EventRecorder
@@ -283,7 +284,9 @@ async def test_labels_of_a_pod_are_set_and_removed(setup: Setup, job: Manifest) 
         pods = await setup.direct.list_pods(setup.namespace, labels={LABEL_JOB: "gpt"})
         return {pod["metadata"]["name"]: pod for pod in pods}
 
-    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    pod = pod_of(setup, job, 1)
+    pod["spec"]["schedulerName"] = "none"  # a pod gets its node's topology as labels
+    await setup.cluster.create_pod(pod)
     own = (await labelled_pods())["gpt-1"]["metadata"]["labels"]
     for labels, more in (({"a": "1"}, {"a": "1"}), ({"a": None, "b": None}, {})):
         await setup.direct.label_pod(setup.namespace, "gpt-1", labels=labels)
@@ -455,13 +458,12 @@ async def test_the_answer_to_a_deletion_says_whether_the_pod_is_gone(
 ) -> None:
     """The caches rely on it."""
     pod = pod_of(setup, job, 1)
-    if placed:
-        pod["spec"]["nodeName"] = setup.nodes[0]
+    pod["spec"] |= {"nodeName": setup.nodes[0]} if placed else {"schedulerName": "none"}
     made = await setup.cluster.create_pod(pod)
     uid = made["metadata"]["uid"]
     deleted = await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid, grace_seconds=0 if placed else None)
     assert deleted is not None
-    assert "resourceVersion" not in deleted["metadata"]
+    assert is_gone(deleted)
     assert await pods_of(setup, job) == {}
     assert await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid) is None
 
@@ -472,5 +474,6 @@ async def test_a_pod_that_gets_its_grace_period_is_still_there(setup: Setup, job
     made = await setup.cluster.create_pod(pod)
     deleted = await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=made["metadata"]["uid"])
     assert deleted is not None
+    assert not is_gone(deleted)
     assert "deletionTimestamp" in deleted["metadata"]
     assert int(deleted["metadata"]["resourceVersion"]) > int(made["metadata"]["resourceVersion"])

@@ -50,7 +50,7 @@ def test_the_operator_outlives_an_outage_of_the_api_server(
         pods = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}
 
         with stopped_api_server(local_cluster.layout.root):
-            wait_for(lambda: operator.get("/readyz")[0] == 503, "the operator stops acting, for another may lead")
+            wait_for(lambda: operator.readiness() == 503, "the operator stops acting, for another may lead")
         operator.wait_ready(30)
         assert operator.process is not None
         assert operator.process.poll() is None

@@ -208,7 +208,7 @@ def test_what_keeps_pods_from_starting_is_in_the_jobs_condition(operator: Operat
 @pytest.fixture
 def newer_crd(kubectl: Kubectl, namespace: str) -> Iterator[None]:
     """The CRD of a newer version, whose spec has one more field."""
-    [file] = CRDS.glob("*.yaml")
+    file = CRDS / "trainingjobs.spottrain.dev.yaml"
     crd = yaml.safe_load(file.read_text())
     [version] = crd["spec"]["versions"]
     version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["colour"] = {"type": "string"}

@@ -138,10 +138,7 @@ class ObjectCache:
             self._put(answer, tell=tell)
 
     def deleted(self, key: Key, uid: str) -> None:
-        """Note that an object is gone, before the watch shows it.
-
-        The answer to its deletion has no version.
-        """
+        """Note that an object is gone, before the watch shows it."""
         kept = self._kept.get(key)
         if kept is not None and kept.uid == uid:
             self._gone[key] = (kept.version, uid)

@@ -36,6 +36,15 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
+def is_gone(deleted: Manifest) -> bool:
+    """Whether the answer to a deletion says that the object is gone.
+
+    Otherwise it terminates: it has a grace period, or finalizers.
+    """
+    meta = deleted["metadata"]
+    return meta.get("deletionGracePeriodSeconds") == 0 and not meta.get("finalizers")
+
+
 class ConflictError(ClusterError):
     """The object has changed since it was read, or has a different uid.
 
@@ -155,7 +164,7 @@ class ClusterClient(Protocol):
         """Delete this pod, but no other one of the same name: its uid has to match.
 
         Returns:
-            The pod, which terminates or, without a resourceVersion, is gone now. None if it was gone before.
+            The pod, which terminates or is gone now (see `is_gone`). None if it was gone before.
         """
         ...
 

@@ -24,6 +24,7 @@ from spottrain_operator.cluster.client import (
     Manifest,
     RefusedError,
     WatchClient,
+    is_gone,
 )
 from spottrain_operator.cluster.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
 
@@ -36,6 +37,8 @@ SHORTEST_WATCH_SECONDS = 1.0
 
 OnChange = Callable[[Kind, Change], None]
 Answer = TypeVar("Answer")
+SpecVersion = tuple[str, int]
+"""A job's uid, and the generation of its metadata."""
 
 
 class WatchedCluster:
@@ -44,6 +47,9 @@ class WatchedCluster:
     The answer to a write goes into the caches before the call returns, so that a pass never decides on what it has
     changed itself. If a write fails, nobody knows whether it took effect: the next pass over its job reads afresh. So
     it does after a conflict, which means that a watch is behind.
+
+    The spec of a job that is new or edited is read once by itself: a watch that is older than a change of the CRD
+    leaves out the fields that the change has added.
 
     Args:
         cluster: Writes, and reads what no cache holds.
@@ -55,15 +61,19 @@ class WatchedCluster:
         self._cluster = cluster
         self._watches = watches
 
+        self._on_change = on_change
+
         def tell(kind: Kind) -> Callable[[Change], None]:
             return lambda change: on_change(kind, change)
 
         # kopf has a queue for each job.
-        self._jobs = ObjectCache(trim=trimmed_job, on_change=tell(Kind.JOBS), ordered=False)
+        self._jobs = ObjectCache(trim=trimmed_job, on_change=self._job_changed, ordered=False)
         self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=tell(Kind.PODS))
         self._nodes = ObjectCache(trim=trimmed_node, on_change=tell(Kind.NODES))
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
+        self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
+        self._is_synced = False
 
     async def follow(self, is_synced: asyncio.Event) -> None:
         """Keep the caches up to date, for ever.
@@ -76,6 +86,7 @@ class WatchedCluster:
         async def wait() -> None:
             for each in synced:
                 await each.wait()
+            self._is_synced = True
             is_synced.set()
 
         await asyncio.gather(
@@ -98,14 +109,27 @@ class WatchedCluster:
 
     async def get_job(self, key: JobKey) -> Manifest | None:
         if key not in self._unsure_jobs:
-            return self._jobs.get((key.namespace, key.name))
+            known = self._jobs.get((key.namespace, key.name))
+            version, spec = self._specs.get(key, (None, None))
+            return known | {"spec": spec} if known is not None and _spec_version(known) == version else known
         job = await self._cluster.get_job(key)
         self._unsure_jobs.discard(key)
         if job is not None:
+            self._specs[key] = (_spec_version(job), job.get("spec", {}))
             self._jobs.written(job, tell=False)
         elif (known := self._jobs.get((key.namespace, key.name))) is not None:
             self._jobs.deleted((key.namespace, key.name), known["metadata"]["uid"])
-        return job
+        return trimmed_job(job) if job is not None else None
+
+    def _job_changed(self, change: Change) -> None:
+        job = change.after or change.before
+        assert job is not None
+        key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+        if change.after is None:
+            self._specs.pop(key, None)
+        elif self._is_synced and (change.before is None or _spec_version(change.before) != _spec_version(job)):
+            self._unsure_jobs.add(key)
+        self._on_change(Kind.JOBS, change)
 
     async def list_jobs(self) -> list[Manifest]:
         return self._jobs.all()
@@ -161,7 +185,7 @@ class WatchedCluster:
         answer = await _or_unsure(deleting, self._unsure_pods, key)
         if answer is None:
             self._unsure_pods.add(key)
-        elif "resourceVersion" not in answer["metadata"]:
+        elif is_gone(answer):
             self._pods.deleted((namespace, name), uid)
         else:
             self._pods.written(answer)
@@ -181,6 +205,10 @@ class WatchedCluster:
 
     async def create_event(self, event: Manifest) -> None:
         await self._cluster.create_event(event)
+
+
+def _spec_version(job: Manifest) -> SpecVersion:
+    return job["metadata"]["uid"], job["metadata"].get("generation", 0)
 
 
 def job_of(pod: Manifest) -> JobKey:
