@@ -1,4 +1,7 @@
-"""What a user may write into a spec beside the pod template: what is refused, and what is shown to others."""
+"""What a user may write into a spec beside the pod template.
+
+Some of it is refused, and some is shown to others.
+"""
 
 from __future__ import annotations
 

@@ -282,7 +282,10 @@ class Operator:
         return Controller(measured)
 
     async def _leave(self, key: JobKey) -> PassResult:
-        """Leave the job to the release that leads its namespace, but look again if that may change."""
+        """Leave the job to the release that leads its namespace.
+
+        Look again if that may change.
+        """
         gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from spottrain_api import crd
 from spottrain_api.contract import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.lease import LEASE_NAME
@@ -17,9 +18,10 @@ from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on a resource in all namespaces, in those whose jobs the operator leads, or in the operator's own.
+    """Verbs on a resource.
 
-    If `name` is set, they hold for that one object.
+    They hold in all namespaces, in those whose jobs the operator leads, or in the operator's own. If `name` is set,
+    they hold for that one object.
     """
 
     group: str = ""
@@ -46,6 +48,10 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="nodes", verbs=READ),
         Right(resource="namespaces", verbs=("get",)),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
+        *(
+            Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("get",), name=name)
+            for name in crd.definitions()
+        ),
         Right(group="coordination.k8s.io", resource="leases", verbs=("list",)),
         Right(group="coordination.k8s.io", resource="leases", verbs=("create",), own_namespace=True),
         Right(

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import click
@@ -39,9 +40,8 @@ Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
 
 
-def crd_problem(crds: Iterable[Manifest], name: str) -> str:
+def crd_problem(found: Manifest | None, name: str) -> str:
     """What is wrong with a CRD, compared with that of this release."""
-    found = next((each for each in crds if each["metadata"]["name"] == name), None)
     if found is None:
         return f"this cluster has no CRD {name}. Apply it: {APPLY_CRD}"
     expected = crd.definitions()[name]["spec"]["versions"][0]
@@ -148,7 +148,13 @@ class Installation:
         return ssl.create_default_context(cadata=decoded(secret).get(CA) or None)
 
     def _crd(self, name: str) -> str:
-        return crd_problem(_items(self._extensions.list_custom_resource_definition), name)
+        try:
+            found = _json(self._extensions.read_custom_resource_definition, name)
+        except k8s.ApiException as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            found = None
+        return crd_problem(found, name)
 
     def _watchers(self, labels: str) -> str:
         pods = _items(self._core.list_namespaced_pod, self._namespace, label_selector=labels)

@@ -1,6 +1,7 @@
-"""The chart's admission policies on a real API server: what operator, watcher and users of jobs can't do.
+"""The chart's admission policies on a real API server.
 
-Each part speaks with a token of its service account, as in its pod, and each user by impersonation.
+They say what operator, watcher and users of jobs can't do. Each part speaks with a token of its service account, as
+in its pod, and each user by impersonation.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Object = dict[str, Any]
 
 
 def rendered(name: str, values: Object) -> list[Object]:
-    """The rights and policies of the chart as the release `name` in the namespace `name`."""
+    """The chart's rights and policies, as the release `name` in its namespace."""
     binaries = find_binaries()
     assert binaries is not None, "run `make binaries`"
     command = [find_helm(binaries), "template", name, str(chart_folder()), "-n", name, "--values", "-"]
@@ -304,9 +305,9 @@ def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> N
 
 @pytest.fixture
 def watcher(site: Site) -> Iterator[Callable[..., str]]:
-    """Patch a node with the token of a watcher on the node MINE; what kubectl complains about.
+    """Patch a node with the token of a watcher on the node MINE.
 
-    `mine-` and `other-` nodes have no kubelet.
+    Returns what kubectl complains about. `mine-` and `other-` nodes have no kubelet.
     """
     for node in ("mine", "other"):
         labels = {"kubernetes.io/hostname": f"{node}-{site.name}"}
@@ -437,7 +438,10 @@ USED = {
 
 @pytest.fixture(scope="module")
 def users(site: Site) -> Iterator[Callable[..., str]]:
-    """Make a user with rights on TrainingJobs, and the `rules` of RBAC beside them; the user's name."""
+    """Make a user with rights on TrainingJobs, and with `rules` beside them.
+
+    Returns the user's name.
+    """
     jobs = {"apiGroups": ["spottrain.dev"], "resources": ["trainingjobs"], "verbs": ["*"]}
     made: list[str] = []
 

@@ -128,7 +128,10 @@ def test_the_operator_may_renew_its_lease_alone(release: Release) -> None:
 
 
 def test_the_operator_may_write_in_the_namespaces_of_a_list_alone(release: Release) -> None:
-    """The roles are those of `release`; a binding in one namespace takes the place of that for all."""
+    """The roles are those of `release`.
+
+    A binding in one namespace takes the place of that for all.
+    """
     team = f"{release.name}-team"
     release.kubectl("create", "namespace", team)
     of_all = [each for each in release.render({}) if each["metadata"]["name"] == f"{release.name}-operator-jobs"]

@@ -1,4 +1,4 @@
-"""Which namespaces an operator leads, and whether two operators would lead one namespace."""
+"""Which namespaces an operator leads, and whether two would lead the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a hostile spec shows to others: in status, events, log, metrics, history, the report and the terminal.
+"""What a hostile spec shows to others.
 
-What is refused at once is checked on a real API server, in test_hostile_specs_on_cluster.py.
+That is in status, events, log, metrics, history, the report and the terminal. What is refused at once is checked on a
+real API server, in test_hostile_specs_on_cluster.py.
 """
 
 from __future__ import annotations

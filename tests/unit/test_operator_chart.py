@@ -103,7 +103,7 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
             group=group,
             resource=resource,
             verbs=tuple(sorted(rule["verbs"])),
-            name="".join(rule.get("resourceNames", ())),
+            name=name,
             of_jobs=role["metadata"]["name"].endswith("-jobs"),
             own_namespace=role["kind"] == "Role",
         )
@@ -112,6 +112,7 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
     }
     assert granted == {replace(right, verbs=tuple(sorted(right.verbs))) for right in RIGHTS[part]}
 

@@ -1,4 +1,4 @@
-"""Two releases in one cluster: neither leads a namespace that the other one leads."""
+"""Two releases in one cluster never lead the same namespace."""
 
 from __future__ import annotations
 

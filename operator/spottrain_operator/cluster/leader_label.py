@@ -1,4 +1,4 @@
-"""The label by which the Service of the control API finds the leader among the operator's pods.
+"""The label by which the Service of the control API finds the leading pod.
 
 Every replica that could lead is ready, so that readiness does not say which one does.
 """
@@ -44,7 +44,10 @@ class LeaderLabel:
         self._look_seconds = look_seconds
 
     async def drop(self) -> None:
-        """Remove the label from this pod, in which another container may have led before this one."""
+        """Remove the label from this pod.
+
+        Another container may have led in it before this one.
+        """
         await self._until_done(leads=False)
 
     async def keep(self) -> None:

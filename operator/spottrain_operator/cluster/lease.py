@@ -64,7 +64,10 @@ class LeaderElection:
         self.is_standby = False
 
     async def acquire(self) -> None:
-        """Return once this process is the leader, and no other release leads a namespace of this one's."""
+        """Return once this process leads.
+
+        No other release leads a namespace of this one's then.
+        """
         while True:
             if await self._attempt() and await self._is_alone():
                 break
@@ -143,10 +146,10 @@ class LeaderElection:
         return True
 
     async def _is_alone(self) -> bool:
-        """Whether no other release leads a namespace of this one's. If one does, the lease is given back.
+        """Whether no other release leads a namespace of this one's.
 
-        Every candidate writes its lease before it reads those of the others, so that at least one of two sees the
-        other, and gives way.
+        If one does, the lease is given back. Every candidate writes its lease before it reads those of the others, so
+        that at least one of two sees the other, and gives way.
         """
         settings = self._settings
         try:
