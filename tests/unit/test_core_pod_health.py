@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scene import NOW, Scene, at, pod, training_job, waiting_job
+from scene import NOW, Change, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.cluster.observe import pod_view
@@ -131,6 +131,34 @@ def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice:
     quoted, _, _ = said.partition(". n")
     node = "node" if advice == CLAIM_ADVICE else "on-demand node"
     assert message == f"pod job-5 has no {node}: {quoted.removesuffix('.')}. {advice}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.says(1, warm=False).says(2, warm=False), "0 of at least 2 ready; 2 pods loading torch"),
+        (lambda s: s.says(1, warm=False), "1 of at least 2 ready; 1 pod loading torch"),
+        (
+            lambda s: s.forgets(1).says(2, warm=False),
+            "0 of at least 2 ready; 1 pod loading torch; 1 pod not heard yet",
+        ),
+        (
+            lambda s: s.pod(1, ready=False, ready_since=None).forgets(1),
+            "1 of at least 2 ready; 1 pod creating the container",
+        ),
+    ],
+    ids=["both", "one", "silent", "container"],
+)
+def test_a_job_whose_pods_start_gets_no_advice_about_nodes(change: Change, said: str) -> None:
+    """Also if further pods find no node."""
+    scene = change(replace(waiting_job(2, nodes={"min": 2, "max": 5}), now=at(5)).all_say())
+    assert scene.with_pod(unplaced(TOO_LARGE)).plan().status.message == f"Waiting for pods: {said}"
+
+
+def test_a_job_with_too_few_nodes_gets_the_advice_although_a_pod_starts() -> None:
+    scene = replace(waiting_job(1, nodes={"min": 2, "max": 5}), now=at(5)).all_say().says(1, warm=False)
+    message = scene.with_pod(unplaced(TOO_LARGE)).plan().status.message
+    assert message.startswith("Waiting for nodes: 0 of at least 2 ready; no node has room for 1 spot pod; job-5: ")
 
 
 def test_a_job_that_trains_is_not_told_to_lower_its_smallest_size() -> None:
