@@ -77,6 +77,7 @@ def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
     assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
 
 
+NO_SUCH_DEVICE = "If no node offers this device, correct its name in resources, or install its device plugin. "
 TOO_LARGE_ADVICE = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
@@ -92,10 +93,13 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
-        f"{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
+        f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
         "(capacity.fallback), if any has room for a pod"
     )
-    assert f"6 Insufficient nvidia.com/gpu. {TOO_LARGE_ADVICE}. The job has" in scene.plan().status.message
+    assert (
+        f"6 Insufficient nvidia.com/gpu. {NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has"
+        in scene.plan().status.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
             f"0/7 nodes are available: 1 Insufficient nvidia.com/gpu, {ONE_A_NODE}, {OTHER_TYPE}.",
             "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
         ),
-        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", TOO_LARGE_ADVICE),
+        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", NO_SUCH_DEVICE + TOO_LARGE_ADVICE),
+        ("0/7 nodes are available: 3 Insufficient cpu.", TOO_LARGE_ADVICE),
         (
             "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
             "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
@@ -119,7 +124,7 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
     ],
-    ids=["one pod a node", "used up", "one zone", "no such node", "no claim", "unbound claim"],
+    ids=["one pod a node", "used up", "no processors", "one zone", "no such node", "no claim", "unbound claim"],
 )
 def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
     """The advice doesn't mean nodes of the other capacity type.
