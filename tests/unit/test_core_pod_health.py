@@ -93,8 +93,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
-        f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
-        "(capacity.fallback), if any has room for a pod"
+        f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 "
+        "UTC (capacity.fallback), if any has room for a pod"
     )
     assert (
         f"6 Insufficient nvidia.com/gpu. {NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has"

@@ -138,7 +138,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
 
 
 def _what_they_do(starting: list[PodFacts]) -> str:
-    """What pods on nodes do before they are ready, with the number of those that do it."""
+    """Count what pods on nodes do before they are ready."""
     doing = Counter(_what_it_does(facts) for facts in starting)
     return "; ".join(f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items()))
 
