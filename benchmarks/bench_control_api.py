@@ -1,4 +1,4 @@
-"""How fast the operator passes notices on while bogus tokens flood the control API.
+"""Benchmark: the operator's delay for notices under a flood of bogus tokens.
 
 `make bench-control-api` uses the world of bench_operator: a real API server, the operator as a process, and agents
 without ranks. Some nodes get a notice at once, again and again. It measures the seconds until each member of their

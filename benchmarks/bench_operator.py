@@ -1,4 +1,4 @@
-"""The operator with many jobs: what it costs at rest, how fast it passes notices on, and how soon a new one leads.
+"""Benchmark of the operator with many jobs: at rest, with notices, at a restart.
 
 `make bench-operator` starts a real API server with etcd and the operator as a process. A driver plays scheduler,
 kubelets and autoscaler through the API. The agents have no ranks, but run the agent's own state machine, and speak
@@ -156,7 +156,7 @@ class Bench:
         }
 
     async def restart(self, num_jobs: int) -> Result:
-        """Seconds until a new operator leads, and has decided on each job; and its most requests in a second."""
+        """Restart the operator: seconds to lead and decide on each job, and peak rate."""
         of_job = {agent.job: agent for agent in self.agents.values()}
         assert len(of_job) == num_jobs
         tokens = [agent.token for agent in of_job.values()]
@@ -253,7 +253,7 @@ def finished_status() -> dict[str, Any]:
 
 
 def _session(number: int) -> aiohttp.ClientSession:
-    """A client with an address of its own, as each node has: the operator limits how often one address may ask."""
+    """Open a client with its own address, as nodes have: the limit is per address."""
     connector = aiohttp.TCPConnector(limit=0, local_addr=(f"127.77.0.{number + 1}", 0))
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
 
@@ -262,7 +262,7 @@ def _session(number: int) -> aiohttp.ClientSession:
 async def world(
     folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0
 ) -> AsyncIterator[tuple[Bench, float]]:
-    """An API server and an operator with jobs that train, and the seconds that these took to start."""
+    """Yield a bench with jobs that train, and the seconds that these took to start."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(folder / "cluster"))
         sessions = [await stack.enter_async_context(_session(number)) for number in range(NUM_SOURCES)]
@@ -350,7 +350,7 @@ def table(results: dict[str, Result]) -> Table:
 
 
 def plot(results: dict[str, Result], path: Path) -> None:
-    """Requests at rest as bars, and the share of members that were assigned to drain over time."""
+    """Plot requests at rest as bars, and the share assigned to drain over time."""
     figure, (bars, curves) = plt.subplots(1, 2, figsize=(9, 3.2))
     rests = {label: result["rest"]["requestsPerJobHour"] for label, result in results.items() if "rest" in result}
     bars.barh(list(rests), list(rests.values()), color=[f"C{number}" for number in range(len(rests))])

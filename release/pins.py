@@ -1,7 +1,7 @@
-"""Resolve an extra of the distribution to the newest releases that work together, as lines `name==version`.
+"""Resolve an extra to the newest releases that work together.
 
-`make constraints` writes constraints.txt with it. Nothing is installed or built: pip resolves from the packages'
-metadata.
+The output has lines `name==version`. `make constraints` writes constraints.txt with it. Nothing is installed or
+built: pip resolves from the packages' metadata.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def resolve(extra: str) -> list[str]:
-    """Return the lines of all packages, in order of their names. spottrain itself is left out."""
+    """Return the lines of all packages, in order of their names.
+
+    spottrain itself is left out.
+    """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     output = subprocess.run([*command, f"{CHECKOUT}[{extra}]"], check=True, stdout=subprocess.PIPE).stdout
     found = [entry["metadata"] for entry in json.loads(output)["install"] if not entry["is_direct"]]

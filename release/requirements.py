@@ -1,8 +1,9 @@
-"""Write the files in requirements/: each package of the images, by version and by the SHA-256 of its files.
+"""Write the files in requirements/, with the versions and hashes of packages.
 
-uv resolves for all platforms, so that pip can check the file that it takes on any of them. If your packages come from
-an index of your own, name it in UV_DEFAULT_INDEX. torch for CPUs comes from PyTorch's index, which not every machine
-reaches: its hashes are added on request.
+Each package of the images has its version and the SHA-256 of its files. uv resolves for all platforms, so that pip
+can check the file that it takes on any of them. If your packages come from an index of your own, name it in
+UV_DEFAULT_INDEX. torch for CPUs comes from PyTorch's index, which not every machine reaches: its hashes are added on
+request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ OF_CUDA = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)[\[=]")
 
 
 def resolve(*arguments: str, stdin: str | None = None) -> str:
-    """Return uv's lock of the requirements that `arguments` name, within constraints.txt."""
+    """Return uv's lock of the requirements in `arguments`.
+
+    Versions stay within constraints.txt.
+    """
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
     command += ["--generate-hashes", "--no-header", "--no-annotate", "--constraints", "constraints.txt", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, input=stdin, check=True, stdout=subprocess.PIPE, text=True)
@@ -32,7 +36,10 @@ def resolve(*arguments: str, stdin: str | None = None) -> str:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Split a lock into what every build of torch needs, and what only the one for CUDA does."""
+    """Split a lock into what every build of torch needs, and the rest.
+
+    Only the build for CUDA needs the rest.
+    """
     blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     of_cuda = [block for block in blocks if OF_CUDA.match(block)]
     return "".join(block for block in blocks if block not in of_cuda), "".join(of_cuda)

@@ -55,7 +55,10 @@ def network(cluster: Cluster) -> int:
 
 
 def containers(cluster: Cluster, node: str = "", *, show: str = "{{.ID}}") -> list[str]:
-    """The cluster's or a node's containers that podman knows of, in any state, as `show` formats them."""
+    """List the containers of the cluster or of a node, in any state.
+
+    `show` formats each container that podman knows of.
+    """
     filters = [f"--filter=label={NETWORK_LABEL}={network(cluster)}"]
     filters += [f"--filter=label={NODE_LABEL}={node}"] if node else []
     return command("podman", "ps", "--all", f"--format={show}", *filters).splitlines()

@@ -78,7 +78,10 @@ class MemoryCluster:
         self._known_since = self._newest + 1
 
     def _show(self) -> None:
-        """Make events of what has changed, also of what tests have changed in the dictionaries."""
+        """Make events of what has changed.
+
+        This includes what tests have changed in the dictionaries.
+        """
         for kind, objects in self._objects().items():
             shown = self._shown[kind]
             for key in [key for key in shown if key not in objects]:

@@ -12,7 +12,10 @@ from spottrain_operator.cluster.client import PodIdentity
 
 
 def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: object = 86400, name: str = "") -> str:
-    """A token of the pod that expires in so many seconds. Its signature is `name`, which no one verifies here."""
+    """Return a token of the pod that expires in `seconds` seconds.
+
+    Its signature is `name`, which no one verifies here.
+    """
     expires = time.time() + seconds if isinstance(seconds, int) else seconds
     claims = {
         "aud": [audience],

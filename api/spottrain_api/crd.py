@@ -1,5 +1,6 @@
-"""The CustomResourceDefinitions. That of TrainingJobs is generated from the models in v1alpha1.
+"""The CustomResourceDefinitions.
 
+That of TrainingJobs is generated from the models in v1alpha1.
 `python -m spottrain_api.crd` writes them to crds/. A contract test fails if a file and the models disagree.
 Source of the rules for structural schemas:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/

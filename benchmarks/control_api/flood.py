@@ -25,7 +25,10 @@ NUM_CONNECTIONS = 50
 
 @dataclass(slots=True)
 class Flood:
-    """Connections that send in turn. Each request waits for its answer, as those of agents do."""
+    """Connections that send bogus tokens in turn.
+
+    Each request waits for its answer, as an agent's requests do.
+    """
 
     host: str
     port: int

@@ -1,4 +1,7 @@
-"""A script that trains next to nothing, so that a machine of two cores has room for an operator and a flood."""
+"""A training script that computes next to nothing.
+
+It leaves room for an operator and a flood on a machine of two cores.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The world of `bench_operator`: a real API server, simulated kubelets, and agents that call the real control API."""
+"""The world of `bench_operator`.
+
+It has a real API server, simulated kubelets, and agents that call the real control API.
+"""

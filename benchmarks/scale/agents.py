@@ -1,4 +1,7 @@
-"""Agents without ranks: the agent's own state machine and client of the control API. Their training only counts."""
+"""Agents without ranks, whose training only counts.
+
+They run the agent's own state machine and client of the control API.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,10 @@ NUM_STEPS = 10_000_000
 
 
 class SimulatedAgent:
-    """The agent of one pod. `drained_at` is the time at which it was assigned to drain, or no longer to run.
+    """The agent of one pod.
 
-    `address` is the folder with the operator's address.
+    `drained_at` is the time at which it was assigned to drain, or no longer to run. `address` is the folder with the
+    operator's address.
     """
 
     def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
@@ -108,7 +112,10 @@ class SimulatedAgent:
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _goes_on(self, assignment: Assignment) -> bool:
-        """Whether the present generation stays. On a busy machine, the drain may be over before it is heard of."""
+        """Whether the present generation stays.
+
+        On a busy machine, the drain may be over before the agent hears of it.
+        """
         generation = assignment.generation
         return (
             assignment.action is AssignmentAction.RUN

@@ -1,4 +1,7 @@
-"""etcd and kube-apiserver of the local cluster, without controllers: the driver plays those that matter."""
+"""etcd and kube-apiserver of the local cluster, without controllers.
+
+The driver plays the controllers that matter.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ class ApiServer:
 
 @asynccontextmanager
 async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
-    """Run one whose state is in `folder`, with the CRD and the namespace of the benchmark."""
+    """Run an API server with the benchmark's CRD and namespace.
+
+    `folder` holds its state.
+    """
     binaries = find_binaries()
     if binaries is None:
         raise SystemExit("The control plane is not built: run `make binaries`.")

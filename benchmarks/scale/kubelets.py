@@ -1,7 +1,7 @@
-"""Plays scheduler, kubelets and a cloud's autoscaler: each new pod gets a node of its own, and runs at once.
+"""Simulated scheduler, kubelets and cloud autoscaler.
 
-It goes through the API alone, as these programs do. KWOK and kube-scheduler would do the same, but take the two cores
-from what is measured.
+Each new pod gets its own node, and runs at once. The driver uses the API alone, as these programs do. KWOK and
+kube-scheduler would do the same, but they would take processor time from what is measured on two cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class RunningPod:
 
 
 class Kubelets:
-    """Binds, runs and ends the pods of the benchmark's namespace. `started` and `ended` report each pod."""
+    """Binds, runs and ends the pods of the benchmark's namespace.
+
+    `started` and `ended` report each pod.
+    """
 
     def __init__(
         self, server: ApiServer, started: Callable[[RunningPod], None], ended: Callable[[str], None]

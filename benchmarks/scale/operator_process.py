@@ -25,7 +25,10 @@ COMMAND = (sys.executable, "-m", "spottrain_operator")
 
 
 class OperatorProcess:
-    """`python -m spottrain_operator` against one API server. It can be killed and started again."""
+    """The process `python -m spottrain_operator` against one API server.
+
+    It can be killed and started again.
+    """
 
     def __init__(self, kubeconfig: Path, client: ApiClient, folder: Path) -> None:
         port, health_port, metrics_port = free_ports(3)
@@ -91,7 +94,10 @@ class OperatorProcess:
         (self.address_folder / FILE_CONTROL_URL).write_text(self.url)
 
     async def until_assigned(self, session: aiohttp.ClientSession, token: str) -> None:
-        """Wait until it has decided on the job of the pod with this token, so that the pod has an assignment."""
+        """Wait until the operator has an assignment for the pod with this token.
+
+        By then, it has decided on the pod's job.
+        """
         headers, trust = {"Authorization": f"Bearer {token}"}, ssl.create_default_context(cadata=self.authority)
         while True:
             try:

@@ -1,4 +1,7 @@
-"""Kubernetes' metrics-server, which `kubectl top` needs: a process beside the control plane, and its API."""
+"""Kubernetes' metrics-server, which `kubectl top` needs.
+
+This module runs it as a process beside the control plane, and registers its API.
+"""
 
 import asyncio
 import base64
@@ -68,7 +71,10 @@ class MetricsServer:
         )
 
     async def withdraw(self, client: ApiClient) -> None:
-        """Withdraw the API of the last start: kubectl complains about one that nobody serves."""
+        """Withdraw the API of the last start.
+
+        kubectl complains about an API that nobody serves.
+        """
         try:
             await client.delete(f"{API_SERVICES}/{API_SERVICE}")
         except ApiError as error:

@@ -147,7 +147,9 @@ def remove_cluster(network: int) -> None:
 
 
 def remove_dead_clusters() -> None:
-    """Remove what clusters have left that do not live any more: their supervisors were killed, or the machine.
+    """Remove what is left of clusters that no longer run.
+
+    Their supervisors were killed, or the machine went down.
 
     Raises:
         OSError: podman or ip failed; the text says what they printed.
@@ -162,7 +164,10 @@ def remove_dead_clusters() -> None:
 
 
 def _networks() -> list[int]:
-    """List the networks of which this machine has a container, a network namespace or a bridge."""
+    """Return the numbers of the networks that exist on this machine.
+
+    The machine has a container, a network namespace or a bridge of each.
+    """
     fields = f'--format={{{{index .Labels "{NETWORK_LABEL}"}}}}'
     labels = run("podman", "ps", "--all", f"--filter=label={NETWORK_LABEL}", fields).split()
     names = [bridge_name(int(label)) for label in labels]

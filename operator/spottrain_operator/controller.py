@@ -29,7 +29,10 @@ CONFLICT_SECONDS = 0.1
 
 
 class Priority(IntEnum):
-    """What goes first: notices and losses, then the other jobs, then those that are over."""
+    """The order of the jobs.
+
+    Notices and losses go first, then the other jobs, then those that are over.
+    """
 
     URGENT = 0
     NORMAL = 1
@@ -194,7 +197,10 @@ class Controller:
 
 
 def _pause(num_failures: int, priority: Priority) -> float:
-    """Seconds until a failed pass is repeated. No growing back-off delays a notice or a loss."""
+    """Return the seconds until a failed pass is repeated.
+
+    No growing back-off delays a notice or a loss.
+    """
     return backoff_seconds(1 if priority is Priority.URGENT else num_failures, random.random())
 
 

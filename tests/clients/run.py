@@ -1,7 +1,8 @@
-"""Runs the end-to-end tests of public Kubernetes clients, unmodified, against a local cluster: `make test-clients`.
+"""Runs the end-to-end tests of public Kubernetes clients, unmodified.
 
-Nothing of theirs is part of this project. Their sources are fetched into build/clients, and what they need is
-installed into an environment of their own. docs/reference/local-kubernetes.md says what to expect.
+`make test-clients` runs them against a local cluster. Nothing of theirs is part of this project. Their sources are
+fetched into build/clients, and what they need is installed into an environment of their own.
+docs/reference/local-kubernetes.md says what to expect.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def main() -> int:
 
 
 def _environment(folder: Path, names: list[str]) -> Path:
-    """Return the Python of an environment that has the clients, and what their tests need."""
+    """Return the Python of an environment with the clients and their tests' needs."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)

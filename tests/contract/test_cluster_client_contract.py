@@ -353,7 +353,10 @@ async def test_a_job_that_others_delete_is_gone(setup: Setup, job: Manifest) -> 
 
 
 async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> list[tuple[str, bool]]:
-    """The names of these objects, and whether they are gone, in the order of the watch, until the last one is."""
+    """Watch until the last of these objects is gone.
+
+    Returns the names in the order of the watch, and whether each object is gone.
+    """
     found: list[tuple[str, bool]] = []
     async with asyncio.timeout(20):
         async for event in setup.watches.watch_kind(kind, version):

@@ -1,6 +1,7 @@
-"""Messages of the release before this one are understood, and it understands those of this one.
+"""This release and the one before it understand each other's messages.
 
-release_before.json has a sample of each of its messages, with the JSON schema, so that the tests need no history.
+release_before.json has a sample of each message of the release before, with the JSON schema. So the tests need no
+history.
 """
 
 from __future__ import annotations

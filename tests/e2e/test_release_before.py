@@ -1,6 +1,7 @@
-"""The release before this one beside it: its agents and trainer under this operator, and the other way round.
+"""This release beside the one before it.
 
-Both jobs lose nodes with notice under either operator, and train through the upgrade between them.
+Agents and trainer of the release before run under this operator, and the other way round. Both jobs lose nodes with
+notice under either operator, and train through the upgrade between them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A patch. Its first line says what is wrong, its second one in which world that shows."""
+    """A bug, as a patch.
+
+    The patch's first line says what is wrong, and its second line in which world that shows.
+    """
 
     name: str
     what: str
@@ -44,7 +47,10 @@ def seeded() -> list[Bug]:
 
 
 def patched(bug: Bug, folder: Path) -> list[Path]:
-    """Copy the packages to `folder` with the bug in them. Returns the folders to import from."""
+    """Copy the packages to `folder` with the bug in them.
+
+    Returns the folders to import from.
+    """
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply", str(bug.patch)], cwd=folder, check=True)
@@ -52,7 +58,10 @@ def patched(bug: Bug, folder: Path) -> list[Path]:
 
 
 def hunt(bug: Bug, *, max_states: int = 400_000) -> tuple[bool, str]:
-    """Explore the bug's world with the patched code: whether a problem was found, and what was printed."""
+    """Explore the bug's world with the patched code.
+
+    Returns whether a problem was found, and what was printed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         paths = map(str, [*patched(bug, Path(folder)), ROOT / "tests"])
         ended = subprocess.run(

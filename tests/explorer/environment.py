@@ -147,7 +147,10 @@ def _cut(world: World, node: Node) -> World:
 
 
 def _frozen(world: World, node: Node) -> World:
-    """What rank 0 on the node does with the store in the save under way comes at any later time."""
+    """Freeze what rank 0 on the node does with the store.
+
+    Its operations in the save under way come at any later time.
+    """
     on_node = {pod.sequence for pod in world.pods if pod.node == node.name}
     runs = tuple(run._replace(frozen=run.frozen or _saves_on(run, on_node)) for run in world.runs)
     return world._replace(runs=runs)
@@ -230,7 +233,10 @@ def _timers(world: World) -> Iterator[int]:
 
 
 def _beaten(world: World) -> World:
-    """The agents that the operator hears have reported meanwhile, and a report that was on its way is lost."""
+    """Deliver the reports of the agents that the operator hears.
+
+    A report that was on its way is lost.
+    """
     if world.late_report is not None and world.time > world.late_report[2] + LATE_SECONDS:
         world = world._replace(late_report=None)
     if not world.operator.up:

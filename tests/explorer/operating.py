@@ -269,7 +269,10 @@ def _delete(world: World, sequence: int, grace: int | None) -> World:
 
 
 def without_pod(world: World, pod: Pod) -> World:
-    """The pod's object is gone; what still runs on a machine that was cut off runs on."""
+    """Remove the pod's object.
+
+    What still runs on a machine that was cut off runs on.
+    """
     operator = world.operator
     return world._replace(
         pods=tuple(p for p in world.pods if p.sequence != pod.sequence),

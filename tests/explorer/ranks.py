@@ -142,7 +142,10 @@ class _Checkpointer:
 
 
 class _Agreement:
-    """Stands for StopAgreement: the real ballots and decisions, with sums from the world."""
+    """Stands for StopAgreement.
+
+    The ballots and decisions are real. The sums come from the world.
+    """
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -226,7 +229,10 @@ class _State:
 
 @lru_cache(maxsize=200_000)
 def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) -> tuple[Position, Told]:
-    """Where rank `number` of a generation that resumes from `start` stands, and what it has reported."""
+    """Return the position of rank `number`, and what it has reported.
+
+    Its generation resumes from `start`.
+    """
     reporter = _Reporter()
 
     def program(script: Script) -> str:

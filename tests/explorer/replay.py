@@ -50,7 +50,10 @@ class Script:
 
 
 class Position(NamedTuple):
-    """Where a program stands: it waits for an answer, or has ended with a result or an error."""
+    """Position of a program.
+
+    It waits for an answer, or has ended with a result or an error.
+    """
 
     request: Request | None
     result: Any = None

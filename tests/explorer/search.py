@@ -1,4 +1,7 @@
-"""Breadth-first search over all states of a world, so that a counterexample is as short as can be."""
+"""Breadth-first search over all states of a world.
+
+So a counterexample is as short as it can be.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,10 @@ def _reactions(world: World) -> Iterator[tuple[str, World]]:
 
 
 def _in_order(world: World, reactions: Iterator[tuple[str, World]], delays: int) -> Iterator[tuple[str, World]]:
-    """The reaction of the first process that isn't slow; or this process is slow, too.
+    """The reaction of the first process that isn't slow.
 
-    With a number of delays, that is the delay-bounded scheduling of Emmi, Qadeer and Rakamaric (POPL 2011).
+    Alternatively, that process is slow, too. With a number of delays, this is the delay-bounded scheduling of Emmi,
+    Qadeer and Rakamaric (POPL 2011).
     """
     slow, skipped = world.delayed, []
     for label, after in reactions:
@@ -176,7 +180,10 @@ def _trace(start: World, parents: array[int], choices: array[int], index: int) -
 
 
 def described(found: Found) -> str:
-    """The counterexample for people: the time, who did what, and at the end what is wrong."""
+    """Format the counterexample for people.
+
+    It has the time and who did what, and at the end what is wrong.
+    """
     lines, time_of = [], 0
     for label, world in found.trace:
         lines.append(f"  {time_of:4d} s  {label}")

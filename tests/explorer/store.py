@@ -1,4 +1,7 @@
-"""The store as a value, and the real commit protocol against it, operation by operation."""
+"""The store as a value, with the real commit protocol run against it.
+
+The protocol runs operation by operation.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ def is_whole(objects: Objects, commit: Commit, world_size: int) -> bool:
 
 
 class Fence(NamedTuple):
-    """Rank 0 of a generation that starts: raise the fence, and return the newest commit."""
+    """Rank 0 of a generation that starts.
+
+    It raises the fence, and returns the newest commit.
+    """
 
     generation: int
 
@@ -233,7 +239,10 @@ def new_objects(task: Task, objects: Objects) -> bool:
 
 @lru_cache(maxsize=200_000)
 def advance(task: Task, objects: Objects) -> tuple[Task, Objects]:
-    """The operations up to the next visible one, with that one; only the first may look for something new."""
+    """Perform the operations up to and including the next visible one.
+
+    Only the first operation may look for something new.
+    """
     while task.at.request is not None:
         request = task.at.request
         answer, objects = perform(objects, request)

@@ -263,7 +263,7 @@ def _end_wait(world: World, run: Run) -> World:
 
 
 def _go_on(world: World, run: Run) -> World:
-    """Let the ranks go on until they wait: for a step, for a save, or for a rank that is gone."""
+    """Let the ranks go on until they wait for a step, a save or a lost rank."""
     if not run.joined or not _is_complete(run):
         return world.with_run(run)
     if any(rank.at is None for rank in run.ranks):
@@ -359,7 +359,10 @@ def _together(world: World, run: Run, kind: str, requests: list[Any]) -> tuple[R
 
 
 def _together_saved(world: World, run: Run, step: int, *, is_busy: bool) -> tuple[Run, list[Any] | None]:
-    """`Checkpointer.save`: it waits for the save under way, and saves nothing if that was this step."""
+    """`Checkpointer.save`, which waits for the save under way.
+
+    It saves nothing if that save was for this step.
+    """
     saving, num = run.saving, len(run.ranks)
     if is_busy:
         return run, None

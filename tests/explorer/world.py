@@ -1,4 +1,7 @@
-"""A state of the small world: a value that can be compared, hashed and replaced in parts."""
+"""A state of the small world.
+
+It is a value that can be compared, hashed and replaced in parts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What test_exchange_ranks.py runs as ranks. RANK_SETTINGS comes from the test. Each rank writes what it got as JSON.
+"""The script that test_exchange_ranks.py runs as ranks.
 
-At the end, rank 0 plays an attacker: it sends pickles where the others expect what ranks exchange.
+RANK_SETTINGS comes from the test. Each rank writes what it received as JSON. At the end, rank 0 plays an attacker: it
+sends pickles to ranks that expect what ranks exchange.
 """
 
 import json

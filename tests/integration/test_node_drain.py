@@ -1,4 +1,7 @@
-"""`kubectl cordon` and `drain`, evictions and PodDisruptionBudgets, on nodes of both runtimes."""
+"""`kubectl cordon` and `drain`, evictions and PodDisruptionBudgets.
+
+The nodes use both runtimes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`kubectl exec`, `attach`, `cp` and `port-forward`, on nodes that run processes and on nodes that run containers."""
+"""`kubectl exec`, `attach`, `cp` and `port-forward`.
+
+The nodes run processes or containers.
+"""
 
 import fcntl
 import hashlib
@@ -55,7 +58,10 @@ server.serve_forever()
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A cluster, and a pod `target` in it with the containers `main`, `server` and `done`."""
+    """A cluster with a pod `target`.
+
+    The pod has the containers `main`, `server` and `done`.
+    """
 
     kubectl: Kubectl
     image: str

@@ -1,4 +1,7 @@
-"""The API server goes away for longer than the operator's lease lasts, and comes back."""
+"""The API server goes away for longer than the operator's lease lasts.
+
+Then it comes back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 @contextmanager
 def stopped_api_server(root: Path) -> Iterator[None]:
-    """Stop the process of the API server while the block runs: connections hang, and nothing is answered."""
+    """Stop the process of the API server while the block runs.
+
+    Connections hang, and nothing is answered.
+    """
     [server] = [each for each in processes_of(root) if each.name() == "kube-apiserver"]
     server.send_signal(signal.SIGSTOP)
     try:

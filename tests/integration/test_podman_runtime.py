@@ -282,7 +282,7 @@ def test_a_bridge_is_removed_with_all_that_hangs_on_it(world: World) -> None:
 async def test_what_dead_clusters_have_left_is_removed_and_what_a_living_one_has_is_not(
     world: World, tmp_path: Path
 ) -> None:
-    """As after the end of a supervisor, or of the machine: nobody claims the network any more."""
+    """Nobody claims the network after the end of a supervisor or of the machine."""
     container = await world.start("sh", "-c", "echo ready; sleep 1000")
     await world.wait_for_output("ready")
     claim = claim_network(usable=is_network_free)

@@ -139,9 +139,10 @@ class World:
         self.backup = (self.status, self.time)
 
     def restore_backup(self) -> None:
-        """Restore etcd: the status goes back, pods since then are unknown, and so their kubelets end them.
+        """Restore etcd from the backup.
 
-        The operator begins anew.
+        The status goes back. Pods that were created since then are unknown, so their kubelets end them. The operator
+        starts anew.
         """
         status, taken = self.backup
         self._replace_job(status=status)

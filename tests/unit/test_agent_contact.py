@@ -1,4 +1,7 @@
-"""How an agent keeps contact with operators of this and of older releases, and notices that one is gone."""
+"""An agent's contact with operators of this and of older releases.
+
+The agent notices that an operator is gone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=dateti
 
 @dataclass(slots=True)
 class Operator:
-    """Holds each poll for as long as it is asked to, and answers reports with `headers` and `status`."""
+    """An operator that holds each poll for as long as it is asked to.
+
+    It answers reports with `headers` and `status`.
+    """
 
     status: int = 204
     headers: dict[str, str] = field(default_factory=dict)
@@ -61,7 +67,7 @@ async def test_the_operator_says_how_seldom_it_wants_reports(
 
 
 async def test_a_poll_is_repeated_once_a_report_has_failed(operator: Operator) -> None:
-    """The node of the operator that holds it may have lost its power, which ends no connection."""
+    """The operator's node may have lost its power, which ends no connection."""
     lost = asyncio.Event()
     following = asyncio.create_task(operator.client.follow_assignments(lambda _: None, lost.set))
     async with asyncio.timeout(10):

@@ -1,4 +1,7 @@
-"""How often an agent reports: news at once, soon again after it, and all else seldom."""
+"""How often an agent reports.
+
+It reports news at once and soon again after that, and everything else seldom.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When a job is looked at again, and when its progress is written: seldom at rest, and with every event."""
+"""When a job is looked at again, and when its progress is written.
+
+Both happen seldom at rest, and with every event.
+"""
 
 from __future__ import annotations
 

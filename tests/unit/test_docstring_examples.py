@@ -1,16 +1,18 @@
-"""The docstrings of the public API: examples run, and functions are described.
+"""Docstrings: first lines are short, examples run, and functions are described.
 
 Public functions say what they take, return and raise.
 """
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,12 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     ForeignLoop.observe,
 )
 
+CHECKOUT = Path(__file__).parents[2]
+FOLDERS = (
+    *("api", "operator", "cli", "trainer-image", "local-cluster"),
+    *("tests", "examples", "benchmarks", "demo", "docs", "release"),
+)
+
 
 def run_examples(name: str) -> bool:
     """Whether there are examples, and all of them end as they say."""
@@ -57,6 +65,24 @@ def test_every_example_runs() -> None:
     """In a process of its own: a session joins a world, and leaves it."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def first_lines(source: str) -> Iterator[tuple[str, str]]:
+    """Name of each module, class and function with a docstring, and its first line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "name", "module"), text.splitlines()[0]
+
+
+def test_the_first_line_of_every_docstring_is_short() -> None:
+    """Under 80 characters, as tools show it alone."""
+    files = [path for name in FOLDERS for path in sorted((CHECKOUT / name).rglob("*.py"))]
+    lines = [(path, *found) for path in files for found in first_lines(path.read_text())]
+    assert len(lines) > 1000
+    long = [f"{path.relative_to(CHECKOUT)}, {name}: {line}" for path, name, line in lines if len(line) >= 80]
+    assert long == []
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)

@@ -56,7 +56,10 @@ def extras_of(dockerfile: str) -> str:
 
 
 def locked(*names: str) -> dict[str, str]:
-    """The versions in files of requirements/, by package. Every package there has hashes."""
+    """Return the versions in files of requirements/, by package.
+
+    Every package there has hashes.
+    """
     blocks = [
         block
         for name in names

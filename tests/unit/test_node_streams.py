@@ -1,4 +1,4 @@
-"""Requests for streams: what is asked for, who serves a connection, and what refuses it."""
+"""Requests for streams: their contents, who serves them, and what refuses them."""
 
 import asyncio
 import json

@@ -20,7 +20,10 @@ child.kill()
 
 @contextmanager
 def parent() -> Iterator[int]:
-    """A process with a child that has ended after 0.3 s of processor time, and one that has 50 MB."""
+    """A process with two children.
+
+    One child has ended after 0.3 s of processor time. The other one has 50 MB.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=pipe, stdout=pipe) as process:
         assert process.stdout

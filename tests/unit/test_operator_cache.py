@@ -1,4 +1,7 @@
-"""The cache of one kind of objects: no older answer replaces a newer object, in whatever order they arrive."""
+"""The cache of one kind of objects.
+
+No older answer replaces a newer object, in whatever order they arrive.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def test_the_echo_of_an_own_write_tells_nobody(kept: Kept) -> None:
 
 
 def test_the_late_answer_to_a_write_brings_nothing_back(kept: Kept) -> None:
-    """The watch has shown the deletion, which came after the write, before the answer to the write arrives."""
+    """The watch shows a later deletion before the answer to the write arrives."""
     kept.cache.take(shown(5))
     kept.cache.take(shown(10, deleted=True))
     kept.cache.written(pod(9))
@@ -147,7 +150,10 @@ def test_an_object_is_found_by_where_it_is_now(kept: Kept) -> None:
 
 
 class Race:
-    """The life of one name, and a cache that hears of it by three ways, each late in its own manner."""
+    """The life of one name, and a cache that hears of it.
+
+    It hears in three ways, each late in its own manner.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -191,7 +197,10 @@ class Race:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_in_any_order_the_newest_wins(seed: int) -> None:
-    """The oracle is the history: what the cache shows is never older than the newest that it was shown."""
+    """What the cache shows is never older than the newest that it was shown.
+
+    The oracle is the history.
+    """
     race = Race(seed)
     for _ in range(40):
         race.happen()

@@ -242,7 +242,7 @@ async def held_report(setup: Setup) -> tuple[asyncio.Task[aiohttp.ClientResponse
 
 
 async def test_a_report_tells_of_the_time_at_which_it_came(setup: Setup) -> None:
-    """Otherwise, a member that is lost meanwhile seems to have reported after its peers failed."""
+    """Otherwise, a lost member seems to have reported after its peers failed."""
     late, held = await held_report(setup)
     setup.clock = 4.0
     held.set()

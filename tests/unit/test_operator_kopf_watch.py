@@ -21,7 +21,7 @@ def test_jobs_that_are_there_and_what_becomes_of_them_are_shown() -> None:
 
 
 def test_a_job_that_is_listed_again_expires_the_watch() -> None:
-    """kopf lists again after an interruption, and doesn't show what was deleted meanwhile."""
+    """After an interruption, kopf lists again, without what was deleted meanwhile."""
     events = JobEvents()
     events.take(raw(None, 3))
     events.take(raw("ADDED", 4, uid="u2"))

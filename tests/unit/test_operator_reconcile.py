@@ -143,7 +143,10 @@ async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
 
 @asynccontextmanager
 async def watched(cluster: CrashingCluster) -> AsyncIterator[tuple[World, Callable[[], Awaitable[None]]]]:
-    """A world whose operator reads from caches, and a turn after which these show everything."""
+    """A world whose operator reads from caches.
+
+    It comes with a function that takes a turn, after which the caches show everything.
+    """
     client = WatchedCluster(cluster, cluster, lambda _kind, _change: None)
     synced = asyncio.Event()
     following = asyncio.create_task(client.follow(synced))

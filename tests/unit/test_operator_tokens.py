@@ -1,4 +1,7 @@
-"""Tokens at the control API: what is refused without a review, and what a flood of bogus ones costs."""
+"""Tokens at the control API.
+
+The tests show what is refused without a review, and what a flood of bogus tokens costs.
+"""
 
 from __future__ import annotations
 

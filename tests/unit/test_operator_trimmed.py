@@ -1,4 +1,7 @@
-"""What the caches keep: nothing that is read is missing, and what is large or changes all the time is gone."""
+"""What the caches keep of each object.
+
+Nothing that is read is missing. What is large or changes all the time is gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which jobs a change wakes, and what can't wait: losses and notices can't, all else can."""
+"""Which jobs a change wakes, and what can't wait.
+
+Losses and notices can't wait. Everything else can.
+"""
 
 from __future__ import annotations
 

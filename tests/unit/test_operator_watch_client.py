@@ -1,4 +1,4 @@
-"""What the operator's lists and watches make of an API server that refuses for now."""
+"""The operator's lists and watches of an API server that refuses for now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads from caches: they see own writes at once, are sure of what may have happened, and outlive broken watches."""
+"""Reads from caches.
+
+They see own writes at once, are sure of what may have happened, and outlive broken watches.
+"""
 
 from __future__ import annotations
 

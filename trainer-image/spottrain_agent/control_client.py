@@ -196,7 +196,10 @@ class ControlClient:
         return True
 
     async def _poll_while_reachable(self, revision: str) -> tuple[Assignment | None, timedelta]:
-        """Poll until a report fails: the operator that holds the poll may have lost its node without a word."""
+        """Poll until a report fails.
+
+        The node of the operator that holds the poll may have gone down without a word.
+        """
         self._unreachable.clear()
         poll = asyncio.create_task(self._poll_assignment(revision))
         unreachable = asyncio.create_task(self._unreachable.wait())

@@ -97,9 +97,10 @@ def _run_torchrun(request: LaunchRequest, console: Console) -> None:
 
 
 def _serve_store(config: LaunchConfig) -> TCPStore:
-    """Serve the rendezvous store on the member's address alone. By itself, torch would listen on all addresses.
+    """Serve the rendezvous store on the member's address alone.
 
-    torchrun finds the store that its process serves at that port, and uses it.
+    By itself, torch would listen on all addresses. torchrun finds the store that its process serves at that port, and
+    uses it.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint

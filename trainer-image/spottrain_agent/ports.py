@@ -52,9 +52,10 @@ def bind(address: str, port: int = 0) -> socket.socket:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface of an IPv4 address, by which gloo listens on that address alone.
+    """Return the network interface of an IPv4 address.
 
-    None if no interface has the address, and for IPv6: gloo might take the interface's link-local address.
+    By this name, gloo listens on that address alone. None if no interface has the address, and for IPv6: gloo might
+    take the interface's link-local address.
     """
     if address.startswith("127."):
         return "lo"

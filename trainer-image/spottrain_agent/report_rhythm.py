@@ -1,4 +1,7 @@
-"""When an agent reports: at once what is news, soon again after it, and all else seldom."""
+"""When an agent reports.
+
+It reports news at once and soon again after that, and everything else seldom.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ FIRST_PAUSE_SECONDS = 1.0
 
 
 class ReportRhythm:
-    """The pauses between reports: a second after news, then twice as long each time, up to what the operator allows.
+    """The pauses between reports.
 
-    The reports after the news show the operator that nothing has changed since.
+    The pause is a second after news, then twice as long each time, up to what the operator allows. The reports after
+    the news show the operator that nothing has changed since.
     """
 
     def __init__(self) -> None:
@@ -23,7 +27,10 @@ class ReportRhythm:
         return self._news is None or report.news != self._news or now >= self._next_at
 
     def sent(self, report: AgentReport, now: float, longest: float) -> None:
-        """Note a report that the operator has taken. `longest`: the longest pause that it allows, in seconds."""
+        """Note a report that the operator has taken.
+
+        `longest` is the longest pause that the operator allows, in seconds.
+        """
         self._pause = FIRST_PAUSE_SECONDS if report.news != self._news else 2 * self._pause
         self._pause = min(self._pause, longest)
         self._news = report.news

@@ -115,7 +115,9 @@ class AgentPhase(StrEnum):
 
 
 class AgentReport(PeerMessage):
-    """An agent's whole current state: sent at once if its `news` change, and otherwise now and then.
+    """An agent's whole current state.
+
+    The agent sends it at once if its `news` change, and otherwise now and then.
 
     - generation: 0 until the agent has run one.
     - warm: whether the interpreter is ready, with torch imported, to start a generation at once.
@@ -152,7 +154,10 @@ class AgentReport(PeerMessage):
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What the operator decides by, and is told at once. All else, such as the step, can wait."""
+        """What the operator decides by, and what the agent reports at once.
+
+        All other fields, such as the step, can wait.
+        """
         progress = self.progress
         told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
         return (

@@ -56,7 +56,7 @@ class Message(BaseModel):
 
 
 class PeerMessage(Message):
-    """Base of what one part sends another, which may be of the release before or after.
+    """Base of the messages between parts, whose releases may differ by one.
 
     Attributes:
         protocol_version: The sender's. What only newer peers understand is not sent to older ones.

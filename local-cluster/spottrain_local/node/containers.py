@@ -269,15 +269,18 @@ class ContainerRuntime(Protocol):
         ...
 
     def forward_command(self, pod: PodSandbox, program: Path) -> HostCommand:
-        """Return the command of this machine that runs `program` with `forward` and the host with the pod's ports."""
+        """Return the command of this machine that forwards to the pod's ports.
+
+        It runs `program` with `forward` and the host that has these ports.
+        """
         ...
 
     async def execute(
         self, command: HostCommand, directory: Path, connection: socket.socket | None = None
     ) -> RunningContainer:
-        """Start a command of this machine; its output goes to the file `log` in `directory`.
+        """Start a command of this machine.
 
-        `connection` is its standard input.
+        Its output goes to the file `log` in `directory`. `connection` is its standard input.
 
         Raises:
             StartError: It could not be started.

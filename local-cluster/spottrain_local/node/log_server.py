@@ -1,4 +1,7 @@
-"""The kubelet's HTTPS endpoint: what `kubectl logs` and metrics-server read, and a health check."""
+"""The kubelet's HTTPS endpoint.
+
+It serves `kubectl logs` and metrics-server, and a health check.
+"""
 
 import asyncio
 import contextlib

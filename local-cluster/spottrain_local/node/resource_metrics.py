@@ -15,9 +15,9 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def resource_metrics(pods: Iterable[PodWorker], now: float) -> str:
-    """Return the usage of this node, its pods and their containers, in Prometheus' format.
+    """Return the usage of this node, its pods and their containers.
 
-    `now` is in seconds since 1970.
+    The format is Prometheus'. `now` is in seconds since 1970.
     """
     samples = [*_usage("node", {}, usage_of_tree(os.getpid()))]
     for pod in pods:

@@ -1,7 +1,8 @@
-"""`kubectl exec`, `attach`, `cp` and `port-forward`: which command of this machine serves each request.
+"""The streams of `kubectl exec`, `attach`, `cp` and `port-forward`.
 
-The program kubelet-streams speaks the protocols; see local-cluster/controlplane/kubelet-streams. It runs once for
-each request, under a shim, with the decrypted connection as its standard input.
+This module chooses the command of this machine that serves each request. The program kubelet-streams speaks the
+protocols; see local-cluster/controlplane/kubelet-streams. It runs once for each request, under a shim, with the
+decrypted connection as its standard input.
 """
 
 import asyncio
@@ -175,7 +176,10 @@ def _refuse(client: asyncio.Transport, status: HTTPStatus, message: str) -> None
 
 
 class _Side(asyncio.Protocol):
-    """One side of a relay: what it gets goes to the peer, as fast as the peer takes it."""
+    """One side of a relay.
+
+    It sends what it receives to the peer, as fast as the peer takes it.
+    """
 
     def __init__(self, peer: asyncio.Transport) -> None:
         self._peer = peer
@@ -196,7 +200,10 @@ class _Side(asyncio.Protocol):
 
 
 async def _relay(client: asyncio.Transport, program: socket.socket, head: bytes) -> None:
-    """Relay between client and program until one of them closes its side, and close the other one's."""
+    """Relay between client and program until one of them closes its side.
+
+    Then close the other side.
+    """
     loop = asyncio.get_running_loop()
     inside, program_side = await loop.create_unix_connection(lambda: _Side(client), sock=program)
     client_side = _Side(inside)
@@ -209,9 +216,9 @@ async def _relay(client: asyncio.Transport, program: socket.socket, head: bytes)
 
 
 class ConnectionFront(asyncio.Protocol):
-    """Reads the first line of each connection: aiohttp serves all requests but those for streams.
+    """Reads the first line of each connection, to find the requests for streams.
 
-    The API server makes a connection of its own for each stream.
+    aiohttp serves all other requests. The API server makes a separate connection for each stream.
     """
 
     def __init__(self, streams: StreamServer, web_server: web.Server) -> None:

@@ -11,7 +11,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What processes have used of the processors since they started, and what they have of the memory.
+    """Processor time of processes since they started, and their memory.
 
     Pages that several processes share count in shares.
     """
@@ -29,7 +29,10 @@ def usage_of_tree(root: int) -> Usage:
 
 
 def usage_below(root: int, *, ended: bool = True) -> Usage:
-    """Return the usage of all processes below one, with those that have ended and for which it has waited."""
+    """Return the usage of all processes below `root`.
+
+    With `ended`, it counts the time of the processes that have ended and for which `root` has waited.
+    """
     total = Usage(sum(_ticks(root)[2:]) / _TICKS_PER_SECOND if ended else 0.0)
     for pid in descendants(root):
         total += _usage(pid)
@@ -41,7 +44,7 @@ def _usage(pid: int) -> Usage:
 
 
 def _ticks(pid: int) -> tuple[int, ...]:
-    """Return a process's times: user and system, and those of its children that have ended."""
+    """Return a process's user and system time, then those of its ended children."""
     try:
         # The name stands in parentheses, and may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -1,8 +1,10 @@
-"""The objects of one kind in memory: as the newest list, watch event or own write shows them.
+"""The objects of one kind in memory.
+
+The cache shows each object as the newest list, watch event or own write has it.
 
 Versions are compared as numbers, which Kubernetes guarantees within a kind, and which etcd's revisions have always
 been. So an older answer never replaces a newer object, in whatever order list, watch and own writes arrive. An object
-is kept as JSON text: every reader gets a copy of its own, and a text takes a tenth of what the parsed object takes.
+is kept as JSON text. Every reader gets a separate copy, and a text takes a tenth of the memory of the parsed object.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ Index = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What has become of an object. `before` None: it is new. `after` None: it is gone."""
+    """A change of an object.
+
+    If `before` is None, the object is new. If `after` is None, it is gone.
+    """
 
     before: Manifest | None
     after: Manifest | None
@@ -95,7 +100,10 @@ class ObjectCache:
     # --- what the watch shows -----------------------------------------------------------------------------
 
     def replace_all(self, listing: Listing) -> None:
-        """Take a list of all objects. One that it lacks is gone, unless it is newer than the list."""
+        """Take a list of all objects.
+
+        An object that the list lacks is gone, unless it is newer than the list.
+        """
         listed = {_key(item): _uid(item) for item in listing.items}
         for key in self._kept.keys() - listed.keys():
             self._remove(key, listing.version)
@@ -121,16 +129,19 @@ class ObjectCache:
     # --- what this process has written, or read by itself ---------------------------------------------------
 
     def written(self, answer: Manifest, *, tell: bool = True) -> None:
-        """Take the answer to a write, or to a read of one object, before the watch shows it.
+        """Take the answer to a write, or to a read of one object, before the watch.
 
-        `tell` False: nobody is told about the change. If the watch has come this far, it has shown that, and perhaps
-        more.
+        If `tell` is False, nobody learns of the change. If the watch has come this far, it has shown that, and
+        perhaps more.
         """
         if not self._ordered or _version(answer) > self._shown:
             self._put(answer, tell=tell)
 
     def deleted(self, key: Key, uid: str) -> None:
-        """Note that an object is gone, before the watch shows it. The answer to its deletion has no version."""
+        """Note that an object is gone, before the watch shows it.
+
+        The answer to its deletion has no version.
+        """
         kept = self._kept.get(key)
         if kept is not None and kept.uid == uid:
             self._gone[key] = (kept.version, uid)
@@ -168,7 +179,10 @@ class ObjectCache:
             self._on_change(Change(before=old.object(), after=None))
 
     def _note_deletion(self, key: Key, version: int, uid: str) -> None:
-        """Forget an object that is gone. If versions prove nothing, an answer to a write may still come."""
+        """Forget an object that is gone.
+
+        If versions prove nothing, an answer to a write may still come. Then keep a note of the deletion.
+        """
         if not self._ordered:
             self._gone.pop(key, None)
             self._gone[key] = (version, uid)

@@ -26,7 +26,10 @@ class ClusterError(Exception):
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of the header Retry-After, which the API server sends with 429 and at times with 503."""
+    """Return the seconds of the header Retry-After, if there is one.
+
+    The API server sends it with 429, and sometimes with 503.
+    """
     try:
         return max(0.0, float(headers.get("Retry-After", "")))
     except ValueError:
@@ -102,10 +105,12 @@ class PodIdentity:
 
 
 class ClusterClient(Protocol):
-    """Jobs, pods, nodes and events. A read shows at least everything that this client has written before.
+    """Access to jobs, pods, nodes and events.
 
-    Every method raises ClusterError if the API server fails or can't be reached. To read an object that doesn't exist
-    gives None, or a list without it. To delete one succeeds.
+    A read shows at least everything that this client has written before.
+
+    Every method raises ClusterError if the API server fails or can't be reached. A read of an object that doesn't
+    exist returns None, or a list without it. A deletion of such an object succeeds.
     """
 
     async def get_job(self, key: JobKey) -> Manifest | None: ...
@@ -196,7 +201,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """What has happened to an object. None: nothing, and everything up to `version` was shown (a bookmark)."""
+    """What has happened to an object.
+
+    If the object is None, this is a bookmark: everything up to `version` was shown.
+    """
 
     object: Manifest | None
     version: int
@@ -214,9 +222,10 @@ class WatchClient(Protocol):
         labels: Mapping[str, str] | None = None,
         keep: Callable[[Manifest], Manifest] = lambda item: item,
     ) -> Listing:
-        """The objects at the newest version: of all namespaces and with any labels, unless those are given.
+        """List the objects at the newest version.
 
-        `keep` makes of each object, as it arrives, what the list holds of it.
+        They come from all namespaces and have any labels, unless `namespace` or `labels` is given. `keep` returns,
+        for each object as it arrives, what the list holds of it.
         """
         ...
 

@@ -112,7 +112,10 @@ def _beside(container: Container) -> Manifest:
 
 
 def needs_tmp(template: PodTemplate) -> bool:
-    """Whether the pod needs a volume for /tmp: the image's can't be written to, and the job mounts none there."""
+    """Whether the pod needs a volume for /tmp.
+
+    It does if nothing can be written to the image's /tmp, and the job mounts no volume there.
+    """
     return template.read_only_root_filesystem and TMP_DIR not in {
         mount.mount_path for mount in template.volume_mounts
     }

@@ -1,4 +1,6 @@
-"""kopf's part: it watches the jobs. Pods and nodes have watches that select on the server, which kopf's can't.
+"""The watch of the jobs, which kopf makes.
+
+Pods and nodes have watches that select on the server, which kopf's can't.
 
 kopf runs in a thread, as its documentation advises for use inside another program. In the same event loop it would
 take the process' signals, and cancel every task at its end.
@@ -45,9 +47,11 @@ RawEvent = Mapping[str, Any]
 
 
 class KopfWatch:
-    """Implements WatchClient: jobs are watched by kopf, the rest by `others`, which also makes all lists.
+    """Implements WatchClient with kopf's watch of jobs.
 
-    A watch of jobs starts with those that there are, from whatever version. Events of different jobs come in any
+    `others` watches the other kinds, and makes all lists.
+
+    A watch of jobs starts with the jobs that there are, from whatever version. Events of different jobs come in any
     order. A job that is deleted between a list and the start of its watch is not shown: the first write to it finds
     that out.
     """
@@ -70,7 +74,10 @@ class KopfWatch:
 
 
 class JobEvents:
-    """Makes watch events of kopf's events. Those of one job are in order; kopf has a queue for each."""
+    """Converts kopf's events into watch events.
+
+    Those of one job are in order, because kopf has a queue for each job.
+    """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()

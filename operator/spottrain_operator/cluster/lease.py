@@ -103,7 +103,10 @@ class LeaderElection:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
 
     async def _attempt(self, *, only_own: bool = False) -> bool:
-        """Try once to take or renew the lease; with `only_own`, not to take it from anybody."""
+        """Try once to take or renew the lease.
+
+        With `only_own`, don't take it from another holder.
+        """
         settings = self._settings
         self._holder = settings.identity
         begun_at = self._clock()
@@ -125,9 +128,10 @@ class LeaderElection:
         return True
 
     def _has_gone_back(self, lease: Manifest) -> bool:
-        """Whether the lease is older than this process' last renewal: etcd was restored from a backup.
+        """Whether the lease is older than this process' last renewal.
 
-        The caches would take all that is written from now on for older than what they hold.
+        Then etcd was restored from a backup. The caches would take all that is written from now on for older than
+        what they hold.
         """
         version = int(lease["metadata"]["resourceVersion"])
         if version >= self._version:

@@ -1,4 +1,4 @@
-"""How many requests a second the operator sends to the API server, and which of them go first."""
+"""The rate and the order of the operator's requests to the API server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ DEFAULT_LIMITS = ClientLimits()
 
 
 class RequestLimiter:
-    """A bucket of tokens: each request takes one, and waits for it if there is none. Urgent ones go first."""
+    """A bucket of tokens that limits requests.
+
+    Each request takes a token, and waits if there is none. Urgent requests go first.
+    """
 
     def __init__(self, limits: ClientLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits

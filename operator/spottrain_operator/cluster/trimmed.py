@@ -1,7 +1,8 @@
-"""What the caches keep of each object: the fields that the operator reads, as `observe.py` parses them.
+"""What the caches keep of each object.
 
-A real node names fifty images and renews its heartbeat; a real pod repeats its template. Without these, ten thousand
-objects take a few megabytes, and a heartbeat changes nothing.
+They keep the fields that the operator reads, as `observe.py` parses them. A real node names fifty images and renews
+its heartbeat; a real pod repeats its template. Without these, ten thousand objects take a few megabytes, and a
+heartbeat changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp
 
 
 def trimmed_job(job: Manifest) -> Manifest:
-    """All but the records of kubectl and of managers of fields, which a write of the status leaves alone."""
+    """Return the job without the records of kubectl and of field managers.
+
+    A write of the status leaves these records alone.
+    """
     meta = {key: value for key, value in job["metadata"].items() if key != "managedFields"}
     if _APPLIED in meta.get("annotations", {}):
         meta["annotations"] = {key: value for key, value in meta["annotations"].items() if key != _APPLIED}

@@ -44,7 +44,10 @@ _SELECTED: Mapping[Kind, Mapping[str, str]] = {Kind.PODS: {LABEL_MANAGED_BY: MAN
 
 
 class KubernetesWatch:
-    """Implements WatchClient, with the credentials of the Kubernetes client. Use as an async context manager."""
+    """Implements WatchClient with the credentials of the Kubernetes client.
+
+    Use it as an async context manager.
+    """
 
     def __init__(self, configuration: k8s.Configuration) -> None:
         self._configuration = configuration
@@ -150,7 +153,10 @@ def _error(status: int, sentence: str, wait: float | None = None) -> ClusterErro
 
 
 def _headers(configuration: k8s.Configuration) -> dict[str, str]:
-    """The credentials of a request. The configuration reads a token again as it rotates."""
+    """Return the headers with the credentials of a request.
+
+    The configuration reads a token again as it rotates.
+    """
     settings = configuration.auth_settings().values()
     return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
 

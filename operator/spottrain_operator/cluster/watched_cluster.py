@@ -1,4 +1,7 @@
-"""A ClusterClient that reads from caches, which lists and watches fill, and that sees its own writes at once."""
+"""A ClusterClient that reads from caches and sees its own writes at once.
+
+Lists and watches fill the caches.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ class WatchedCluster:
         self._unsure_pods: set[JobKey] = set()
 
     async def follow(self, is_synced: asyncio.Event) -> None:
-        """Keep the caches up to date, for ever. `is_synced` is set once each has a first list."""
+        """Keep the caches up to date, for ever.
+
+        `is_synced` is set once each cache has a first list.
+        """
         caches = {Kind.NODES: self._nodes, Kind.JOBS: self._jobs, Kind.PODS: self._pods}
         synced = [asyncio.Event() for _ in caches]
 
@@ -117,7 +123,10 @@ class WatchedCluster:
         return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
-        """The nodes. One that no cache holds is read: its pod may have been seen before it."""
+        """Return the nodes, from the cache if it holds them.
+
+        Others are read: a pod may have been seen before its node.
+        """
         cached = {name: node for name in sorted(set(names)) if (node := self._nodes.get(("", name))) is not None}
         missing = set(names) - cached.keys()
         read = await self._cluster.get_nodes(missing) if missing else []
@@ -186,7 +195,10 @@ def _named_after(namespace: str, pod: str) -> JobKey:
 
 
 async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKey) -> Answer:
-    """Await a write. If it may have taken effect all the same, or shows that a cache is behind, note its job."""
+    """Await a write, and note its job if the outcome is unsure.
+
+    A write that fails may have taken effect all the same, or may show that a cache is behind.
+    """
     try:
         return await writing
     except RefusedError:
@@ -197,7 +209,10 @@ async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKe
 
 
 async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synced: asyncio.Event) -> None:
-    """List once, then watch: on from where the last watch ended, or anew if the server no longer knows that."""
+    """List once, then watch.
+
+    Each watch continues from the end of the last one. If the server no longer knows that version, list again.
+    """
     version: int | None = None
     pause = FIRST_PAUSE_SECONDS
     while True:

@@ -11,7 +11,10 @@ MAX_SOURCES = 10_000
 
 
 class RateLimit:
-    """Lets each source pass `burst` times at once, and `per_second` times a second after that."""
+    """Limits how often each source may pass.
+
+    A source passes `burst` times at once, and `per_second` times a second after that.
+    """
 
     def __init__(self, *, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second

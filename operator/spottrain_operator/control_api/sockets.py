@@ -1,4 +1,7 @@
-"""The socket of the control API, whose connections end soon after a peer has gone without a word."""
+"""The socket of the control API.
+
+Its connections end soon after a peer has gone without a word.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ BACKLOG = 4096
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Each connection that it accepts has its kernel's questions.
+    """Open a socket that listens, and whose kernel probes each connection.
 
-    A node that loses its power sends no FIN. Without the questions, its connection would stay open for hours.
+    A node that loses its power sends no FIN. Without the probes, its connection would stay open for hours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""Which pod sends a request: what its token says, and what the API server says about the token.
+"""Which pod sends a request, by its token.
 
-A review costs a request to the API server. So everything that can be read without one comes first: form, audience,
-expiry, and whether the operator has that pod at all. These claims are not verified. They only refuse: the review
-decides who a pod is.
+A review asks the API server about a token, and costs a request. So everything that can be read without one comes
+first: form, audience, expiry, and whether the operator has that pod at all. These claims are not verified. They only
+refuse: the review decides who a pod is.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class TokenGate:
         self._num_pending = 0
 
     async def identify(self, token: str, source: str) -> PodIdentity:
-        """Find the pod that the token is bound to. `source` is the address that it comes from.
+        """Find the pod that the token is bound to.
+
+        `source` is the address that the token comes from.
 
         Raises:
             TokenRefusedError: The token isn't valid, or not for this, or not of a pod that the operator has.

@@ -15,7 +15,9 @@ Folder = tuple[str, ...]
 
 
 def folder_of(job: JobView) -> Folder:
-    """The folder of a job. It is the same for two jobs of a namespace whose commits would meet.
+    """Return the folder of a job.
+
+    It is the same for two jobs of a namespace whose commits would meet.
 
     Jobs of two namespaces never have the same: neither learns of the other, and the fences of a folder guard what
     is in it.

@@ -83,9 +83,10 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportView:
-    """The newest report of an agent, when it arrived, and when the agent was heard without one, as by its poll.
+    """The newest report of an agent, and when the agent was heard.
 
-    Times are by the operator's clock, because agents' clocks may be off.
+    `heard_at` is when the agent was heard without a report, as by its poll. Times are by the operator's clock,
+    because agents' clocks may be off.
     """
 
     report: AgentReport
@@ -94,7 +95,10 @@ class ReportView:
 
     @property
     def last_contact(self) -> datetime:
-        """When the agent was last known to be there. Up to then, it has told all that it reports at once."""
+        """When the agent was last known to be there.
+
+        Up to then, it has reported all that it reports at once.
+        """
         return self.received_at if self.heard_at is None else max(self.received_at, self.heard_at)
 
 

@@ -51,9 +51,10 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
 
 
 def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
-    """Whether all pods are members that are there and make steps, so that only an event can change that.
+    """Whether all pods are members that are there and make steps.
 
-    An agent tells at once that steps no longer come, and the end of its connection that it is gone.
+    Then only an event can change that. An agent reports at once that steps no longer come, and the end of its
+    connection shows that it is gone.
     """
     members = members_of(situation, generation)
     starting = generation.first_step_at is None and not says_nothing(situation, generation)

@@ -65,7 +65,10 @@ class PodFacts:
 
     @property
     def step_age(self) -> float | None:
-        """Seconds since the newest step, as far as is known: an agent tells at once that steps no longer come."""
+        """Seconds since the newest step, as far as is known.
+
+        An agent reports at once that steps no longer come.
+        """
         report = self.report
         if report is None or report.step_age_seconds is None:
             return None
@@ -120,7 +123,10 @@ class Situation:
 
     @cached_property
     def records(self) -> bool:
-        """Whether to record what changes all the time: now and then, and whenever something else changes."""
+        """Whether to record what changes all the time.
+
+        It is recorded now and then, and whenever something else changes.
+        """
         at = self.observed.job.status.accounted_at
         return self.is_event or at is None or seconds_between(at, self.now) >= self.observed.record_interval
 

@@ -115,13 +115,19 @@ class ExportFailed(CheckpointError):
 
 
 def error_to_json(error: CheckpointError) -> list[Any]:
-    """An error as JSON, for the other ranks: the nearest class of this module, and its arguments."""
+    """Return an error as JSON, for the other ranks.
+
+    It names the nearest class of this module, and has the error's arguments.
+    """
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
     return [kind.__name__, *(arg if isinstance(arg, int) else str(arg) for arg in error.args)]
 
 
 def error_from_json(told: list[Any]) -> CheckpointError:
-    """The opposite of `error_to_json`. A class that this version doesn't know becomes a CheckpointError."""
+    """Return the error of a JSON from `error_to_json`.
+
+    A class that this version doesn't know becomes a CheckpointError.
+    """
     name, *args = told
     kind = globals().get(name)
     known = isinstance(kind, type) and issubclass(kind, CheckpointError)

@@ -1,1 +1,4 @@
-"""Stands in for pytest-kind, which would download kind: the cluster is the one of KUBECONFIG."""
+"""Stands in for pytest-kind, which would download kind.
+
+The cluster is the one of KUBECONFIG.
+"""

@@ -1,6 +1,6 @@
-"""How the ranks agree on a plan: each describes its items to rank 0, which answers which of them to write.
+"""How the ranks agree on a plan.
 
-DCP's own exchange pickles the plans.
+Each rank describes its items to rank 0, which answers which of them to write. DCP's own exchange pickles the plans.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def exchange_plans(
 
 
 def _answers(planner: DefaultSavePlanner, described: list[Any]) -> list[list[int] | str]:
-    """For each rank, the numbers of the items that it writes, or the same sentence for all."""
+    """Return rank 0's answer to each rank.
+
+    An answer has the numbers of the items that the rank writes. If the ranks' items don't fit together, it is the
+    same sentence for all.
+    """
     try:
         plans = [SavePlan([_item(each) for each in of_rank]) for of_rank in described]
         kept = [{item.index for item in plan.items} for plan in planner.create_global_plan(plans)[0]]
