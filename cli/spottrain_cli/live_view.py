@@ -33,7 +33,8 @@ CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityTy
 # Share of a step. If ranks wait longer for data, the view suggests more workers.
 WAITS_LONG = 0.1
 # Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
-STANDSTILL_SECONDS = 120.0
+# The status of a job that trains may be 75 s old: agents report every 30 s, and the operator records every 45 s.
+STANDSTILL_SECONDS = 90.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
@@ -69,13 +70,16 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
 def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) -> RenderableType:
     progress, over = status.progress, status.phase in FINISHED_PHASES
     stalled = not over and _stands_still(progress, at)
+    reached = progress.display or ("no step made" if over else "waiting for the first step")
+    if stalled and progress.last_step_at is not None:
+        reached += f", last step {duration(at - progress.last_step_at)} ago"
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
         "Step",
         ProgressBar(total=progress.total_steps, completed=progress.step, width=40)
         if progress.total_steps
         else Text("–"),
-        Text(progress.display or ("no step made" if over else "waiting for the first step")),
+        Text(reached),
     )
     curve = sparkline(losses)
     if progress.loss is not None:

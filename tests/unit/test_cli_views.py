@@ -196,9 +196,22 @@ def test_of_a_job_that_hangs_no_remaining_time_is_shown() -> None:
         return console.export_text()
 
     assert "10m00s to go" in after_step(300), "a step takes a minute"
+    assert "last step" not in after_step(300)
+    assert "last step 5m01s ago" in after_step(301)
     assert "try a higher num_workers" in after_step(300)
     assert "to go" not in after_step(301)
     assert "waiting" not in after_step(301)
+
+
+def test_a_standstill_of_quick_steps_shows_after_90_seconds() -> None:
+    job = snapshot()
+    progress = job.status.progress.model_copy(update={"eta_seconds": 70.0, "last_step_at": at(-70)})
+    stands = replace(job, status=job.status.model_copy(update={"progress": progress}))
+    assert "1m10s to go" in shown(stands), "the status may be 75 s old"
+    at_once = progress.model_copy(update={"last_step_at": at(-71)})
+    text = shown(replace(job, status=job.status.model_copy(update={"progress": at_once})))
+    assert "30/100, last step 1m31s ago" in text
+    assert "to go" not in text
 
 
 def test_a_job_that_is_over_waits_for_no_first_step() -> None:
