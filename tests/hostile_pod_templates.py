@@ -182,6 +182,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"resources": {"requests": {"hugepages-2Mi": "4Mi"}}},
         "give devices and huge pages in limits",
     ),
+    "half-a-device": (limits(**{"nvidia.com/gpu": "500m"}), "has to be a whole number; write one such as 8"),
+    "a-device-in-bytes": (limits(**{"nvidia.com/gpu": "1Gi"}), "has to be a whole number; write one such as 8"),
+    "a-device-in-words": (limits(**{"nvidia.com/gpu": "one"}), "has to be a whole number; write one such as 8"),
     "devices-overcommitted": (
         {"resources": {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "8"}}},
         "give devices and huge pages in limits",

@@ -33,7 +33,8 @@ CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityTy
 # Share of a step. If ranks wait longer for data, the view suggests more workers.
 WAITS_LONG = 0.1
 # Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
-STANDSTILL_SECONDS = 120.0
+# The status of a job that trains may be 75 s old: agents report every 30 s, and the operator records every 45 s.
+STANDSTILL_SECONDS = 90.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
@@ -69,13 +70,16 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
 def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) -> RenderableType:
     progress, over = status.progress, status.phase in FINISHED_PHASES
     stalled = not over and _stands_still(progress, at)
+    reached = progress.display or ("no step made" if over else "waiting for the first step")
+    if stalled and progress.last_step_at is not None:
+        reached += f", last step {duration(at - progress.last_step_at)} ago"
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
         "Step",
         ProgressBar(total=progress.total_steps, completed=progress.step, width=40)
         if progress.total_steps
         else Text("–"),
-        Text(progress.display or ("no step made" if over else "waiting for the first step")),
+        Text(reached),
     )
     curve = sparkline(losses)
     if progress.loss is not None:
@@ -140,22 +144,36 @@ def _members(job: JobSnapshot) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
     for column in ("Rank", "Pod", "Node", "Capacity", "State"):
         table.add_column(column, overflow="fold")  # names are for copying
+    warm = _all_warm(job, ranks)
     for pod in sorted(job.pods, key=lambda pod: (ranks.get(pod.name, len(ranks)), pod.name)):
-        rank, state = _rank_and_state(job.status, pod, ranks.get(pod.name))
+        rank, state = _rank_and_state(job.status, pod, ranks.get(pod.name), warm)
         capacity = Text(pod.capacity_type, CAPACITY_STYLES.get(pod.capacity_type, ""))
         table.add_row(rank, pod.name, pod.node or "–", capacity, state)
     return table
 
 
-def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None) -> tuple[str, str]:
+def _all_warm(job: JobSnapshot, ranks: dict[str, int]) -> bool:
+    """Whether all pods that run outside a generation are ready for the next one.
+
+    The status only has their number.
+    """
+    others = [pod for pod in job.pods if pod.state == "Running" and not _is_member(job.status, ranks.get(pod.name))]
+    return job.status.members.waiting >= len(others)
+
+
+def _is_member(status: TrainingJobStatus, rank: int | None) -> bool:
+    generation = status.generation
+    return rank is not None and generation is not None and generation.state is not GenerationState.ENDED
+
+
+def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None, warm: bool) -> tuple[str, str]:
     """What the view says of a pod.
 
     `rank` is that in the newest generation, which a pod keeps after its end.
     """
     generation = status.generation
-    member = rank is not None and generation is not None and generation.state is not GenerationState.ENDED
-    if pod.state == "Running" and not member and status.phase not in FINISHED_PHASES:
-        return "", "waits, warm"
+    if pod.state == "Running" and not _is_member(status, rank) and status.phase not in FINISHED_PHASES:
+        return "", "waits, warm" if warm else "starts or waits"
     if rank is None and generation is not None and pod.state in ENDED_PODS:
         return "", f"{pod.state}, not in generation {generation.number}"
     return "" if rank is None else str(rank), pod.state

@@ -346,14 +346,17 @@ def test_a_bucket_that_does_not_exist_gets_a_sentence(s3_store: ObjectStore) -> 
             use()
 
 
-@pytest.mark.parametrize("user", ["reader", "nobody"])
+@pytest.mark.parametrize(
+    ("user", "remedy"),
+    [("reader", "let the job's service account"), ("nobody", "the store does not know the access key")],
+)
 def test_a_bucket_that_denies_access_gets_a_sentence(
-    s3_store: ObjectStore, user: str, monkeypatch: pytest.MonkeyPatch
+    s3_store: ObjectStore, user: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{user}-secret")
     storage = open_storage(f"s3://{s3_store.new_bucket()}/p", endpoint_url=s3_store.endpoint_url)
-    with pytest.raises(StorageDenied, match=r"Access to s3://.* is denied .*: let the job's service account"):
+    with pytest.raises(StorageDenied, match=rf"Access to s3://.* is denied .*: {remedy}"):
         storage.put("k", b"")
 
 

@@ -193,9 +193,9 @@ def test_the_server_fills_in_what_the_models_do(jobs: Jobs) -> None:
 
 FIXED = [
     ("batch", {"batch": {"global": 16}}, "batch.global can't change while a job exists"),
-    ("strategy", {"strategy": "fsdp"}, "strategy, precision and seed can't change while a job exists"),
-    ("precision", {"precision": "bf16"}, "strategy, precision and seed can't change while a job exists"),
-    ("seed", {"seed": 7}, "strategy, precision and seed can't change while a job exists"),
+    ("strategy", {"strategy": "fsdp"}, "strategy can't change while a job exists"),
+    ("precision", {"precision": "bf16"}, "precision can't change while a job exists"),
+    ("seed", {"seed": 7}, "seed can't change while a job exists"),
     ("uri", {"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri can't change while a job exists"),
 ]
 

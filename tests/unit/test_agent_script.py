@@ -1,4 +1,4 @@
-"""Whether a script is going to open a session, as its source says."""
+"""What is known of a program before it runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spottrain_agent.generation_run import missing_entrypoint
 from spottrain_agent.script import names_session, opens_session
-from spottrain_api.contract import Entrypoint
+from spottrain_api.contract import Entrypoint, FailureReason
 
 SOURCES = [
     pytest.param("import spottrain\nwith spottrain.session(): pass", True, id="plain"),
@@ -50,3 +51,47 @@ def test_a_script_is_found_where_it_is_run(tmp_path: Path, monkeypatch: pytest.M
     assert opens_session(Entrypoint(module="package.program", working_dir="/"))
     assert not opens_session(Entrypoint(module="json.tool"))
     assert not opens_session(Entrypoint(script="nowhere.py", working_dir=str(tmp_path)))
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with packages that nobody may import.
+
+    Another folder has installed ones.
+    """
+    work, site = tmp_path / "work", tmp_path / "site"
+    for file in (
+        work / "mine" / "__init__.py",
+        work / "mine" / "train.py",
+        work / "mine" / "deep" / "train.py",
+        work / "alone.py",
+        work / "text.md",
+        site / "theirs" / "__init__.py",
+        site / "theirs" / "cli" / "__main__.py",
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("raise RuntimeError('this is not for looking to run')")
+    (work / "elsewhere").mkdir()
+    (work / "elsewhere" / "__init__.py").write_text("__path__ = ['/opt/plugins']")
+    monkeypatch.syspath_prepend(str(site))
+    return work
+
+
+@pytest.mark.parametrize(
+    "module", ["mine", "mine.train", "mine.deep.train", "alone", "theirs.cli", "elsewhere.train", "json.tool"]
+)
+def test_a_module_that_may_exist_is_not_missed(packages: Path, module: str) -> None:
+    assert missing_entrypoint(Entrypoint(module=module, working_dir=str(packages))) is None
+
+
+@pytest.mark.parametrize(
+    "module", ["mine.nowhere", "mine.deep.nowhere", "alone.train", "text", "theirs.train", "nobodys.train", ".train"]
+)
+def test_a_module_that_is_missing_is_named(packages: Path, module: str) -> None:
+    failure = missing_entrypoint(Entrypoint(module=module, working_dir=str(packages)))
+    assert failure is not None
+    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
+    assert failure.message == (
+        f"entrypoint.module: Python finds no module {module} in the image. "
+        "Correct the name, or install it in the image."
+    )

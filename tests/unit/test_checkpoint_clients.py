@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from spottrain.checkpoint.errors import StorageUnavailable
+from spottrain.checkpoint.errors import StorageDenied, StorageUnavailable
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.s3_storage import S3Storage
@@ -73,6 +73,29 @@ def test_an_endpoint_that_only_the_users_configuration_knows_is_heeded(
     storage._client.meta.events.register("before-send.s3", server.answer)
     storage.upload("k", b"1234")
     assert [is_unsigned(request) for request in server.requests] == [scheme == "https"]
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("AccessDenied", "let the job's service account read, write, list and delete there"),
+        ("InvalidAccessKeyId", r"the store does not know the access key\. Correct AWS_ACCESS_KEY_ID in env"),
+        ("SignatureDoesNotMatch", r"the secret key does not belong to .* Correct AWS_SECRET_ACCESS_KEY in env"),
+        ("ExpiredToken", r"the credentials have expired\. Renew them"),
+    ],
+)
+def test_a_refusal_names_the_rights_or_the_key_that_is_wrong(code: str, remedy: str) -> None:
+    storage = S3Storage(bucket="b", endpoint_url="http://127.0.0.1:9", max_attempts=1)
+
+    def refuse(request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+        return AWSResponse(request.url, 403, {}, Answer(body))
+
+    storage._client.meta.events.register("before-send.s3", refuse)
+    for use in (lambda: storage.put("k", b""), lambda: list(storage.list(""))):
+        with pytest.raises(StorageDenied, match=rf"is denied \({code}\): {remedy}"):
+            use()
 
 
 def is_unsigned(request: AWSPreparedRequest) -> bool:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from job_snapshots import START, at, snapshot
 from spottrain_api.v1alpha1 import (
+    Counts,
     GenerationState,
     Phase,
     ProgressStatus,
@@ -117,10 +118,17 @@ def test_once_a_generation_has_ended_its_pods_are_no_members_and_what_it_said_st
 
 
 def test_members_come_first_and_others_wait() -> None:
-    lines = [line.split() for line in shown().splitlines() if "gpt-" in line]
+    job = snapshot()
+    ready = job.status.model_copy(update={"members": Counts(world_size=1, spot=1, waiting=1)})
+    lines = [line.split() for line in shown(replace(job, status=ready)).splitlines() if "gpt-" in line]
     assert lines[0][:2] == ["0", "gpt-1"]
     assert any(line[0] == "gpt-3" and "warm" in line for line in lines)
     assert any(line[0] == "gpt-2" and "Pending" in line for line in lines)
+
+
+def test_a_pod_that_loads_torch_is_not_called_warm() -> None:
+    [line] = [line for line in shown().splitlines() if "gpt-3" in line]
+    assert line.rstrip().endswith("starts or waits")
 
 
 def test_pods_of_a_job_that_is_over_wait_for_nothing() -> None:
@@ -152,7 +160,8 @@ def test_a_pod_that_waits_for_the_next_generation_has_no_rank() -> None:
     job = snapshot()
     assert job.status.generation is not None
     ended = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
-    between = job.status.model_copy(update={"phase": Phase.RECOVERING, "generation": ended})
+    counts = Counts(waiting=2)
+    between = job.status.model_copy(update={"phase": Phase.RECOVERING, "generation": ended, "members": counts})
     [line] = [line.split() for line in shown(replace(job, status=between)).splitlines() if "gpt-1" in line]
     assert line[0] == "gpt-1"
     assert line[-1] == "warm"
@@ -187,9 +196,22 @@ def test_of_a_job_that_hangs_no_remaining_time_is_shown() -> None:
         return console.export_text()
 
     assert "10m00s to go" in after_step(300), "a step takes a minute"
+    assert "last step" not in after_step(300)
+    assert "last step 5m01s ago" in after_step(301)
     assert "try a higher num_workers" in after_step(300)
     assert "to go" not in after_step(301)
     assert "waiting" not in after_step(301)
+
+
+def test_a_standstill_of_quick_steps_shows_after_90_seconds() -> None:
+    job = snapshot()
+    progress = job.status.progress.model_copy(update={"eta_seconds": 70.0, "last_step_at": at(-70)})
+    stands = replace(job, status=job.status.model_copy(update={"progress": progress}))
+    assert "1m10s to go" in shown(stands), "the status may be 75 s old"
+    at_once = progress.model_copy(update={"last_step_at": at(-71)})
+    text = shown(replace(job, status=job.status.model_copy(update={"progress": at_once})))
+    assert "30/100, last step 1m31s ago" in text
+    assert "to go" not in text
 
 
 def test_a_job_that_is_over_waits_for_no_first_step() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scene import NOW, Scene, at, pod, training_job, waiting_job
+from scene import NOW, Change, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.cluster.observe import pod_view
@@ -77,6 +77,7 @@ def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
     assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
 
 
+NO_SUCH_DEVICE = "If no node offers this device, correct its name in resources, or install its device plugin. "
 TOO_LARGE_ADVICE = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
@@ -92,10 +93,13 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
-        f"{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 UTC "
-        "(capacity.fallback), if any has room for a pod"
+        f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 "
+        "UTC (capacity.fallback), if any has room for a pod"
     )
-    assert f"6 Insufficient nvidia.com/gpu. {TOO_LARGE_ADVICE}. The job has" in scene.plan().status.message
+    assert (
+        f"6 Insufficient nvidia.com/gpu. {NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has"
+        in scene.plan().status.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
             f"0/7 nodes are available: 1 Insufficient nvidia.com/gpu, {ONE_A_NODE}, {OTHER_TYPE}.",
             "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
         ),
-        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", TOO_LARGE_ADVICE),
+        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", NO_SUCH_DEVICE + TOO_LARGE_ADVICE),
+        ("0/7 nodes are available: 3 Insufficient cpu.", TOO_LARGE_ADVICE),
         (
             "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
             "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
@@ -119,7 +124,7 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
     ],
-    ids=["one pod a node", "used up", "one zone", "no such node", "no claim", "unbound claim"],
+    ids=["one pod a node", "used up", "no processors", "one zone", "no such node", "no claim", "unbound claim"],
 )
 def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
     """The advice doesn't mean nodes of the other capacity type.
@@ -131,6 +136,34 @@ def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice:
     quoted, _, _ = said.partition(". n")
     node = "node" if advice == CLAIM_ADVICE else "on-demand node"
     assert message == f"pod job-5 has no {node}: {quoted.removesuffix('.')}. {advice}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.says(1, warm=False).says(2, warm=False), "0 of at least 2 ready; 2 pods loading torch"),
+        (lambda s: s.says(1, warm=False), "1 of at least 2 ready; 1 pod loading torch"),
+        (
+            lambda s: s.forgets(1).says(2, warm=False),
+            "0 of at least 2 ready; 1 pod loading torch; 1 pod not heard yet",
+        ),
+        (
+            lambda s: s.pod(1, ready=False, ready_since=None).forgets(1),
+            "1 of at least 2 ready; 1 pod creating the container",
+        ),
+    ],
+    ids=["both", "one", "silent", "container"],
+)
+def test_a_job_whose_pods_start_gets_no_advice_about_nodes(change: Change, said: str) -> None:
+    """Also if further pods find no node."""
+    scene = change(replace(waiting_job(2, nodes={"min": 2, "max": 5}), now=at(5)).all_say())
+    assert scene.with_pod(unplaced(TOO_LARGE)).plan().status.message == f"Waiting for pods: {said}"
+
+
+def test_a_job_with_too_few_nodes_gets_the_advice_although_a_pod_starts() -> None:
+    scene = replace(waiting_job(1, nodes={"min": 2, "max": 5}), now=at(5)).all_say().says(1, warm=False)
+    message = scene.with_pod(unplaced(TOO_LARGE)).plan().status.message
+    assert message.startswith("Waiting for nodes: 0 of at least 2 ready; no node has room for 1 spot pod; job-5: ")
 
 
 def test_a_job_that_trains_is_not_told_to_lower_its_smallest_size() -> None:

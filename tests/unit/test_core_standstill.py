@@ -31,10 +31,10 @@ def message(scene: Scene) -> str:
 def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> None:
     scene = stands_still(NO_STEP + 1).says(3, progress=training(49))
     assert message(scene) == (
-        "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50): see the logs of all pods "
-        "(kubectl logs -n default -l spottrain.dev/job=job --prefix). "
-        "Without a step within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds), and the logs then "
-        "show where each rank stood. py-spy dump shows it at once"
+        "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50). "
+        "Without one within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
+        "sooner). Then the logs of all pods show where each rank stood: "
+        "kubectl logs -n default -l spottrain.dev/job=job --prefix. py-spy dump shows it at once"
     )
     assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
     assert "no step since" not in message(scene.all_say(step_age_seconds=0.1, progress=training(51)))
@@ -53,7 +53,7 @@ def test_one_rank_that_makes_steps_is_enough() -> None:
 
 def test_the_limit_of_a_save_at_the_end_is_named() -> None:
     told = message(stands_still(NO_STEP + 1, phase=TrainerPhase.SAVING))
-    assert "Without a step within 900 s the generation is stopped (runPolicy.startTimeoutSeconds)" in told
+    assert "Without one within 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told
 
 
 def test_a_start_that_takes_long_is_told() -> None:
@@ -63,5 +63,5 @@ def test_a_start_that_takes_long_is_told() -> None:
     )
     assert message(replace(scene, now=at(3 + NO_STEP)).later(0)) == "Starting generation 1 with 4 nodes"
     told = message(scene.later(3 + NO_STEP))
-    assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC: see the")
-    assert "(runPolicy.startTimeoutSeconds)" in told
+    assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC. Without")
+    assert "(runPolicy.startTimeoutSeconds;" in told

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from datetime import UTC, datetime
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from spottrain_agent import worker
@@ -71,16 +72,37 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
 
 
 def _has_module(name: str, base: Path) -> bool:
-    """Whether a module exists, by its top-level package only.
+    """Whether a module may exist.
 
-    To find a submodule would import its parents.
+    Python imports a module's packages to find it. This looks at their files only, and takes a package that sets its
+    own `__path__` to have all submodules.
     """
-    top = name.partition(".")[0]
+    top, *parts = name.split(".")
     if not top:
         return False
-    if (base / top).is_dir() or (base / f"{top}.py").is_file():
+    spec = importlib.util.find_spec(top)
+    if spec is None and not _is_in(base, top):
+        return False
+    installed = [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
+    if not all(folder.is_dir() for folder in installed):  # in an archive, or where an import hook says
         return True
-    return importlib.util.find_spec(top) is not None
+    folders = [base / top, *installed]
+    for part in parts:
+        if any(_sets_path(folder / "__init__.py") for folder in folders):
+            return True
+        if not any(_is_in(folder, part) for folder in folders):
+            return False
+        folders = [folder / part for folder in folders]
+    return True
+
+
+def _is_in(folder: Path, name: str) -> bool:
+    """Whether a folder has a package or a module of that name."""
+    return (folder / name).is_dir() or any((folder / f"{name}{suffix}").is_file() for suffix in all_suffixes())
+
+
+def _sets_path(file: Path) -> bool:
+    return file.is_file() and b"__path__" in file.read_bytes()
 
 
 async def wait_for_rendezvous_store(endpoint: str) -> None:

@@ -82,7 +82,8 @@ class Batch(Resource):
         ("self.micro <= self.global", "batch.micro is larger than batch.global; lower micro or raise global"),
         (
             "self.global == oldSelf.global",
-            "batch.global can't change while a job exists: it would change what is trained; make a new job",
+            "batch.global can't change while a job exists: it would change what is trained; make a new job "
+            "with another checkpoint.uri",
         ),
     )
     global_: Annotated[

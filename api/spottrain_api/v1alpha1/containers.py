@@ -128,6 +128,12 @@ class Amounts(Resource):
             for field in ("requests", "limits")
         ),
         (
+            "!has(self.limits) || self.limits.all(name, !name.contains('/') || "
+            f"type({_LIMIT}) == int || {_LIMIT}.matches('^[0-9]+$'))",
+            "resources.limits: the amount of a device, such as nvidia.com/gpu, has to be a whole number; write one "
+            "such as 8, without a unit",
+        ),
+        (
             f"!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
             f"!{_REQUEST_AND_LIMIT_KNOWN} || {_REQUEST_COMPARED} <= 0)",
             "resources: an amount in requests is larger than the one in limits; lower it, or raise the limit",

@@ -155,10 +155,13 @@ class TrainingJobSpec(TrainingSettings, Workload):
             "podTemplate.network needs the node's network devices in resources.limits, such as "
             "vpc.amazonaws.com/efa: 32 or rdma/hca: 1, or in resources.claims; add them",
         ),
-        (
-            "self.strategy == oldSelf.strategy && self.precision == oldSelf.precision && self.seed == oldSelf.seed",
-            "strategy, precision and seed can't change while a job exists: the run would be a different one; make a "
-            "new job",
+        *(
+            (
+                f"self.{field} == oldSelf.{field}",
+                f"{field} can't change while a job exists: the run would be a different one; make a new job with "
+                "another checkpoint.uri",
+            )
+            for field in ("strategy", "precision", "seed")
         ),
     )
     checkpoint: Checkpoint

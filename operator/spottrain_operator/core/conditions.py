@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from spottrain_api.contract import (
     CapacityType,
     Cause,
@@ -17,11 +19,12 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import advice, places, spot_sentence
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import says_nothing
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
-from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.timing import after
 from spottrain_operator.core.watching import heed_watchers
@@ -107,8 +110,13 @@ def _of_generation(
 
 
 def _what_is_missing(situation: Situation, draft: Draft) -> str:
-    up = len(situation.candidates(places(situation, draft.status).kept))
-    text = f"Waiting for nodes: {up} of at least {situation.spec.nodes.min} ready"
+    kept, needed = places(situation, draft.status).kept, situation.spec.nodes.min
+    up = len(situation.candidates(kept))
+    starting = [f for f in coming(situation, set(kept)) if f.pod.node is not None and not f.pod.waiting_message]
+    if starting and up + len(starting) >= needed and situation.refusal is None:
+        # The nodes are there: advice about nodes would mislead.
+        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(starting)}"
+    text = f"Waiting for nodes: {up} of at least {needed} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
     if roomless:
@@ -127,6 +135,20 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         todo = advice(situation, waiting) if unplaced_here else ""
     spot = spot_sentence(situation, draft)
     return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
+
+
+def _what_they_do(starting: list[PodFacts]) -> str:
+    """Count what pods on nodes do before they are ready."""
+    doing = Counter(_what_it_does(facts) for facts in starting)
+    return "; ".join(f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items()))
+
+
+def _what_it_does(facts: PodFacts) -> str:
+    if not facts.pod.ready:
+        return "creating the container"
+    if facts.report is None:
+        return "not heard yet"
+    return "still in the last generation" if facts.report.warm else "loading torch"
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:

@@ -24,6 +24,9 @@ _ADVICE = (
         "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free",
     ),
 )
+# The scheduler's words for a device of which no node has enough, or which no node offers.
+_DEVICE = re.compile(r"insufficient [^\s,]+/")
+_NO_SUCH_DEVICE = "If no node offers this device, correct its name in resources, or install its device plugin"
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
 _EVICTIONS = re.compile(r"[.,]?\s*(no new claims to deallocate,\s*)?preemption: .*$", re.DOTALL)
 
@@ -48,4 +51,6 @@ def lacks_claim(pod: PodView) -> bool:
 def scheduler_advice(pod: PodView) -> str:
     """What to change so that the scheduler finds a node for `pod`."""
     words = scheduler_says(pod).lower()
-    return next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
+    advice = next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
+    only_lacks = advice is _ADVICE[-1][1]
+    return f"{_NO_SUCH_DEVICE}. {advice}" if only_lacks and _DEVICE.search(words) else advice

@@ -55,7 +55,7 @@ def _step_age(m: MemberFacts) -> float:
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
-    """Since when no rank has made a step, and the command that shows the logs.
+    """Since when no rank has made a step, and how to see where the ranks stand.
 
     Empty while that is not unusual. All ranks wait for the one that hangs, so their steps do not show which one it
     is.
@@ -69,7 +69,7 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
         since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
     job = situation.observed.job
     return (
-        f"no step since {since}: see the logs of all pods (kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} "
-        f"--prefix). Without a step within {found.limit} s the generation is stopped (runPolicy.{found.setting}), "
-        "and the logs then show where each rank stood. py-spy dump shows it at once"
+        f"no step since {since}. Without one within {found.limit} s the generation is stopped "
+        f"(runPolicy.{found.setting}; lower it to stop it sooner). Then the logs of all pods show where each rank "
+        f"stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix. py-spy dump shows it at once"
     )

@@ -44,7 +44,7 @@ SAYS_NOTHING = 30.0
 
 # Without a step for this long, and for STUCK_STEPS times as long as one takes, the job's message says so. A limit of
 # runPolicy ends the generation later.
-NO_STEP = 120.0
+NO_STEP = 60.0
 
 # A report this young describes the present, and an agent that was heard so lately is there.
 JUST_NOW = 1.2

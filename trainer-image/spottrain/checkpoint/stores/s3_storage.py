@@ -51,7 +51,14 @@ _BROKEN_ANSWERS = 3
 
 _LOST = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "409"}
-_DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AllAccessDisabled"}
+_BAD_KEYS = {
+    "InvalidAccessKeyId": "the store does not know the access key. Correct AWS_ACCESS_KEY_ID in env, or the Secret "
+    "that holds it.",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key. Correct AWS_SECRET_ACCESS_KEY in "
+    "env, or the Secret that holds it.",
+    "ExpiredToken": "the credentials have expired. Renew them; static keys with an AWS_SESSION_TOKEN expire with it.",
+}
+_DENIED = {"AccessDenied", "403", "AllAccessDisabled", *_BAD_KEYS}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 
@@ -284,7 +291,7 @@ class S3Storage:
             (_CONFLICT, lambda: _Conflict(where)),
             (_MISSING, lambda: ObjectNotFound(key)),
             (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space, or lower checkpoint.keep.")),
-            (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_ALLOW}")),
+            (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_BAD_KEYS.get(code, _ALLOW)}")),
         ):
             if seen & codes:
                 return make()
