@@ -174,8 +174,10 @@ def test_a_terminal_has_a_size_and_follows_changes(target: Target, protocol: Map
     terminal, its_side = pty.openpty()
     rows = 33
     _resize(terminal, rows, 99)
-    waiting = "while [ $(stty size | cut -d' ' -f1) = 33 ]; do sleep 0.05; done"
-    script = f'stty size; {waiting}; stty size; read x; echo "<$x>"'
+    # A command may start before it has the size.
+    waiting = "until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; stty size"
+    changing = "while [ $(stty size | cut -d' ' -f1) = 33 ]; do sleep 0.05; done; stty size"
+    script = f'{waiting}; {changing}; read x; echo "<$x>"'
     command = [find_kubectl(), f"--kubeconfig={target.kubectl.kubeconfig}", "-n", NAMESPACE]
     command += ["exec", "-it", "target", "-c", "main", "--", "sh", "-c", script]
     # kubectl hears of a new size only from the terminal that controls it.
