@@ -57,7 +57,7 @@ docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an err
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
 test: lint docs binaries prometheus ## Check style, types and docs, then run all tests.
-	$(BIN)/python -m pytest --numprocesses=2 --no-loadscope-reorder --cov
+	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder --cov
 
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers
