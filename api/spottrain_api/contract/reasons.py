@@ -107,7 +107,8 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="Read the message; a store is retried for five minutes before this counts as a failure.",
     ),
     FailureReason.ENTRYPOINT_NOT_FOUND: Reason(
-        meaning="The image does not contain entrypoint.script or entrypoint.module.",
+        meaning="The image does not contain entrypoint.script or entrypoint.module. A job that has trained waits for "
+        "an edit instead.",
         action="Correct the path, or build the file into the image.",
     ),
     FailureReason.INVALID_CONFIGURATION: Reason(
