@@ -325,3 +325,13 @@ def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:
     assert (told.type, told.reason) == ("Warning", "EditIgnored")
     assert told.message == f"The job has failed, and an edit does not start it again. {again}"
     assert not edited.decided().plan().events, "it is told once"
+
+
+def test_a_succeeded_job_says_how_to_train_on_after_an_edit() -> None:
+    scene = training_job().all_say(phase=AgentPhase.SUCCEEDED, progress=training(1000)).decided()
+    assert scene.observed.job.status.phase is Phase.SUCCEEDED
+    [told] = scene.job(metadata_generation=2).plan().events
+    assert told.message == (
+        "The job has succeeded, and an edit does not start it again. To train on, raise the script's steps, delete "
+        "the job and apply it again. For a fresh run, use a different checkpoint.uri"
+    )
