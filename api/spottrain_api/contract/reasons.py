@@ -349,8 +349,8 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.EDIT_IGNORED: Reason(
         meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",
         action="Delete the job and apply it again, or apply it under another name. It resumes from its commits. "
-        "After a success, raise the script's steps first, or use a different checkpoint.uri: otherwise nothing is left "
-        "to train.",
+        "After a success, raise the script's steps first, or use a different checkpoint.uri: otherwise nothing is "
+        "left to train.",
     ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."
