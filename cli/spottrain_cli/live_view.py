@@ -174,6 +174,8 @@ def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None
     generation = status.generation
     if pod.state == "Running" and not _is_member(status, rank) and status.phase not in FINISHED_PHASES:
         return "", "waits, warm" if warm else "starts or waits"
+    if rank is not None and pod.state == "Succeeded" and status.phase is Phase.FAILED:
+        return str(rank), "Stopped"  # its agent left when another rank had failed
     if rank is None and generation is not None and pod.state in ENDED_PODS:
         return "", f"{pod.state}, not in generation {generation.number}"
     return "" if rank is None else str(rank), pod.state

@@ -150,6 +150,8 @@ def test_pods_that_have_ended_keep_their_rank() -> None:
     )
     lines = [line.split() for line in shown(over).splitlines() if "gpt-" in line]
     assert (lines[0][:2], lines[0][-1]) == (["0", "gpt-1"], "Failed")
+    stopped = replace(over, pods=(replace(one, state="Succeeded"),))
+    assert next(line for line in shown(stopped).splitlines() if "gpt-1" in line).split()[-1] == "Stopped"
     assert [(line[0], " ".join(line[-5:])) for line in lines[1:]] == [
         ("gpt-2", "Failed, not in generation 3"),
         ("gpt-3", "Succeeded, not in generation 3"),
