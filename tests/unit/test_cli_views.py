@@ -216,6 +216,18 @@ def test_a_standstill_of_quick_steps_shows_after_90_seconds() -> None:
     assert "to go" not in text
 
 
+@pytest.mark.parametrize(("resumed", "advises"), [(0, True), (10, True), (11, False)])
+def test_the_first_steps_of_a_generation_give_no_advice_about_data(resumed: int, advises: bool) -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    assert job.status.commit is not None
+    commit = job.status.commit.model_copy(update={"step": resumed})
+    generation = job.status.generation.model_copy(update={"resume": commit})
+    text = shown(replace(job, status=job.status.model_copy(update={"generation": generation})))
+    assert "48% of each step is spent waiting" in text
+    assert ("try a higher num_workers" in text) == advises
+
+
 def test_a_job_that_is_over_waits_for_no_first_step() -> None:
     text = shown(replace(snapshot(), status=TrainingJobStatus(phase=Phase.FAILED)))
     assert "no step made" in text
