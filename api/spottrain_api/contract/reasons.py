@@ -241,10 +241,11 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         reasons={ConditionReason.STEADY: Reason(meaning="The cloud takes no node of the newest generation.")},
     ),
     ConditionType.PODS_HEALTHY: ConditionMeaning(
-        when_true="No pod is kept from starting.",
+        when_true="No pod is kept from starting, or the job has finished.",
         when_false="The job lacks a pod that can't be created, placed or started. Existing pods continue.",
         reasons={
             ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished, and needs no pod."),
             ConditionReason.PODS_REFUSED: Reason(
                 meaning="A pod can't be created: a quota or an admission rule, for example, refuses it, or "
                 "capacity.pools has no pool of its capacity type, or the administrator doesn't allow its network. "
