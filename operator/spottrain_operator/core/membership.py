@@ -15,8 +15,10 @@ from spottrain_operator.core.failure_policy import (
     failure_message,
     failure_traceback,
     hang_message,
+    is_outdated,
     made_progress,
     meets_an_earlier_job,
+    missing_program,
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
@@ -121,7 +123,8 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
         draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
-        return draft if meets_earlier else charge_failure(situation, draft, generation, message)
+        spared = meets_earlier or is_outdated(situation, generation) or missing_program(situation, draft)
+        return draft if spared else charge_failure(situation, draft, generation, message)
     if cause in PREEMPTIONS:
         without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
         draft = draft.update(preemptions=status.preemptions + 1, preemptions_without_notice=without_notice)
@@ -150,6 +153,8 @@ def _cause(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> Ca
 def _message(
     situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause
 ) -> str:
+    if cause is Cause.FAILURE and is_outdated(situation, generation):
+        return "its pods have run a later generation, as after a restore of etcd from a backup"
     if cause is Cause.FAILURE:
         return failure_message(members)
     if cause is Cause.HANG:
@@ -179,6 +184,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     last = draft.status.generation
     number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
     generation = _generation(situation, draft, number, chosen)
+    same = last is not None and last.template_hash == generation.template_hash
+    if same and missing_program(situation, draft):
+        return draft
     begun = {"world_size_after": generation.world_size, "from_replicas": generation.replicated_step is not None}
     transitions = tuple(
         t if t.world_size_after is not None else t.model_copy(update=begun) for t in draft.status.transitions
