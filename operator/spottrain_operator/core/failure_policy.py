@@ -160,15 +160,6 @@ def meets_an_earlier_job(situation: Situation, draft: Draft, generation: Generat
     return any(f is not None and (f.fence or 0) > generation.number for f in failures)
 
 
-def is_outdated(situation: Situation, generation: GenerationStatus) -> bool:
-    """Whether agents have run a later generation than this one.
-
-    Then etcd was restored from a backup, and the members refuse what they have left behind. This doesn't count as a
-    failure.
-    """
-    return any(view.report.generation > generation.number for view in situation.observed.reports.values())
-
-
 def _clause(sentence: str) -> str:
     """The sentence without its full stop, so that it can be continued."""
     return sentence.removesuffix(".")

@@ -15,7 +15,6 @@ from spottrain_operator.core.failure_policy import (
     failure_message,
     failure_traceback,
     hang_message,
-    is_outdated,
     made_progress,
     meets_an_earlier_job,
     missing_program,
@@ -123,7 +122,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
         draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
-        spared = meets_earlier or is_outdated(situation, generation) or missing_program(situation, draft)
+        spared = meets_earlier or missing_program(situation, draft)
         return draft if spared else charge_failure(situation, draft, generation, message)
     if cause in PREEMPTIONS:
         without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
@@ -153,8 +152,6 @@ def _cause(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> Ca
 def _message(
     situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause
 ) -> str:
-    if cause is Cause.FAILURE and is_outdated(situation, generation):
-        return "its pods have run a later generation, as after a restore of etcd from a backup"
     if cause is Cause.FAILURE:
         return failure_message(members)
     if cause is Cause.HANG:
