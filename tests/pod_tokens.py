@@ -1,4 +1,4 @@
-"""Tokens that look like those that Kubernetes binds to pods, with and without a signature."""
+"""Tokens that look like those that Kubernetes binds to pods."""
 
 from __future__ import annotations
 

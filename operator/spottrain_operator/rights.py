@@ -75,7 +75,9 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
 
 
 def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """The attributes of a SelfSubjectAccessReview for each right of a part: of a resource, or of a path.
+    """The attributes of a SelfSubjectAccessReview for each right of a part.
+
+    They are those of a resource, or of a path.
 
     Args:
         part: Operator or watcher.

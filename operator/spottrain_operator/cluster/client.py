@@ -115,7 +115,11 @@ class PodIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIssuer:
-    """Who signs the tokens of service accounts: its name, and its public keys as a JSON Web Key Set."""
+    """Who signs the tokens of service accounts.
+
+    - name: the claim `iss` of its tokens.
+    - keys: its public keys, as a JSON Web Key Set.
+    """
 
     name: str
     keys: Manifest

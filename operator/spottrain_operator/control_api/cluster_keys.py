@@ -1,4 +1,4 @@
-"""The cluster's public keys, with which the operator verifies service-account tokens by itself.
+"""Verify service-account tokens with the cluster's public keys.
 
 The API server publishes its issuer and its keys (OpenID Connect discovery, RFC 7517). A token that these keys can
 decide on costs no request. All other tokens need a review.
@@ -37,7 +37,7 @@ class UndecidedError(Exception):
 
 
 class ClusterKeys:
-    """Verifies tokens with the cluster's keys, which it reads when a token needs them."""
+    """Verifies tokens. It reads the cluster's keys when a token needs them."""
 
     def __init__(self, cluster: IssuerClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -79,7 +79,10 @@ class ClusterKeys:
             return None
 
     async def _key(self, name: str | None) -> jwt.PyJWK:
-        """The key that a token names. One that isn't known may be new, so read the keys again."""
+        """The key that a token names.
+
+        One that isn't known may be new, so read the keys again.
+        """
         if name not in self._good_keys():
             async with self._reading:
                 if self._clock() >= self._next_read:
@@ -106,7 +109,9 @@ class ClusterKeys:
 
 
 def keys_of(key_set: Manifest) -> Mapping[str, jwt.PyJWK]:
-    """Read the keys of a JSON Web Key Set by their names, and leave out those of no use here.
+    """Read the keys of a JSON Web Key Set by their names.
+
+    Keys of no use here are left out.
 
     Raises:
         ValueError: It is no such set, or has more than MAX_KEYS keys.
