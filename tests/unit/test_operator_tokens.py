@@ -65,6 +65,7 @@ class Gate:
 
 BAD_TOKENS = [
     *("", ".", "a.b.c", "é.é.é", "x" * 100_000, "a.e30.c", "a.W10.c", "a.bnVsbA.c"),
+    *(f"\udcff{TOKEN}", f"{TOKEN}\udcff"),
     *("a.eyJhdWQiOiBbInNwb3R0cmFpbiJdfQ.c", f"a.{'W1tb' * 2000}.c"),
     pod_token(POD, seconds="soon"),
     pod_token(POD, audience="vault"),

@@ -70,7 +70,7 @@ def claims_of(token: str) -> Claims:
         TokenRefusedError: It is not a token that Kubernetes bound to a pod.
     """
     try:
-        if len(token) > MAX_TOKEN_LENGTH:
+        if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
             raise ValueError
         _, payload, _ = token.split(".")
         content: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -122,7 +122,7 @@ class TokenGate:
             TooManyTokensError: Too many tokens come, from this source or from all.
             ClusterError: The token can't be checked now.
         """
-        key = hashlib.sha256(token.encode()).digest()
+        key = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         expires, pod = self._reviews.get(key, (0.0, None))
         if self._clock() >= expires:
             self._check_claims(claims_of(token))
