@@ -25,6 +25,7 @@ from spottrain_operator.cluster.client import (
     Listing,
     Manifest,
     PodIdentity,
+    TokenIssuer,
     WatchEvent,
 )
 
@@ -46,6 +47,8 @@ class MemoryCluster:
         self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
+        self.issuer: TokenIssuer | None = None
+        self.num_issuer_reads = 0
         self.num_reads: Counter[str] = Counter()
         self.watches_fail = False
         self._newest = 0
@@ -253,10 +256,16 @@ class MemoryCluster:
         if self.watches_fail:
             raise ClusterError("the API server can't be reached")
 
-    # --- TokenReviewer, LeaseClient, SecretClient, NamespaceClient and HistoryClient ----------------------
+    # --- TokenReviewer, IssuerClient, LeaseClient, SecretClient, NamespaceClient and HistoryClient --------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
+
+    async def read_issuer(self) -> TokenIssuer:
+        self.num_issuer_reads += 1
+        if self.issuer is None:
+            raise ClusterError("the API server publishes no keys")
+        return self.issuer
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.leases.get((namespace, name)))

@@ -165,7 +165,8 @@ class Installation:
         return denied_problem(denied, part)
 
     def _may(self, question: dict[str, str]) -> bool:
-        review = {"spec": {"resourceAttributes": question}}
+        of = "nonResourceAttributes" if "path" in question else "resourceAttributes"
+        review = {"spec": {of: question}}
         answer = _json(self._authorization.create_self_subject_access_review, review)
         return bool(answer["status"]["allowed"])
 

@@ -84,6 +84,7 @@ def test_what_is_denied_is_named_as_kubectl_names_it() -> None:
     assert "update trainingjobs.spottrain.dev/status" in in_words
     assert "update leases.coordination.k8s.io spottrain-operator in spottrain-system" in in_words
     assert "create pods" in in_words
+    assert "get /openid/v1/jwks" in in_words
     sentence = selfcheck.denied_problem(in_words[:2], "operator")
     assert sentence.startswith("the service account of the operator may not get trainingjobs.spottrain.dev, list ")
     assert selfcheck.denied_problem([], "operator") == ""
