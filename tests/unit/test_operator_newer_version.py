@@ -168,6 +168,13 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     assert world.status["generation"]["number"] == 1
 
 
+async def test_a_required_field_that_cannot_be_read_is_named() -> None:
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(**UNREADABLE))
+    await world.turn()
+    assert "doesn't understand spec.nodes.max, which" in condition(world)["message"]
+
+
 async def test_nothing_changes_in_a_job_that_is_over() -> None:
     world = await training(CrashingCluster())
     await world.until_finished()
