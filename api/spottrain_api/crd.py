@@ -27,6 +27,8 @@ CRDS = Path(__file__).parents[2] / "crds"
 CRD_FILE = CRDS / f"{NAME}.yaml"
 # A pod's name is its job's name and a number. It is also a label's value, which has 63 characters at most.
 MAX_NAME = 50
+# With a CRD, all its objects would go: `helm uninstall` leaves it.
+KEPT = {"helm.sh/resource-policy": "keep"}
 # Keys of JSON schema that a structural schema doesn't allow, or that repeat what it says already.
 DROPPED_KEYS = frozenset({"title", "$defs", "additionalProperties", "default"})
 
@@ -75,7 +77,7 @@ def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dic
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}", "annotations": KEPT},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

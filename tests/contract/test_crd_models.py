@@ -27,7 +27,7 @@ def _schemas(node: Any) -> list[dict[str, Any]]:
 
 def test_the_files_and_those_of_the_chart_are_what_the_models_give() -> None:
     written = {f"{name}.yaml": crd.to_yaml(definition) for name, definition in crd.definitions().items()}
-    for folder in (crd.CRDS, crd.CRDS.parent / "charts" / "spottrain" / "crds"):
+    for folder in (crd.CRDS, crd.CRDS.parent / "charts" / "spottrain" / "definitions"):
         assert {path.name: path.read_text() for path in folder.iterdir()} == written, "run `make crds`"
 
 

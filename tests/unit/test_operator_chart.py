@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 
+from spottrain_api import crd
 from spottrain_api.contract import (
     ANNOTATION_WATCHED,
     CONTROL_PORT,
@@ -46,14 +47,6 @@ CONTROL_SECRET = {
 }
 
 
-def test_the_chart_installs_the_crd_of_this_version() -> None:
-    names = sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
-    assert names
-    assert sorted(path.name for path in (CHART / "crds").glob("*.yaml")) == names
-    for name in names:
-        assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), "run `make crds`"
-
-
 def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -79,6 +72,15 @@ def rendered() -> list[dict[str, Any]]:
 def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     [found] = [each for each in rendered if each["kind"] == kind]
     return found
+
+
+@pytest.mark.cluster
+def test_the_release_installs_the_crds_of_this_version_and_leaves_them_behind(rendered: list[dict[str, Any]]) -> None:
+    installed = {each["metadata"]["name"]: each for each in rendered if each["kind"] == "CustomResourceDefinition"}
+    assert installed == crd.definitions()
+    for each in installed.values():
+        assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "CustomResourceDefinition" not in {each["kind"] for each in render("--set", "crds.enabled=false")}
 
 
 @pytest.mark.cluster

@@ -29,12 +29,12 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ("found", "problem"),
     [
         pytest.param(CRD, "", id="this release's"),
-        pytest.param(None, "this cluster has no CRD trainingjobs.spottrain.dev. Apply it: helm show crds", id="none"),
+        pytest.param(None, "no CRD trainingjobs.spottrain.dev. Upgrade the release with crds.enabled", id="none"),
         pytest.param(changed(lambda v: v.update(name="v1alpha0")), "does not serve v1alpha1", id="another version"),
         pytest.param(changed(lambda v: v.update(served=False)), "does not serve v1alpha1", id="not served"),
         pytest.param(
             changed(lambda v: v["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].popitem()),
-            "is that of another release, as Helm leaves CRDs alone when it upgrades",
+            "is that of another version. Upgrade the release that installs the CRDs (crds.enabled), or apply",
             id="a field less",
         ),
     ],
