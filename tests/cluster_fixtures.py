@@ -78,7 +78,11 @@ class Kubectl:
         return list(self._read(path, labelSelector=labels)["items"])
 
     def replace(self, kind: str, content: Any) -> Any:
-        """Replace an object, as kubectl does; kubernetes.client.ApiException if that is refused."""
+        """Replace an object, as kubectl does.
+
+        Raises:
+            kubernetes.client.ApiException: The API server refuses it.
+        """
         meta = content["metadata"]
         path = PATHS[kind].format(f"namespaces/{meta['namespace']}/")
         return self._call("PUT", f"{path}/{meta['name']}", content, fieldValidation="Strict")

@@ -1,6 +1,6 @@
-"""A job that sets every field of the spec, and what the CRD's schema doesn't say about other values.
+"""A job that sets every field of the spec.
 
-tests/field_steps.py makes steps of them.
+Also what the CRD's schema doesn't say about other values. tests/field_steps.py makes steps of them.
 """
 
 from __future__ import annotations

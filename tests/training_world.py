@@ -1,6 +1,6 @@
-"""The operator's real passes over one job in memory, and agents that train, drain and commit.
+"""The operator's real passes over one job in memory, and its agents.
 
-One turn is one second, in which a generation that runs makes a step.
+The agents train, drain and commit. One turn is one second, in which a generation that runs makes a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A walk through every field of the spec of a job that runs, on a real API server.
+"""A walk through every field of a running job's spec, on a real API server.
 
 A valid change is stored, and so is the way back. An invalid value, and another value of a fixed field, is refused
 with a sentence that names the field, and changes nothing.
@@ -86,7 +86,10 @@ class Walk:
 
 
 def _places(step: Step) -> tuple[str, ...]:
-    """How the server writes where the changed field is. A rule writes the key of a map in brackets."""
+    """How the server writes where the changed field is.
+
+    A rule writes the key of a map in brackets.
+    """
     above = f"spec.{dotted(step.path[:-1])}".removesuffix(".")
     return f"spec.{dotted(step.path)}", f"{above}[{step.path[-1]}]"
 
