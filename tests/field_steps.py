@@ -1,7 +1,8 @@
 """Steps of a walk through every field of a TrainingJob's spec.
 
-They are other valid values, and invalid ones. They follow from the CRD's schema and from EVERYTHING, a job that sets each field. A new field needs a value there.
-What the schema can't say, such as a rule between fields, is in the other tables of tests/field_values.py.
+They are other valid values, and invalid ones. They follow from the CRD's schema and from EVERYTHING, a job that sets
+each field. A new field needs a value there. What the schema can't say, such as a rule between fields, is in the other
+tables of tests/field_values.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A walk through every field of the spec of a job that trains.
 
-Each field gets valid changes and invalid values, and finds the way back. The operator, its pods and its assignments are real. Agents and the API server are in memory, and this API server
-refuses nothing, as one with a newer or a broken CRD would.
-tests/integration/test_field_walk_on_cluster.py has a real one.
+Each field gets valid changes and invalid values, and finds the way back. The operator, its pods and its assignments
+are real. Agents and the API server are in memory, and this API server refuses nothing, as one with a newer or a
+broken CRD would. tests/integration/test_field_walk_on_cluster.py has a real one.
 """
 
 from __future__ import annotations
