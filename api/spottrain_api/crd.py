@@ -127,6 +127,10 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
         own = {key: value for key, value in node.items() if key != "anyOf"}
         return _inline({**option, **own}, definitions)
+    if exclusive := {"exclusiveMinimum", "exclusiveMaximum"} & node.keys():
+        raise ValueError(
+            f"{node.get('title')}: {exclusive} of numbers are not for CRDs: write ge= or le= instead of gt= or lt="
+        )
     # The API server drops empty properties. Without them, what it serves is what this module says.
     dropped = DROPPED_KEYS if node.get("properties") else DROPPED_KEYS | {"properties"}
     result = {key: value for key, value in node.items() if key not in dropped}
