@@ -114,8 +114,8 @@ REFUSED = {
 }
 LEFT_TO_A_REVIEW = {
     "another issuer": ISSUER.token(POD, iss="https://elsewhere"),
-    "not yet valid": ISSUER.token(POD, nbf=now() + 10 * LEEWAY_SECONDS),
-    "issued in the future": ISSUER.token(POD, iat=now() + 10 * LEEWAY_SECONDS),
+    "not yet valid": ISSUER.token(POD, nbf=now() + 100 * LEEWAY_SECONDS),
+    "issued in the future": ISSUER.token(POD, iat=now() + 100 * LEEWAY_SECONDS),
     "an unknown key": ISSUER.token(POD, key_name="key-7"),
     "a key without a name": tampered(ISSUER.token(POD), header={"alg": "RS256"}),
     "bound to no pod": ISSUER.token(POD, {"namespace": "team"}),
