@@ -25,7 +25,7 @@ _BESIDE = {
 _TOLERATION = {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 60}
 EVERYTHING: dict[str, Any] = {
     "image": "train:1",
-    "entrypoint": {"script": "train.py", "args": ["--fast"], "workingDir": "/work"},
+    "entrypoint": {"script": "train.py", "args": ["--fast"], "workingDir": "/app"},
     "env": _BESIDE["env"],
     "resources": {
         "requests": {"cpu": "2"},
