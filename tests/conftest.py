@@ -15,7 +15,14 @@ import release_before
 
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
-pytest_plugins = ["cluster_fixtures", "container_fixtures", "object_stores", "forked_ranks", "agent_pods"]
+pytest_plugins = [
+    "cluster_fixtures",
+    "chart_site",
+    "container_fixtures",
+    "object_stores",
+    "forked_ranks",
+    "agent_pods",
+]
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any-machine", deadline=None)

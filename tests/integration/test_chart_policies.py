@@ -1,26 +1,21 @@
-"""The chart's admission policies on a real API server.
+"""The chart's admission policies for operator and watcher, on a real API server.
 
-They say what operator, watcher and users of jobs can't do. Each part speaks with a token of its service account, as
-in its pod, and each user by impersonation.
+They say what the two can't do. Each speaks with a token of its service account, as in its pod.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import yaml
 
+from chart_site import Object, Site, enforced
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import template
-from minimal_job import MINIMAL
-from spottrain_api import crd
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -29,94 +24,9 @@ from spottrain_api.contract import (
     ANNOTATION_SAFE_TO_EVICT,
     LABEL_LEADER,
     TAINT_PREEMPTION,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_local.binaries import find_binaries
-from spottrain_local.install import chart_folder, find_helm
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.pods import JobRef, build_pod
 
 pytestmark = pytest.mark.cluster
-
-Object = dict[str, Any]
-
-
-def rendered(name: str, values: Object) -> list[Object]:
-    """The chart's rights and policies, as the release `name` in its namespace."""
-    binaries = find_binaries()
-    assert binaries is not None, "run `make binaries`"
-    command = [find_helm(binaries), "template", name, str(chart_folder()), "-n", name, "--values", "-"]
-    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    groups = ("rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1")
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    return [each for each in objects if each["apiVersion"] in groups or each["kind"] == "ServiceAccount"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A namespace with the chart's rights and policies, in which jobs may be, too."""
-
-    kubectl: Kubectl
-    name: str
-
-    def install(self, values: Object) -> None:
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rendered(self.name, values)))
-
-    def account(self, part: str) -> str:
-        return f"system:serviceaccount:{self.name}:{self.name}-{part}"
-
-    def said(self, user: str, *command: str, stdin: Object | None = None) -> str:
-        """What kubectl complains about, as this user; empty if it worked."""
-        text = json.dumps(stdin) if stdin is not None else None
-        done = self.kubectl.run(*command, "-n", self.name, f"--as={user}", stdin=text)
-        return "" if done.returncode == 0 else done.stderr
-
-    def tries(self, user: str, made: Object) -> str:
-        return self.said(user, "create", "--dry-run=server", "--validate=ignore", "-f", "-", stdin=made)
-
-    def pod(self, spec: Object | None = None, **changes: Any) -> Object:
-        """The pod that the operator would create, with changes of its spec."""
-        pod = build_pod(
-            JobRef(namespace=self.name, name="job", uid="none"),
-            TrainingJobSpec.model_validate(MINIMAL | (spec or {})),
-            name="job-1",
-            sequence=1,
-            capacity_type=CapacityType.SPOT,
-            pool=None,
-            control=ControlAddress(url="https://control:8443", ca="CA"),
-        )
-        return pod | {"spec": pod["spec"] | changes}
-
-    def job(self, name: str = "job", **changes: Any) -> Object:
-        spec = MINIMAL | changes
-        metadata = {"name": name, "namespace": self.name}
-        return {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
-
-
-@pytest.fixture(scope="module")
-def site(local_cluster: Any) -> Iterator[Site]:
-    kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd.CRDS))
-    wait_for(lambda: kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
-    site = Site(kubectl=kubectl, name=f"policy-{uuid4().hex[:8]}")
-    kubectl("create", "namespace", site.name)
-    try:
-        site.install({})
-        account = ("get", "serviceaccount", "default", "-n", site.name)
-        wait_for(lambda: kubectl.run(*account).returncode == 0, "a service account")
-        yield site
-    finally:
-        objects = yaml.safe_dump_all(rendered(site.name, {}))
-        kubectl.run("delete", "--wait=false", "--ignore-not-found", "-f", "-", stdin=objects)
-        kubectl.run("delete", "namespace", site.name, "--wait=false")
-
-
-def enforced(check: Callable[[], str], refused: bool = True) -> None:
-    """Wait until the API server has read a policy, which takes a moment."""
-    wait_for(lambda: bool(check()) is refused, "the policy is enforced")
-
 
 # --- the operator ----------------------------------------------------------------------------------------
 
@@ -386,165 +296,3 @@ def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None
 
     wait_for(lambda: warnings() is not None, "Kubernetes has checked the policies")
     assert warnings() == [{}] * 4
-
-
-# --- users -----------------------------------------------------------------------------------------------
-
-MAY_NOT = "for which you lack the verb"
-
-
-def uses(kind: str) -> Object:
-    """Parts of a spec that use an object `theirs` of this kind."""
-    secret = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "k"}}}
-    settings = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "theirs", "key": "k"}}}
-    beside = {"name": "helper", "image": "helper", "env": [secret]}
-    csi = {"driver": "d.dev", "nodePublishSecretRef": {"name": "theirs"}}
-    parts: dict[str, Object] = {
-        "secret of env": {"env": [secret]},
-        "secret of a sidecar": template(sidecars=[beside]),
-        "secret of an init container": template(initContainers=[beside]),
-        "secret volume": template(volumes=[{"name": "a", "secret": {"secretName": "theirs"}}]),
-        "secret of a CSI volume": template(volumes=[{"name": "a", "csi": csi}]),
-        "image-pull secret": template(imagePullSecrets=[{"name": "theirs"}]),
-        "one secret among many": {
-            "env": [{"name": "B", "value": "b"}, {"name": "C", "valueFrom": secret["valueFrom"]}, secret]
-        },
-        "config map of env": {"env": [settings]},
-        "config map volume": template(volumes=[{"name": "a", "configMap": {"name": "theirs"}}]),
-        "service account": template(serviceAccountName="theirs"),
-        "priority class": template(priorityClassName="theirs"),
-        "claim": template(volumes=[{"name": "a", "persistentVolumeClaim": {"claimName": "theirs"}}]),
-        "claim for each pod": template(volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {}}}]),
-    }
-    return parts[kind]
-
-
-# What a user uses by a job, and the right that it takes.
-USED = {
-    "secret of env": ("get", "", "secrets"),
-    "secret of a sidecar": ("get", "", "secrets"),
-    "secret of an init container": ("get", "", "secrets"),
-    "secret volume": ("get", "", "secrets"),
-    "secret of a CSI volume": ("get", "", "secrets"),
-    "image-pull secret": ("get", "", "secrets"),
-    "one secret among many": ("get", "", "secrets"),
-    "config map of env": ("get", "", "configmaps"),
-    "config map volume": ("get", "", "configmaps"),
-    "service account": ("use", "", "serviceaccounts"),
-    "priority class": ("use", "scheduling.k8s.io", "priorityclasses"),
-    "claim": ("use", "", "persistentvolumeclaims"),
-    "claim for each pod": ("create", "", "persistentvolumeclaims"),
-}
-
-
-@pytest.fixture(scope="module")
-def users(site: Site) -> Iterator[Callable[..., str]]:
-    """Make a user with rights on TrainingJobs, and with `rules` beside them.
-
-    Returns the user's name.
-    """
-    jobs = {"apiGroups": ["spottrain.dev"], "resources": ["trainingjobs"], "verbs": ["*"]}
-    made: list[str] = []
-
-    def user(*rules: Object) -> str:
-        name = f"{site.name}-user-{len(made)}"
-        subjects = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]
-        for kind, rest in (
-            ("ClusterRole", {"rules": [jobs, *rules]}),
-            (
-                "ClusterRoleBinding",
-                {
-                    "subjects": subjects,
-                    "roleRef": {"kind": "ClusterRole", "name": name, "apiGroup": "rbac.authorization.k8s.io"},
-                },
-            ),
-        ):
-            api = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
-            site.kubectl("create", "-f", "-", stdin=json.dumps(api | rest))
-        made.append(name)
-        return name
-
-    yield user
-    for name in made:
-        site.kubectl.run("delete", "clusterrole,clusterrolebinding", name)
-
-
-@pytest.fixture(scope="module")
-def poor(site: Site, users: Any) -> str:
-    """A user with rights on TrainingJobs alone, once the policy on jobs is enforced."""
-    user = str(users())
-    enforced(lambda: site.tries(user, site.job()), refused=False)
-    enforced(lambda: site.tries(user, site.job(**uses("service account"))))
-    return user
-
-
-@pytest.mark.parametrize("kind", USED)
-def test_rights_on_jobs_alone_give_no_use_of_anything_else(site: Site, poor: str, kind: str) -> None:
-    verb, _, resource = USED[kind]
-    said = site.tries(poor, site.job(**uses(kind)))
-    assert f"the job uses {resource}/" in said, said
-    assert f"{MAY_NOT} {verb}." in said
-
-
-def test_the_right_to_use_one_object_is_enough(site: Site, users: Any) -> None:
-    for verb, group, resource in sorted(set(USED.values())):
-        only = {} if verb == "create" else {"resourceNames": ["theirs"]}
-        user = users({"apiGroups": [group], "resources": [resource], "verbs": [verb], **only})
-        kinds = [kind for kind, right in USED.items() if right == (verb, group, resource)]
-        enforced(lambda user=user, kind=kinds[0]: site.tries(user, site.job(**uses(kind))), refused=False)  # type: ignore[misc]
-        for kind in USED:
-            assert (site.tries(user, site.job(**uses(kind))) == "") is (kind in kinds), kind
-        other: Object = {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]}
-        assert MAY_NOT in site.tries(user, site.job(**other))
-
-
-def test_who_may_create_pods_may_use_what_these_could(site: Site, users: Any) -> None:
-    user = users({"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]})
-    enforced(lambda: site.tries(user, site.job(**uses("service account"))), refused=False)
-    for kind in USED:
-        assert site.tries(user, site.job(**uses(kind))) == "", kind
-
-
-def test_a_job_with_someones_rights_is_not_changed_by_others(site: Site, poor: str) -> None:
-    site.kubectl("create", "-f", "-", stdin=json.dumps(site.job("rich", **uses("service account"))))
-
-    def patched(change: Object) -> str:
-        patch = ("--type=merge", f"--patch={json.dumps(change)}", "--dry-run=server")
-        return site.said(poor, "patch", "tj", "rich", *patch)
-
-    assert MAY_NOT in patched({"spec": {"image": "evil"}})
-    assert patched({"metadata": {"labels": {"a": "b"}}}) == ""
-    assert patched({"spec": {"podTemplate": {"serviceAccountName": "default"}}}) == ""
-
-
-def secrets(number: int, different: bool) -> Object:
-    def name(index: int) -> str:
-        return f"s{index}" if different else "same"
-
-    sources = [{"secretKeyRef": {"name": name(index), "key": "k"}} for index in range(number)]
-    return {"env": [{"name": f"A{index}", "valueFrom": source} for index, source in enumerate(sources)]}
-
-
-def test_a_limit_on_what_a_job_names_holds_for_those_who_need_rights(site: Site, poor: str, users: Any) -> None:
-    reader = users({"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]})
-    enforced(lambda: site.tries(reader, site.job(**secrets(1, True))), refused=False)
-    assert site.tries(reader, site.job(**secrets(24, True))) == "", "within what CEL may cost"
-    assert "names at most 24 Secrets" in site.tries(reader, site.job(**secrets(25, True)))
-    assert MAY_NOT in site.tries(poor, site.job(**secrets(24, False)))
-    creator = users({"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]})
-    enforced(lambda: site.tries(creator, site.job(**secrets(60, True))), refused=False)
-
-
-def test_an_administrator_may_have_jobs_audited_or_left_alone(site: Site, poor: str) -> None:
-    job = site.job(**uses("service account"))
-    assert MAY_NOT in site.tries(poor, job)
-    site.install({"jobs": {"policy": "audit"}})
-    enforced(lambda: site.tries(poor, job), refused=False)
-    done = site.kubectl.run("create", "--dry-run=server", "-f", "-", f"--as={poor}", stdin=json.dumps(job))
-    assert MAY_NOT in done.stderr
-    assert f"Warning: Validation failed for ValidatingAdmissionPolicy '{site.name}-jobs'" in done.stderr
-    for off in ("off", False):
-        names = {each["metadata"]["name"] for each in rendered(site.name, {"jobs": {"policy": off}})}
-        assert f"{site.name}-jobs" not in names
-    site.install({})
-    enforced(lambda: site.tries(poor, job))
