@@ -1,0 +1,141 @@
+"""The implementations of the cluster client for contract tests, each with a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from cluster_fixtures import wait_for
+from memory_cluster import MemoryCluster
+from pod_tokens import SigningIssuer
+from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, CapacityType
+from spottrain_api.crd import CRDS
+from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, PodIdentity, WatchClient
+from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.cluster.watch_client import KubernetesWatch
+
+SPEC: dict[str, Any] = {
+    "image": "local/none",
+    "entrypoint": {"script": "train.py"},
+    "nodes": {"max": 2},
+    "batch": {"global": 8},
+    "checkpoint": {"uri": "s3://bucket/prefix"},
+}
+
+
+class MemorySetup:
+    """How the tests prepare a cluster in memory."""
+
+    namespace = "team"
+
+    def __init__(self) -> None:
+        self.direct = MemoryCluster()
+        self.direct.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
+        self.watches: WatchClient = self.direct
+        self.cluster: ClusterClient = self.direct
+        self.nodes: list[str] = ["node-a"]
+        self.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
+
+    def put_job(self, name: str) -> None:
+        job = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"namespace": self.namespace, "name": name},
+            "spec": SPEC,
+        }
+        self.direct.put_job(job)
+
+    def token_for(self, pod: str, uid: str, audience: str) -> str:
+        issuer, identity = SigningIssuer(), PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
+        self.direct.issuer = issuer.published()
+        token = issuer.token(identity, aud=[audience])
+        self.direct.tokens[token, audience] = identity
+        return token
+
+
+class RealSetup:
+    """The same with kubectl on a real control plane, in a namespace of its own."""
+
+    def __init__(self, kubectl: Any, watches: KubernetesWatch) -> None:
+        self.kubectl = kubectl
+        self.watches: WatchClient = watches
+        self.namespace = f"contract-{uuid4().hex[:8]}"
+        kubectl("apply", "--server-side", "-f", str(CRDS))
+        wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
+        kubectl("create", "namespace", self.namespace)
+        self.direct = KubernetesCluster(client_configuration())
+        self.cluster: ClusterClient = self.direct
+        self.nodes: list[str] = sorted(kubectl.ready_nodes())
+
+    def put_job(self, name: str) -> None:
+        job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": SPEC}
+        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
+
+    def token_for(self, pod: str, uid: str, audience: str) -> str:
+        return str(
+            self.kubectl(
+                *("create", "token", "default", "-n", self.namespace, f"--audience={audience}"),
+                *("--bound-object-kind=Pod", f"--bound-object-name={pod}", f"--bound-object-uid={uid}"),
+            )
+        ).strip()
+
+    def close(self) -> None:
+        self.direct.close()
+        self.kubectl.run("delete", "namespace", self.namespace, "--wait=false")
+
+
+Setup = MemorySetup | RealSetup
+
+
+@asynccontextmanager
+async def in_memory() -> AsyncIterator[Setup]:
+    yield MemorySetup()
+
+
+@asynccontextmanager
+async def on_a_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    kubectl = request.getfixturevalue("kubectl")
+    monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
+    async with KubernetesWatch(client_configuration()) as watches:
+        real = RealSetup(kubectl, watches)
+        try:
+            yield real
+        finally:
+            real.close()
+
+
+async def put_job(setup: Setup, name: str) -> Manifest:
+    """Create a job as a user does, and wait until the client shows it."""
+    setup.put_job(name)
+    async with asyncio.timeout(20):
+        while (found := await setup.cluster.get_job(JobKey(namespace=setup.namespace, name=name))) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found
+
+
+def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
+    ref = JobRef(namespace=setup.namespace, name="gpt", uid=job["metadata"]["uid"])
+    return build_pod(
+        ref,
+        TrainingJobSpec.model_validate(job["spec"]),
+        name=f"gpt-{sequence}",
+        sequence=sequence,
+        capacity_type=CapacityType.SPOT,
+        pool=None,
+        control=ControlAddress(url="https://control:8443", ca="CA"),
+    )
+
+
+async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
+    labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
+    pods = await setup.cluster.list_pods(setup.namespace, labels=labels)
+    return {pod["metadata"]["name"]: pod for pod in pods}

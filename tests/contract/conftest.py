@@ -1,0 +1,44 @@
+"""Fixtures of the contract tests of the cluster client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cluster_setups import Setup, in_memory, on_a_control_plane, put_job
+from spottrain_operator.cluster.client import Manifest
+from spottrain_operator.cluster.kopf_watch import KopfWatch
+from spottrain_operator.cluster.watched_cluster import WatchedCluster
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "memory, watched",
+        pytest.param("real", marks=pytest.mark.cluster),
+        pytest.param("real, watched", marks=pytest.mark.cluster),
+    ]
+)
+async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    """Each implementation of the cluster client, with a cluster."""
+    where, _, watched = request.param.partition(", ")
+    async with on_a_control_plane(request, monkeypatch) if where == "real" else in_memory() as made:
+        if not watched:
+            yield made
+            return
+        watches = KopfWatch(made.watches) if where == "real" else made.watches
+        made.cluster = cluster = WatchedCluster(made.direct, watches, lambda _kind, _change: None)
+        synced = asyncio.Event()
+        following = asyncio.create_task(cluster.follow(synced))
+        await synced.wait()
+        yield made
+        following.cancel()
+        await asyncio.wait({following})
+
+
+@pytest.fixture
+async def job(setup: Setup) -> Manifest:
+    """A job in the cluster of `setup`."""
+    return await put_job(setup, "gpt")
