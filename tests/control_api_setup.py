@@ -1,0 +1,93 @@
+"""A control API for tests, over real HTTP, with a reviewer of tokens that can hold and fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from memory_cluster import MemoryCluster
+from pod_tokens import pod_token
+from spottrain_api.contract import TOKEN_AUDIENCE, AgentReport, Assignment, AssignmentAction
+from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
+from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
+from spottrain_operator.control_api.server import ControlApi
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = JobKey(namespace="team", name="gpt")
+POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
+TOKEN = pod_token(POD)
+RENEWED_TOKEN = pod_token(POD, name="renewed")
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+AUTHORIZED_ANEW = {"Authorization": f"Bearer {RENEWED_TOKEN}"}
+WAIT = Assignment(action=AssignmentAction.WAIT)
+EXIT = Assignment(action=AssignmentAction.EXIT)
+
+
+@dataclass
+class Reviewer:
+    """Counts what reaches the API server, and can be down."""
+
+    cluster: MemoryCluster
+    num_reviews: int = 0
+    down: bool = False
+    held: asyncio.Event | None = None
+    """The next review doesn't end before it is set."""
+
+    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
+        self.num_reviews += 1
+        held, self.held = self.held, None
+        if held is not None:
+            await held.wait()
+        if self.down:
+            raise ClusterError("connection refused")
+        return await self.cluster.review_token(token, audience=audience)
+
+
+@dataclass
+class Setup:
+    client: TestClient[web.Request, web.Application]
+    board: AssignmentBoard
+    reports: ReportBox
+    reviewer: Reviewer
+    woken: list[tuple[JobKey, bool]] = field(default_factory=list)
+    ready: bool = True
+    clock: float = 0.0
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Setup]:
+    """Serve a control API that knows one pod, POD."""
+    cluster = MemoryCluster()
+    cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
+    reviewer = Reviewer(cluster)
+    board = AssignmentBoard()
+    woken: list[tuple[JobKey, bool]] = []
+    result: Setup
+    reports = ReportBox(
+        lambda job, urgent: woken.append((job, urgent)), now=lambda: NOW + timedelta(seconds=result.clock)
+    )
+    reports.keep(JOB, frozenset({POD.uid}))
+    api = ControlApi(
+        reviewer=reviewer,
+        keys=ClusterKeys(cluster),
+        board=board,
+        reports=reports,
+        is_ready=lambda: result.ready,
+        now=lambda: NOW + timedelta(seconds=result.clock),
+        long_poll_seconds=0.2,
+    )
+    async with TestClient(TestServer(api.application())) as client:
+        result = Setup(client, board, reports, reviewer, woken)
+        yield result
+
+
+def report(**changes: object) -> AgentReport:
+    values = {"pod": POD.pod, "pod_uid": POD.uid, "rendezvous_port": 1234, "sent_at": NOW} | changes
+    return AgentReport.model_validate(values)
