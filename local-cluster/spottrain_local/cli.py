@@ -109,7 +109,11 @@ def local() -> None:
 @click.option("--no-operator", is_flag=True, help="Do not install spottrain's CRD and operator.")
 @with_sentences
 def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool) -> None:
-    """Start a local cluster and install spottrain into it."""
+    """Start a local cluster and install spottrain into it.
+
+    The environment variable SPOTTRAIN_LOCAL_HOME names the folder for the state of clusters. Default:
+    ~/.local/state/spottrain.
+    """
     console = Console(stderr=True)
     spec = cluster.with_runtime(load_spec(nodes_file) if nodes_file else None, runtime)
     ensure_binaries(console)

@@ -22,7 +22,7 @@ from spottrain_local.address import claim_network, free_port
 from spottrain_local.binaries import PACKAGES, Binaries, ensure_binaries, find_binaries
 from spottrain_local.cli import local
 from spottrain_local.install import find_helm
-from spottrain_local.layout import LocalClusterError, checkout_root
+from spottrain_local.layout import LocalClusterError, checkout_root, clusters_root
 from spottrain_local.pki import open_authority
 from spottrain_local.processes import ChildProcess, ProcessSpec
 
@@ -261,3 +261,11 @@ def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.M
     result = CliRunner().invoke(local, ["down"])
     assert result.exit_code == 0
     assert "is not running" in result.output
+
+
+def test_the_help_of_up_says_where_the_state_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPOTTRAIN_LOCAL_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = CliRunner().invoke(local, ["up", "--help"])
+    assert "SPOTTRAIN_LOCAL_HOME" in result.output
+    assert f"Default: ~/{clusters_root().relative_to(tmp_path)}." in " ".join(result.output.split())
