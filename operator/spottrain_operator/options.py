@@ -1,8 +1,9 @@
-"""Options that several programs of the operator's image take."""
+"""Options of the programs in the operator's image: labels and namespaces."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import click
 
@@ -29,33 +30,27 @@ def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict
     return labels
 
 
-spot_labels_option = click.option(
+_labels_option = partial(click.option, default="", callback=_labels)
+
+spot_labels_option = _labels_option(
     "--spot-labels",
     envvar="SPOTTRAIN_SPOT_LABELS",
-    default="",
-    callback=_labels,
     help="Labels of spot nodes beside those that are known, such as example.com/capacity=spot,example.com/a=b.",
 )
-pod_labels_option = click.option(
+pod_labels_option = _labels_option(
     "--pod-labels",
     envvar="SPOTTRAIN_POD_LABELS",
-    default="",
-    callback=_labels,
     help="Labels of the operator's pods, such as a=b,c=d. The one that leads is then labelled, for its Service.",
 )
-
+watch_labels_option = _labels_option(
+    "--watch-labels",
+    envvar="SPOTTRAIN_WATCH_LABELS",
+    help="Labels of the namespaces whose jobs to lead, such as a=b,c=d. Default: all namespaces.",
+)
 watch_namespaces_option = click.option(
     "--watch-namespace",
     "watch_namespaces",
     envvar="SPOTTRAIN_WATCH_NAMESPACES",
     multiple=True,
     help="Namespace whose jobs to lead. Default: all, or those with --watch-labels.",
-)
-
-watch_labels_option = click.option(
-    "--watch-labels",
-    envvar="SPOTTRAIN_WATCH_LABELS",
-    default="",
-    callback=_labels,
-    help="Labels of the namespaces whose jobs to lead, such as a=b,c=d. Default: all namespaces.",
 )
