@@ -85,7 +85,7 @@ class Metrics:
     ) -> None:
         """Record a pass that turned the status of `before` into `after`."""
         self._jobs.put(key, JobNow(spec=before.spec, status=after, reports=reports))
-        if not self._jobs.knows(key):
+        if not self._jobs.has_all_series(key):
             self._forget_course(key)
             return
         labels = (key.namespace, key.name)

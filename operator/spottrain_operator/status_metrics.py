@@ -77,51 +77,61 @@ class Family:
     samples: Callable[[JobNow], Iterable[Sample]]
 
 
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of a job. `job` is None once it has been over for long."""
+
+    phase: Phase
+    job: JobNow | None
+
+    def samples(self, family: Family) -> Iterable[Sample]:
+        if self.job is not None:
+            return family.samples(self.job)
+        return [((self.phase.value,), 1.0)] if family.name == PHASE_FAMILY else []
+
+
 class JobMetrics(Collector):
     """Reads the jobs at each scrape.
 
-    Of a job that was over for an hour only the phase is left: thousands of these may lie about.
+    Of a job that was over for an hour only the phase is left: there may be thousands of these.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._jobs: dict[JobKey, JobNow] = {}
-        self._over: dict[JobKey, Phase] = {}
+        self._jobs: dict[JobKey, _Kept] = {}
 
     def put(self, key: JobKey, job: JobNow) -> None:
         """Set what the newest pass over a job found."""
-        if self._is_over(job):
-            self._jobs.pop(key, None)
-            self._over[key] = job.status.phase
-        else:
-            self._over.pop(key, None)
-            self._jobs[key] = job
+        kept = _Kept(job.status.phase, job)
+        self._trim(kept)
+        self._jobs[key] = kept
 
     def forget(self, key: JobKey) -> None:
         self._jobs.pop(key, None)
-        self._over.pop(key, None)
 
-    def knows(self, key: JobKey) -> bool:
-        """Whether the job has all its series."""
-        return key in self._jobs
+    def has_all_series(self, key: JobKey) -> bool:
+        kept = self._jobs.get(key)
+        return kept is not None and kept.job is not None
 
-    def _is_over(self, job: JobNow) -> bool:
-        completed = job.status.completion_time
-        return completed is not None and self._now() - completed > OVER
+    def _trim(self, kept: _Kept) -> None:
+        completed = kept.job.status.completion_time if kept.job is not None else None
+        if completed is not None and self._now() - completed > OVER:
+            kept.job = None
 
     def collect(self) -> Iterator[Metric]:
-        """All families, also those without a sample."""
-        for key, job in list(self._jobs.items()):
-            self.put(key, job)
-        jobs, over = list(self._jobs.items()), list(self._over.items())
+        """All families, also those without a sample.
+
+        A scrape runs in a thread, while passes put and forget jobs. So it changes what is kept of a job, but not
+        which jobs are.
+        """
+        jobs = list(self._jobs.items())
+        for _, kept in jobs:
+            self._trim(kept)
         for family in FAMILIES:
             metric = family.kind(family.name, family.documentation, labels=(*JOB, *family.labels))
-            for key, job in jobs:
-                for labels, value in family.samples(job):
+            for key, kept in jobs:
+                for labels, value in kept.samples(family):
                     metric.add_metric((key.namespace, key.name, *labels), value)
-            if family.name == PHASE_FAMILY:
-                for key, phase in over:
-                    metric.add_metric((key.namespace, key.name, phase.value), 1.0)
             yield metric
 
 

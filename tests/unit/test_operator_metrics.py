@@ -364,3 +364,17 @@ def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
     assert series() == [("spottrain_job_phase", "Failed")]
     metrics.forget(KEY)
     assert series() == []
+
+
+def test_a_job_that_is_deleted_during_a_scrape_stays_forgotten() -> None:
+    """A scrape runs in a thread."""
+
+    def now() -> datetime:
+        scraped.forget(KEY)
+        return NOW
+
+    scraped = Metrics(num_agents=lambda: 0, now=now)
+    ended = STATUS.model_copy(update={"phase": Phase.FAILED, "completion_time": NOW})
+    scraped.passed(KEY, view(STATUS), ended, {})
+    assert families(scraped)
+    assert [sample for family in families(scraped) for sample in family.samples if "job_name" in sample.labels] == []
