@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Metric
 
+from spottrain_operator.job_families import JOB
 from spottrain_operator.metrics import Metrics
-from spottrain_operator.status_metrics import JOB
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 from .markdown import code, entry

@@ -22,7 +22,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
-from spottrain_operator.status_metrics import JOB, JobMetrics, JobNow
+from spottrain_operator.job_families import JOB, JobNow
+from spottrain_operator.status_metrics import JobMetrics
 
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
