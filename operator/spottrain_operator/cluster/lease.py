@@ -158,13 +158,13 @@ class LeaderElection:
             logger.warning("the leases of other releases could not be read; retrying: %s", error)
             await self.release()
             return False
-        for other in others[:1]:
+        if others:
             logger.warning(
                 "the release in the namespace %s leads jobs of %s, and this one is to lead those of %s. Set "
                 "watchNamespaces of both so that no namespace is in both, or uninstall one of them. Until then, this "
                 "one waits",
-                other["metadata"]["namespace"],
-                _scope(other),
+                others[0]["metadata"]["namespace"],
+                _scope(others[0]),
                 settings.scope,
             )
             await self.release()

@@ -27,7 +27,7 @@ class Scope:
         """Whether a namespace could be in both.
 
         Two selectors exclude each other only if they want different values of one label. What a list and a selector
-        have in common depends on the labels of the day, so they count as overlapping.
+        have in common changes with the labels of the namespaces, so they count as overlapping.
         """
         if self.names and other.names:
             return bool(self.names & other.names)
