@@ -17,9 +17,9 @@ from spottrain_operator.cluster.client import PodIdentity
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, ClusterKeys
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.tokens import (
-    MAX_PENDING_REVIEWS,
+    CHECKS_BURST,
+    MAX_PENDING_CHECKS,
     REFUSED_SECONDS,
-    REVIEWS_BURST,
     TokenGate,
     TokenRefusedError,
     TooManyTokensError,
@@ -106,18 +106,18 @@ async def test_a_flood_from_one_source_costs_few_reviews_and_no_other_source_not
     for number in range(3000):
         gate.clock += 0.001
         await gate.refusal(pod_token(POD, name=f"bogus {number}"))
-    assert len(gate.reviews.tokens) <= REVIEWS_BURST + 31
+    assert len(gate.reviews.tokens) <= CHECKS_BURST + 31
     assert await gate.gate.identify(TOKEN, "10.0.0.2") == POD
 
 
 async def test_a_pod_that_shares_its_address_with_a_flood_is_heard_on() -> None:
     gate = Gate()
     assert await gate.gate.identify(TOKEN, "10.0.0.1") == POD
-    for number in range(REVIEWS_BURST):
+    for number in range(CHECKS_BURST):
         await gate.refusal(pod_token(POD, name=f"bogus {number}"))
     assert await gate.refusal(pod_token(POD, name="one more")) == "TooManyTokensError"
     gate.clock += 3600
-    for number in range(REVIEWS_BURST):
+    for number in range(CHECKS_BURST):
         await gate.refusal(pod_token(POD, name=f"again {number}"))
     assert await gate.gate.identify(TOKEN, "10.0.0.1") == POD
 
@@ -157,10 +157,10 @@ async def test_a_flood_of_bad_signatures_is_bounded_like_one_of_reviews() -> Non
     gate.cluster.issuer = issuer.published()
     token = issuer.token(POD)
     assert await gate.gate.identify(token, "10.0.0.1") == POD
-    refused = [await gate.refusal(bogus.token(POD, jti=f"{number}")) for number in range(REVIEWS_BURST)]
-    assert (refused.count("TokenRefusedError"), refused[-1]) == (REVIEWS_BURST - 1, "TooManyTokensError")
+    refused = [await gate.refusal(bogus.token(POD, jti=f"{number}")) for number in range(CHECKS_BURST)]
+    assert (refused.count("TokenRefusedError"), refused[-1]) == (CHECKS_BURST - 1, "TooManyTokensError")
     gate.clock += KEYS_SECONDS
-    for number in range(REVIEWS_BURST):
+    for number in range(CHECKS_BURST):
         await gate.refusal(bogus.token(POD, jti=f"again {number}"))
     assert await gate.gate.identify(token, "10.0.0.1") == POD
     assert gate.reviews.tokens == []
@@ -182,7 +182,7 @@ async def test_reviews_that_wait_are_bounded() -> None:
     gate.reviews.answer.clear()
     waiting = [
         asyncio.create_task(gate.gate.identify(pod_token(POD, name=f"{n}"), f"10.0.1.{n}"))
-        for n in range(MAX_PENDING_REVIEWS)
+        for n in range(MAX_PENDING_CHECKS)
     ]
     for _ in waiting:
         await gate.reviews.started.get()

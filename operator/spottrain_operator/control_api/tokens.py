@@ -30,13 +30,13 @@ from spottrain_operator.control_api.rate_limit import RateLimit
 MAX_ACCEPTED_SECONDS = 3600.0
 MAX_VERIFIED_SECONDS = KEYS_SECONDS
 REFUSED_SECONDS = 5.0
-MAX_REVIEWS = 20_000
+MAX_CHECKED = 20_000
 # Checks of tokens that were never accepted, for each source. The burst is for pods that share an address and come
 # back together, after a restart of the operator.
-REVIEWS_PER_SECOND = 10.0
-REVIEWS_BURST = 100
+CHECKS_PER_SECOND = 10.0
+CHECKS_BURST = 100
 # Checks that wait for the keys, or for a thread. More than that would take longer than an agent waits for its answer.
-MAX_PENDING_REVIEWS = 200
+MAX_PENDING_CHECKS = 200
 # Tokens of service accounts have about a thousand characters.
 MAX_TOKEN_LENGTH = 8192
 
@@ -50,7 +50,7 @@ class NotOurPodError(TokenRefusedError):
 
 
 class TooManyTokensError(TokenRefusedError):
-    """The token can't be reviewed now, because too many others have to be."""
+    """The token can't be checked now, because too many others have to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class TokenGate:
         self._is_ours = is_ours
         self._clock = clock
         self._wall_clock = wall_clock
-        self._limit = RateLimit(per_second=REVIEWS_PER_SECOND, burst=REVIEWS_BURST, clock=clock)
-        self._reviews: OrderedDict[bytes, tuple[float, PodIdentity | None]] = OrderedDict()
+        self._limit = RateLimit(per_second=CHECKS_PER_SECOND, burst=CHECKS_BURST, clock=clock)
+        self._checked: OrderedDict[bytes, tuple[float, PodIdentity | None]] = OrderedDict()
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._num_pending = 0
 
@@ -123,12 +123,12 @@ class TokenGate:
             ClusterError: The token can't be checked now.
         """
         key = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
-        expires, pod = self._reviews.get(key, (0.0, None))
+        expires, pod = self._checked.get(key, (0.0, None))
         if self._clock() >= expires:
             self._check_claims(claims_of(token))
             if pod is None and not self._limit.allows(source):
                 raise TooManyTokensError(f"too many unknown tokens come from {source}; retry in a second")
-            pod = await self._reviewed(key, token)
+            pod = await self._check(key, token)
         if pod is None:
             raise TokenRefusedError(
                 f"the cluster does not accept the token for the audience '{TOKEN_AUDIENCE}': it isn't valid, or "
@@ -158,23 +158,23 @@ class TokenGate:
                 "is not one of its own, is deleted, or was not observed yet"
             )
 
-    async def _reviewed(self, key: bytes, token: str) -> PodIdentity | None:
+    async def _check(self, key: bytes, token: str) -> PodIdentity | None:
         """Check a token; if another request does so already, wait for its result."""
-        if self._num_pending >= MAX_PENDING_REVIEWS:
+        if self._num_pending >= MAX_PENDING_CHECKS:
             raise TooManyTokensError("too many tokens wait to be checked; retry in a second")
         self._num_pending += 1
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
-                expires, pod = self._reviews.get(key, (0.0, None))
+                expires, pod = self._checked.get(key, (0.0, None))
                 if self._clock() < expires:
                     return pod
                 pod, most = await self._decided(token)
-                self._reviews.pop(key, None)
+                self._checked.pop(key, None)
                 left = claims_of(token).expires_at - self._wall_clock()
                 seconds = min(most, left) if pod else REFUSED_SECONDS
-                self._reviews[key] = (self._clock() + seconds, pod)
-                if len(self._reviews) > MAX_REVIEWS:
-                    self._reviews.popitem(last=False)
+                self._checked[key] = (self._clock() + seconds, pod)
+                if len(self._checked) > MAX_CHECKED:
+                    self._checked.popitem(last=False)
                 return pod
         finally:
             self._num_pending -= 1
