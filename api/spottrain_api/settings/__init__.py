@@ -15,13 +15,14 @@ from spottrain_api.settings.choices import (
     Strategy,
 )
 from spottrain_api.settings.entrypoint import Entrypoint
-from spottrain_api.settings.resource import FreeForm, Line, Resource
+from spottrain_api.settings.resource import Argument, FreeForm, Line, Resource
 from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig, TrainingSettings
 
 __all__ = [
     "AUTO_INTERVAL",
     "INTERVAL_PATTERN",
+    "Argument",
     "Batch",
     "CheckpointConfig",
     "DeepSpeedConfig",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings.resource import Line, Resource
+from spottrain_api.settings.resource import Argument, Line, Resource
 
 
 class Entrypoint(Resource):
@@ -38,7 +38,7 @@ class Entrypoint(Resource):
         ),
     ] = None
     args: Annotated[
-        tuple[Annotated[str, Field(max_length=131_000)], ...],
+        tuple[Argument, ...],
         Field(max_length=1024, description="Command-line arguments of the program."),
     ] = ()
     working_dir: Annotated[

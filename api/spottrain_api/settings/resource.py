@@ -9,6 +9,8 @@ from pydantic.alias_generators import to_camel
 
 # Text that messages, logs and tables show: on one line, and without characters that hide or turn around others.
 Line = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$")]
+# Longer ones could not be passed to a process: Linux allows 128 KiB for an argument or a variable.
+Argument = Annotated[str, Field(max_length=131_000)]
 
 
 class Resource(BaseModel):

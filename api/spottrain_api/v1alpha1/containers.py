@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.contract import TRAINER_CONTAINER
-from spottrain_api.settings import Resource
+from spottrain_api.settings import Argument, Resource
 from spottrain_api.v1alpha1.quantities import Quantity, as_quantity, is_quantity
 
 # Names of the container and the volumes that the operator adds to each pod.
@@ -26,8 +26,6 @@ Name = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9
 # A name of an object in the namespace: a DNS subdomain.
 ObjectName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
-# Longer ones could not be passed to a process: Linux allows 128 KiB for an argument or a variable.
-Argument = Annotated[str, Field(max_length=131_000)]
 
 
 class KeySelector(Resource):
