@@ -9,6 +9,9 @@ from spottrain_operator.core.model import PodView
 NO_SUCH_NODE = (
     "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or capacity"
 )
+_NO_ROOM = (
+    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+)
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
 # scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
@@ -19,10 +22,7 @@ _ADVICE = (
         "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
     ),
     ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
-    (
-        "insufficient",
-        "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free",
-    ),
+    ("insufficient", _NO_ROOM),
 )
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
@@ -52,5 +52,4 @@ def scheduler_advice(pod: PodView) -> str:
     """What to change so that the scheduler finds a node for `pod`."""
     words = scheduler_says(pod).lower()
     advice = next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
-    only_lacks = advice is _ADVICE[-1][1]
-    return f"{_NO_SUCH_DEVICE}. {advice}" if only_lacks and _DEVICE.search(words) else advice
+    return f"{_NO_SUCH_DEVICE}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
