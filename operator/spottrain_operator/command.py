@@ -150,6 +150,10 @@ def main(
     network_policies: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
+    if watch_namespaces and watch_labels:
+        raise click.UsageError(
+            "--watch-namespace and --watch-labels are both given. Give the names of namespaces, or their labels."
+        )
     try:
         logs.configure("spottrain-operator", level=log_level)
     except ValueError as error:

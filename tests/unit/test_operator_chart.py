@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from spottrain_api import crd
 from spottrain_api.contract import (
@@ -336,6 +337,13 @@ def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
         main.make_context("operator", ["--control-url", "https://a", "--spot-labels", text])
     assert "is not a label with its value. Write key=value pairs" in refused.value.message
     assert len(refused.value.message) < 500
+
+
+def test_the_operator_takes_names_of_namespaces_or_their_labels() -> None:
+    command = ["--control-url", "https://a", "--watch-namespace", "a", "--watch-labels", "fleet=a"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "--watch-namespace and --watch-labels are both given" in result.output
 
 
 def env_of(container: dict[str, Any]) -> dict[str, Any]:
