@@ -17,12 +17,15 @@ import pytest
 from control_api_setup import AUTHORIZED, AUTHORIZED_ANEW, JOB, NOW, POD, TOKEN, Setup, report, served
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
-    REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
     AgentPhase,
+    Assignment,
+    AssignmentAction,
     CommitRef,
+    Entrypoint,
     Failure,
     FailureReason,
+    GenerationAssignment,
     Notice,
     Progress,
 )
@@ -147,9 +150,27 @@ async def test_a_notice_is_urgent(setup: Setup) -> None:
     assert [urgent for _, urgent in setup.woken] == [False, True, False]
 
 
-async def test_agents_are_told_how_seldom_they_may_report(setup: Setup) -> None:
+def running_as(node_rank: int) -> Assignment:
+    generation = GenerationAssignment(
+        number=1,
+        rendezvous_id="g1",
+        rendezvous_endpoint="127.0.0.1:1",
+        node_rank=node_rank,
+        num_nodes=2,
+        entrypoint=Entrypoint(script="train.py"),
+        trainer={},
+    )
+    return Assignment(action=AssignmentAction.RUN, generation=generation)
+
+
+@pytest.mark.parametrize(("node_rank", "seconds"), [(None, 30.0), (0, 30.0), (1, 240.0)])
+async def test_agents_are_told_how_seldom_they_may_report(
+    setup: Setup, node_rank: int | None, seconds: float
+) -> None:
+    if node_rank is not None:
+        setup.board.publish(JOB, {POD.uid: running_as(node_rank)})
     answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
-    assert float(answer.headers[REPORT_SECONDS_HEADER]) == REPORT_SECONDS
+    assert float(answer.headers[REPORT_SECONDS_HEADER]) == seconds
 
 
 COMMIT = CommitRef(generation=1, step=5, manifest="m", committed_at=NOW)

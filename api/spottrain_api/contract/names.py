@@ -63,6 +63,8 @@ MAX_LONG_POLL_SECONDS = 240.0
 # Header of the answer to a report: how often an agent has to report while it has no news. Without it, every second.
 REPORT_SECONDS_HEADER = "Spottrain-Report-Seconds"
 REPORT_SECONDS = 30.0
+# The same for members other than node rank 0, whose progress no status shows.
+QUIET_REPORT_SECONDS = 240.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"

@@ -48,6 +48,12 @@ class AssignmentBoard:
         if not assignments:
             del self._pods[job]
 
+    def node_rank(self, pod_uid: str) -> int | None:
+        """The pod's rank in the generation that it is assigned to; None if there is none."""
+        assignment = self._assignments.get(pod_uid)
+        generation = assignment.generation if assignment is not None else None
+        return generation.node_rank if generation is not None else None
+
     @property
     def num_waiting(self) -> int:
         """Number of agents that hold a long poll now."""

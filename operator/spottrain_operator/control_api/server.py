@@ -20,6 +20,7 @@ from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
+    QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
 )
@@ -111,7 +112,8 @@ class ControlApi:
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
         self._reports.put(pod, report, received_at=received_at)
-        return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{REPORT_SECONDS:g}"})
+        seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else REPORT_SECONDS
+        return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
 
     def _seconds(self, request: web.Request) -> float:
         """How long to hold a poll: as long as the agent waits for the answer."""
