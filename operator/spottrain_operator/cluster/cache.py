@@ -13,6 +13,8 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from pydantic_core import from_json
+
 from spottrain_operator.cluster.client import Listing, Manifest, WatchEvent
 
 Key = tuple[str, str]
@@ -43,7 +45,7 @@ class _Kept:
     indices: frozenset[Index]
 
     def object(self) -> Manifest:
-        found: Manifest = json.loads(self.text)
+        found: Manifest = from_json(self.text)
         found["metadata"]["resourceVersion"] = str(self.version)
         return found
 

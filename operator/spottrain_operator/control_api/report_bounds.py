@@ -43,7 +43,7 @@ def _problem(name: str, value: object) -> str:
     """What is wrong with a value, with its name; empty if nothing is."""
     match value:
         case Message():
-            return next(filter(None, (_problem(field, each) for field, each in value)), "")
+            return next(filter(None, (_problem(field, each) for field, each in vars(value).items())), "")
         case tuple() | list() | dict() if len(value) > MAX_ITEMS:
             return f"{name}: {len(value)} items, of at most {MAX_ITEMS}"
         case Mapping():
