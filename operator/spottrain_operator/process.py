@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from spottrain_operator.control_api.certificate_keeper import CertificateKeeper,
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
-from spottrain_operator.control_api.sockets import listening
+from spottrain_operator.control_api.sockets import BACKLOG, bound, keep_tls_buffers_small
 from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import RECORD_INTERVAL
@@ -170,7 +170,7 @@ class Operator:
             LeadershipLostError: The lease is lost.
         """
         async with AsyncExitStack() as stack:
-            await self._serve(stack)
+            open_control_api = await self._serve(stack)
             await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
@@ -178,6 +178,8 @@ class Operator:
             following = asyncio.create_task(self._watched.follow(self._synced), name="watches")
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
+            if self._is_prepared():
+                await open_control_api()
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
                 if not self._election.is_leader and not stop.is_set():
@@ -208,7 +210,12 @@ class Operator:
         await self._label.drop()
         await self._election.acquire()
 
-    async def _serve(self, stack: AsyncExitStack) -> None:
+    async def _serve(self, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+        """Serve probes and metrics.
+
+        Returns what opens the control API. Before this process can answer agents, they are refused at once, which
+        costs it nothing, instead of a handshake a second for each of them.
+        """
         api = ControlApi(
             reviewer=self._cluster,
             keys=ClusterKeys(self._cluster),
@@ -218,34 +225,50 @@ class Operator:
             now=self._clock,
         )
         settings, tls = self._settings, self._certificates.context
+        keep_tls_buffers_small()
         keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
         stack.callback(keeping.cancel)
         control, metrics = (
             api.application(),
             metrics_application(self._metrics.exposition, settings.metrics_token_file),
         )
-        await self._listen(stack, "control API", control, settings.port, tls)
+        sites = [await self._site(stack, "control API", control, settings.port, tls)]
         if settings.plain_port is not None:
-            await self._listen(stack, "control API without TLS", api.application(), settings.plain_port)
-        await self._listen(stack, "probes", health_application(self._is_probed_ready), settings.health_port)
-        await self._listen(
-            stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
-        )
+            plain = await self._site(stack, "control API without TLS", api.application(), settings.plain_port)
+            sites.append(plain)
+        probes = health_application(self._is_probed_ready)
+        await (await self._site(stack, "probes", probes, settings.health_port))()
+        metrics_tls = tls if settings.metrics_token_file else None
+        await (await self._site(stack, "metrics", metrics, settings.metrics_port, metrics_tls))()
 
-    async def _listen(
+        async def open_control_api() -> None:
+            for start in sites:
+                await start()
+
+        return open_control_api
+
+    async def _site(
         self,
         stack: AsyncExitStack,
         name: str,
         application: web.Application,
         port: int,
         tls: ssl.SSLContext | None = None,
-    ) -> None:
+    ) -> Callable[[], Awaitable[None]]:
+        """Take the port. Returns what starts to listen on it."""
         # A poll whose agent goes away ends at once: that is how a lost member is noticed.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await runner.setup()
+        listener = bound(self._settings.host, port)
+        stack.callback(listener.close)
         stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listening(self._settings.host, port), ssl_context=tls).start()
-        logger.info("%s on %s:%d", name, self._settings.host, port)
+
+        async def start() -> None:
+            await web.SockSite(runner, listener, ssl_context=tls).start()
+            listener.listen(BACKLOG)  # asyncio's own number is also that of the connections that it accepts at a time
+            logger.info("%s on %s:%d", name, self._settings.host, port)
+
+        return start
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(

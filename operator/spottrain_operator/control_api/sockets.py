@@ -1,21 +1,33 @@
 """The socket of the control API.
 
-Its connections end soon after a peer has gone without a word.
+Its connections end soon after a peer has gone without a word, and take little memory, because each agent holds one.
 """
 
 from __future__ import annotations
 
 import socket
+from asyncio import sslproto
 
 # Seconds of silence after which the kernel asks a peer, and between two such questions; how many may go unanswered.
 IDLE_SECONDS = 1
 BETWEEN_SECONDS = 1
 NUM_UNANSWERED = 2
+# Connections that the kernel keeps until they are accepted: after a restart, all agents come at once.
 BACKLOG = 4096
+# What an agent sends fits in. A long list from the API server takes a few reads more.
+TLS_BUFFER_BYTES = 4096
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Open a socket that listens, and whose kernel probes each connection.
+def keep_tls_buffers_small() -> None:
+    """Let asyncio read TLS connections in small pieces, in the whole process.
+
+    It keeps a buffer of 256 KiB for each connection: 2 GiB for the agents of a thousand jobs.
+    """
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Open a socket whose kernel probes each connection. It doesn't listen yet.
 
     A node that loses its power sends no FIN. Without the probes, its connection would stay open for hours.
     """
@@ -33,7 +45,6 @@ def listening(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -1,0 +1,46 @@
+"""What a connection to the control API costs."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import tracemalloc
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spottrain_operator.control_api.certificates import issue, new_authority
+from spottrain_operator.control_api.sockets import bound, keep_tls_buffers_small
+
+NUM_CONNECTIONS = 20
+
+
+async def test_a_connection_that_waits_takes_little_memory(tmp_path: Path) -> None:
+    keep_tls_buffers_small()
+    now = datetime.now(UTC)
+    authority = new_authority(now)
+    served = issue(authority, ["127.0.0.1"], now)
+    (tmp_path / "cert").write_text(served.certificate)
+    (tmp_path / "key").write_text(served.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    trust = ssl.create_default_context(cadata=authority.certificate)
+    ends: list[asyncio.StreamWriter] = []
+    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await asyncio.start_server(
+        lambda _, there: accepted.put_nowait(there), sock=bound("127.0.0.1", 0), ssl=context
+    )
+    port = server.sockets[0].getsockname()[1]
+    tracemalloc.start()
+    try:
+        async with asyncio.timeout(20):
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(NUM_CONNECTIONS):
+                ends.append((await asyncio.open_connection("127.0.0.1", port, ssl=trust))[1])
+                ends.append(await accepted.get())
+            # asyncio's own buffers would take 512 KiB for both ends.
+            assert (tracemalloc.get_traced_memory()[0] - before) / NUM_CONNECTIONS < 128 * 1024
+    finally:
+        tracemalloc.stop()
+        for end in ends:
+            end.close()
+        server.close()
