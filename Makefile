@@ -56,7 +56,8 @@ audit: binaries ## Check the chart, with each preset, and the Dockerfiles with c
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
-test: lint docs binaries prometheus ## Check style, types and docs, then run all tests.
+test: $(STAMP) ## Check style, types and docs, then run all tests.
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs binaries prometheus
 	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder --cov
 
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
