@@ -133,12 +133,12 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """The living processes of the cluster with this state folder.
+    """The living processes of the cluster with this state folder, with their names in `info`.
 
     Their command or environment names the folder.
     """
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["name"]):
         try:
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
                 continue

@@ -28,7 +28,7 @@ def stopped_api_server(root: Path) -> Iterator[None]:
 
     Connections hang, and nothing is answered.
     """
-    [server] = [each for each in processes_of(root) if each.name() == "kube-apiserver"]
+    [server] = [each for each in processes_of(root) if each.info["name"] == "kube-apiserver"]
     server.send_signal(signal.SIGSTOP)
     try:
         yield
