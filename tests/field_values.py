@@ -67,7 +67,7 @@ EVERYTHING: dict[str, Any] = {
     "nodes": {"min": 1, "max": 2},
     "capacity": {
         "onDemand": {"min": 1, "max": 2, "pricePerHour": 3.0},
-        "spot": {"max": 1, "pricePerHour": 1.0},
+        "spot": {"max": 1, "maxPrewarmed": 1, "pricePerHour": 1.0},
         "fallback": {"policy": "OnDemand", "afterSeconds": 300, "returnAfterSeconds": 900},
         "pools": [
             {

@@ -138,19 +138,26 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
 
 
 def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: Cluster, tmp_path: Path) -> None:
+    """EC2 recommends to leave the node first, so a pod is ready ahead of time, and no node is missing afterwards."""
+    pools = [{"name": kind, "provider": "eks", "capacityType": kind} for kind in ("on-demand", "spot")]
     with rehearsal(
         operator_cluster,
         "trainer",
         tmp_path,
         members=1,
         entrypoint={"script": "tests/e2e/jobs/huggingface.py", "args": ["--until", str(tmp_path / "over")]},
-        capacity={"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
+        capacity={"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1, "maxPrewarmed": 1}, "pools": pools},
         stability={"nonFinite": "skip"},
     ) as run:
         run.wait_for_spot(1, ready=2)
-        with run.incident("one node under Hugging Face's Trainer, 30 s of notice"):
-            run.preempt(run.spot_nodes(), 30)
-        assert run.evidence[-1].redone == 0
+        nodes = run.spot_nodes()
+        operator_cluster.preempt(nodes, notice_seconds=30, kind="rebalance")
+        run.wait("a pod is ready ahead of time", lambda: run.status().members.waiting == 1)
+        with run.incident("one node under Hugging Face's Trainer, 30 s of notice after a hint"):
+            run.preempt(nodes, 30)
+        incident = run.evidence[-1]
+        assert (incident.redone, incident.world_before, incident.world_after) == (0, 2, 2)
+        assert incident.reasons == ("Preempted",)
         run.bring_back()
         assert run.finish().failures == 0
 

@@ -82,6 +82,7 @@ def faults(world: World) -> Moves:
     """What the budget still allows."""
     if operating.is_finished(world.job):
         return
+    yield from _hints(world)
     yield from _faults_of_nodes(world)
     yield from _faults_of_messages(world)
     yield from _faults_of_the_store(world)
@@ -115,14 +116,20 @@ def _faults_of_nodes(world: World) -> Moves:
             yield f"node {node.name} is cut off, and rank 0 there freezes during a save", cut
 
 
+def _hints(world: World) -> Moves:
+    for node in _distinct(world) if world.budget.hints else ():
+        if node.reachable and node.deadline is None:
+            what = "no longer recommends" if node.hinted else "recommends"
+            hinted = world.spend(hints=1).with_node(node._replace(hinted=not node.hinted))
+            yield f"the cloud {what} to leave {node.name}", hinted
+
+
 def _distinct(world: World) -> Iterator[Node]:
     """The nodes that differ from those before them.
 
     n2 and n3 are alike until something happens to one of them: by symmetry, that is n2.
     """
-    untouched = [
-        n for n in world.nodes[1:] if n.alive and n.deadline is None and not n.cut and n.name in ("n2", "n3")
-    ]
+    untouched = [n for n in world.nodes[1:] if n in (Node("n2"), Node("n3"))]
     for node in world.nodes:
         if node not in untouched[1:]:
             yield node

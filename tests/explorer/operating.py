@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,11 +15,13 @@ from spottrain_api.contract import (
     TAINT_PREEMPTION,
     Assignment,
     CapacityType,
+    Cause,
     CommitRef,
     ConditionType,
     Notice,
+    NoticeKind,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     AnnotatePod,
@@ -28,17 +30,23 @@ from spottrain_operator.core.model import (
     JobView,
     NodeView,
     Observed,
+    Plan,
     PodView,
     ReportView,
 )
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.protection import PROTECTION
 
-SPEC = spec_of(
-    nodes={"min": 2, "max": 3},
-    capacity={"fallback": {"policy": "None"}},
-    runPolicy={"hangTimeoutSeconds": 90, "startTimeoutSeconds": 90},
-)
+
+def _spec(max_prewarmed: int) -> TrainingJobSpec:
+    return spec_of(
+        nodes={"min": 2, "max": 3},
+        capacity={"fallback": {"policy": "None"}, "spot": {"maxPrewarmed": max_prewarmed}},
+        runPolicy={"hangTimeoutSeconds": 90, "startTimeoutSeconds": 90},
+    )
+
+
+SPEC = _spec(0)
 JOB = JobView(
     namespace="default",
     name="job",
@@ -48,6 +56,7 @@ JOB = JobView(
     created_at=at(-60),
     status=TrainingJobStatus(last_sequence=3),
 )
+PREWARMING_JOB = replace(JOB, spec=_spec(1))
 GRACE_SECONDS = 30
 
 
@@ -115,6 +124,18 @@ def notice_of(node: str, deadline: int, announced: int, cancelled: bool) -> Noti
     )
 
 
+@lru_cache(maxsize=16)
+def _hint_of(node: str) -> Notice:
+    return Notice(
+        id=f"{node}-hint",
+        node=node,
+        kind=NoticeKind.REBALANCE,
+        source="ec2",
+        deadline=at(600),
+        observed_at=at(0),
+    )
+
+
 def commit_ref(commit: Committed) -> CommitRef:
     return CommitRef(generation=commit.generation, step=commit.step, manifest=commit.manifest, committed_at=at(0))
 
@@ -152,6 +173,8 @@ def _node_view(node: Node, ready: bool) -> NodeView:
         if shown and node.deadline is not None
         else None
     )
+    if notice is None and node.hinted:
+        notice = _hint_of(node.name)
     tainted = shown and not node.cancelled
     return NodeView(name=node.name, ready=ready, notice=notice, taints=(TAINT_PREEMPTION,) if tainted else ())
 
@@ -169,10 +192,12 @@ def _decide(
     reports: tuple[tuple[int, Keyed, int], ...],
     since: int,
     time: int,
+    *,
+    prewarms: bool,
 ) -> Decision:
     views = {f"u{sequence}": _report_view(report, received) for sequence, report, received in reports}
     observed = Observed(
-        job=replace(JOB, status=job.value),
+        job=replace(PREWARMING_JOB if prewarms else JOB, status=job.value),
         pods=tuple(_pod_view(pod) for pod in pods),
         nodes={node.name: _node_view(node, ready) for node, ready in nodes},
         reports=views,
@@ -181,7 +206,8 @@ def _decide(
     )
     decided = plan(observed, at(time))
     going = {node.name for node, _ in nodes if node.deadline is not None and not node.cancelled}
-    problem = next(iter(_problems(observed, decided, going)), None)
+    problems = [*_problems(observed, decided, going), *_problems_of_hints(observed, decided, [n for n, _ in nodes])]
+    problem = next(iter(problems), None)
     return Decision(of_status(decided.status), tuple(_action(action) for action in decided.actions), problem)
 
 
@@ -189,6 +215,20 @@ def _problems(observed: Observed, decided: Any, going: set[str]) -> Iterator[str
     yield from problems_of(observed, decided, going)
     if decided.status.failures:
         yield "a lost node, or a fault of the store, counts as a failure of the job"
+
+
+def _problems_of_hints(observed: Observed, decided: Plan, nodes: Sequence[Node]) -> Iterator[str]:
+    """A hint may create one pod more than nodes.max, and no more. It never ends a generation."""
+    before, after = observed.job.status.generation, decided.status.generation
+    calm = not any(node.deadline is not None or node.died is not None for node in nodes)
+    trained = before is not None and before.state is GenerationState.ACTIVE
+    if calm and trained and after is not None and after.reason in {Cause.PREEMPTED.value, Cause.GROW.value}:
+        yield f"a generation ends ({after.reason}), and no node goes"
+    deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
+    num_pods = sum(not pod.deleting and pod.uid not in deleted for pod in observed.pods)
+    num_pods += sum(isinstance(action, CreatePod) for action in decided.actions)
+    if calm and num_pods > observed.job.spec.nodes.max + observed.job.spec.capacity.spot.max_prewarmed:
+        yield f"{num_pods} pods"
 
 
 def _report_view(report: Keyed, received: int) -> ReportView:
@@ -221,6 +261,7 @@ def decide(world: World) -> Decision:
         tuple(each for each in operator.reports if each[0] in known),
         operator.since,
         world.time,
+        prewarms=world.prewarms,
     )
 
 

@@ -36,6 +36,7 @@ class Node(NamedTuple):
 
     - deadline: of the notice, when the node goes. None: no notice.
     - announced: when the notice was given.
+    - hinted: the cloud recommends to leave the node.
     - died: when the machine went.
     - cut: the machine runs, but reaches only the store.
     """
@@ -47,6 +48,7 @@ class Node(NamedTuple):
     shown: bool = False
     died: int | None = None
     cut: bool = False
+    hinted: bool = False
 
     @property
     def alive(self) -> bool:
@@ -181,6 +183,7 @@ class Budget(NamedTuple):
     store_faults: int = 0
     late: int = 0
     nodes: int = 0
+    hints: int = 0
     delays: int | None = None
 
 
@@ -188,6 +191,7 @@ class World(NamedTuple):
     """Everything.
 
     - idle: how often the clock has moved since anything else did.
+    - prewarms: a pod is created ahead of time, while the cloud recommends to leave a member's node.
     - late_report: a report of a pod that is on its way for long, or repeated, and since when.
     - trained: the newest generation that made a step, and its newest step.
     - acknowledged: the newest commit that a rank has reported or the protocol has returned.
@@ -205,6 +209,7 @@ class World(NamedTuple):
     runs: tuple[Run, ...]
     store: Objects
     budget: Budget
+    prewarms: bool = False
     late_report: tuple[int, Keyed, int] | None = None
     trained: tuple[int, int] = (0, 0)
     acknowledged: Committed | None = None

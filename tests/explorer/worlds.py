@@ -19,6 +19,7 @@ ONE_FAULT = {
     "short notice": Budget(short_notices=1, delays=0),
     "notice taken back": Budget(notices=1, cancels=1, delays=0),
     "cut": Budget(cuts=1, nodes=1, delays=0),
+    "hint": Budget(hints=2, delays=0),
     "frozen writer": Budget(frozen=1, delays=0),
     "slow notice": Budget(notices=1, delays=1),
     "slow loss": Budget(losses=1, delays=1),
@@ -28,6 +29,9 @@ TWO_FAULTS = {
     "notice and late messages": Budget(notices=1, late=1, delays=0),
     "notice and store fault": Budget(notices=1, store_faults=1, delays=0),
     "notice and loss": Budget(notices=1, losses=1, delays=0),
+    "hint and notice": Budget(hints=1, notices=1, delays=0),
+    "hint and loss": Budget(hints=1, losses=1, delays=0),
+    "hint and crash": Budget(hints=1, crashes=1, delays=0),
     "two notices": Budget(notices=2, delays=0),
     "loss and crash": Budget(losses=1, crashes=1, delays=0),
     "loss and late messages": Budget(losses=1, late=1, delays=0),
@@ -47,18 +51,22 @@ WORLDS = QUICK | ONE_FAULT | TWO_FAULTS | ALL_ORDERS
 
 
 def world_of(budget: Budget) -> World:
-    """Three pods are up, warm and heard; no generation has run yet."""
+    """Three pods are up, warm and heard; no generation has run yet.
+
+    A fourth node is free if the cloud gives hints.
+    """
     pods = tuple(Pod(number, -60, f"n{number}", -60, agent=agents.NEW) for number in (1, 2, 3))
     world = World(
         time=0,
         idle=0,
-        nodes=tuple(Node(f"n{number}") for number in (1, 2, 3)),
+        nodes=tuple(Node(f"n{number}") for number in range(1, 5 if budget.hints else 4)),
         pods=pods,
         job=of_status(JOB.status),
         operator=Operator(),
         runs=(),
         store=(),
         budget=budget,
+        prewarms=budget.hints > 0,
     )
     for pod in pods:
         world = agents.delivered(world, pod.sequence, agents.report_of(world, pod, agents.NEW))

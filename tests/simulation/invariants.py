@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from spottrain_api.contract import CapacityType, CommitRef
+from spottrain_api.contract import CapacityType, CommitRef, Notice, NoticeKind
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.timing import seconds_between
@@ -70,5 +70,9 @@ def _problems_of_start(observed: Observed, decided: Plan, new: GenerationStatus,
         if pod is None or not pod.ready or pod.deleting or pod.uid in deleted:
             yield f"{member.pod} isn't ready"
         shown = node.notice if node is not None else None
-        if node is None or (shown is not None and not shown.cancelled and node.name in going):
+        if node is None or (_announces_loss(shown) and node.name in going):
             yield f"{member.pod} is doomed"
+
+
+def _announces_loss(shown: Notice | None) -> bool:
+    return shown is not None and not shown.cancelled and shown.kind is not NoticeKind.REBALANCE

@@ -52,6 +52,7 @@ class Node:
     capacity_type: CapacityType
     alive: bool = True
     died_at: float | None = None
+    hint: Notice | None = None  # the cloud recommends to leave the node
     notice: Notice | None = None
     notice_seen_at: float = 0.0  # when the node object shows it
     kill_at: float | None = None
@@ -66,7 +67,8 @@ class Node:
         shown = self.notice if time >= self.notice_seen_at else None
         ready = self.died_at is None or time < self.died_at + NOT_READY_AFTER
         tainted = taints and shown is not None and not shown.cancelled
-        return NodeView(name=self.name, ready=ready, notice=shown, taints=(TAINT_PREEMPTION,) if tainted else ())
+        taint = (TAINT_PREEMPTION,) if tainted else ()
+        return NodeView(name=self.name, ready=ready, notice=shown or self.hint, taints=taint)
 
 
 @dataclass

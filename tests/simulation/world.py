@@ -16,6 +16,7 @@ from spottrain_api.contract import (
     AssignmentAction,
     CapacityType,
     Notice,
+    NoticeKind,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
@@ -99,6 +100,21 @@ class World:
         )
         node.notice_seen_at = self.time + self.rng.uniform(0.0, 1.0)
         node.kill_at = self.time + lead
+
+    def hint(self, node: Node, *, stands: bool = True) -> None:
+        """Recommend to leave a node, or take that back. Nothing happens to the node."""
+        node.hint = (
+            Notice(
+                id=f"rebalance-{node.name}",
+                node=node.name,
+                kind=NoticeKind.REBALANCE,
+                source="ec2",
+                deadline=at(self.time + 600),
+                observed_at=self.now,
+            )
+            if stands
+            else None
+        )
 
     def cancel(self, node: Node) -> None:
         if node.alive and node.notice is not None:

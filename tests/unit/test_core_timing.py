@@ -18,6 +18,7 @@ from scene import (
     at,
     failed,
     notice,
+    pod,
     starting_job,
     training,
     training_job,
@@ -308,6 +309,12 @@ def grows_with_so_much_left(seconds: float) -> bool:
     return grows(smaller(3).all_say(progress=None).status(progress=ProgressStatus(eta_seconds=seconds)))
 
 
+def stays_after_the_hint(seconds: float) -> bool:
+    scene = training_job(capacity={"onDemand": {"min": 2}, "spot": {"maxPrewarmed": 1}})
+    scene = idle(scene.with_pod(pod(5, created_at=ago(seconds))), 5)
+    return not any(isinstance(action, DeletePod) for action in scene.plan().actions)
+
+
 def is_stray(seconds: float) -> bool:
     scene = smaller(3).generation(started_at=ago(seconds)).says(4, phase=AgentPhase.RUNNING)
     return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
@@ -383,6 +390,7 @@ BOUNDARIES = {
     "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
     "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
     "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
+    "PREWARMED_STAY": Boundary(stays_after_the_hint, False),
     "LEAVE": Boundary(is_deleted_after_the_end, False),
     "STRAY": Boundary(is_stray, False),
     "RECORD_INTERVAL": Boundary(is_recorded, True),

@@ -62,6 +62,11 @@ def kill(world: World, some: list[Node]) -> None:
         world.kill(node)
 
 
+def hint(world: World, some: list[Node]) -> None:
+    for node in some:
+        world.hint(node, stands=node.hint is None)
+
+
 def cancel(world: World) -> None:
     for node in world.nodes.values():
         world.cancel(node)
@@ -82,12 +87,14 @@ DISTURBANCES: dict[str, Callable[[World, random.Random, list[Node]], object]] = 
     "short-notice": lambda world, rng, some: preempt(world, some, rng.uniform(0.0, 8.0)),
     "kill": lambda world, _, some: kill(world, some),
     "cancel": lambda world, *_: cancel(world),
+    "hint": lambda world, _, some: hint(world, some),
     "capacity": lambda world, rng, _: world.add_node(rng.choice([SPOT, SPOT, ON_DEMAND])),
     "operator": lambda world, rng, _: world.stop_operator(rng.choice([2.0, 10.0, 90.0])),
     "agent": lambda world, rng, _: restart_an_agent(world, rng),
     "revive": lambda world, *_: [world.revive(node) for node in list(world.nodes.values())],
     "script": lambda world, *_: break_the_script(world),
 }
+PREWARMS = {"onDemand": {"min": 2}, "spot": {"maxPrewarmed": 2}}
 NOTICES = ["notice", "notice", "capacity", "cancel", "operator"]
 PREEMPTIONS = ["notice", "short-notice", "kill", "capacity", "cancel", "operator", "revive"]
 EVERYTHING = [*PREEMPTIONS, "agent", "script"]
@@ -140,6 +147,49 @@ def test_peers_that_hang_and_nodes_that_stay_open_change_nothing(seed: int) -> N
     disturb(world, PREEMPTIONS, num=12)
     assert_ended_well(world)
     assert world.status.failures == 0, world.story()
+
+
+@settings(max_examples=10, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10**6), crashes=st.sampled_from([0.0, 0.02]))
+def test_hints_among_preemptions_of_all_kinds_end_well(seed: int, crashes: float) -> None:
+    world = world_of(seed, crashes=crashes)
+    world.edit(capacity=PREWARMS)
+    world.add_node(SPOT)
+    disturb(world, [*PREEMPTIONS, "hint", "hint", "hint"], num=16)
+    assert_ended_well(world)
+    assert world.status.failures == 0, world.story()
+
+
+def test_a_hint_that_comes_and_goes_ends_no_generation_and_creates_few_pods() -> None:
+    world = World(spec_of(capacity=PREWARMS), seed=12, total_steps=10**6)
+    for capacity_type in (ON_DEMAND, ON_DEMAND, SPOT, SPOT, SPOT, SPOT, SPOT, SPOT):
+        world.add_node(capacity_type)
+    world.run(60)
+    for _ in range(7):
+        world.hint(world.nodes["spot-4"])
+        world.run(60)
+        world.hint(world.nodes["spot-4"], stands=False)
+        world.run(60)
+    assert len(world.created) == 6 + 2, world.story()  # at 1 and at 13 minutes
+    assert world.status.generation is not None
+    assert world.status.generation.number == 1
+    assert not world.problems
+
+
+def test_a_notice_after_a_hint_finds_a_pod_that_is_up() -> None:
+    world = World(spec_of(capacity=PREWARMS), seed=13, total_steps=10**6)
+    for capacity_type in (ON_DEMAND, ON_DEMAND, SPOT, SPOT, SPOT, SPOT, SPOT):
+        world.add_node(capacity_type)
+    world.run(60)
+    world.hint(world.nodes["spot-4"])
+    world.run(60)
+    world.preempt(world.nodes["spot-4"], 120)
+    world.run(15)
+    assert world.status.members.world_size == 6, world.story()
+    world.run(120)
+    assert [t.reason for t in world.status.transitions] == ["Preempted"], world.story()
+    assert len(world.created) == 7, world.story()
+    assert not world.problems
 
 
 def test_peers_that_hang_are_freed_within_seconds() -> None:

@@ -72,6 +72,15 @@ class SpotCapacity(Resource):
             "Default: nodes.max less onDemand.min.",
         ),
     ] = None
+    max_prewarmed: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Largest number of spot nodes beyond max and nodes.max, on which pods wait ready as "
+            "replacements: one for each member whose node the cloud recommends to leave. They don't train, and cost "
+            "as much as members.",
+        ),
+    ] = 0
     price_per_hour: Annotated[
         float | None,
         Field(

@@ -23,6 +23,7 @@ from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.scheduling import NO_SUCH_NODE, lacks_claim, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
+    PREWARMED_STAY,
     REFUSAL_MAX_PAUSE,
     REFUSAL_PAUSE,
     START_FAILURE_PAUSE,
@@ -66,11 +67,16 @@ def demand(spec: TrainingJobSpec) -> Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Uids of the pods to keep, and how many more of each type to create."""
+    """Uids of the pods to keep, and how many more of each type to create.
+
+    `prewarmed` are spot pods beyond these. They wait to replace members whose nodes may be taken.
+    """
 
     kept: tuple[str, ...]
+    prewarmed: tuple[str, ...]
     missing_on_demand: int
     missing_spot: int
+    missing_prewarmed: int
 
 
 def places(
@@ -107,11 +113,33 @@ def places(
         keep = max(keep, min(len(on_demand), situation.spec.nodes.max - len(spot[:num_spot])))
     if generation is not None and (_fits(generation, wanted) or replaced):
         keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
+    kept = (*on_demand[:keep], *spot[:num_spot])
+    missing_on_demand, missing_spot = max(0, num_on_demand - len(on_demand)), max(0, num_spot - len(spot))
+    prewarmed, num_prewarmed = _prewarmed(situation, status, spot[:num_spot], spot[num_spot:])
+    # Pods that are to join anyway replace such a member as well.
+    full = not (missing_on_demand or missing_spot) and all(f.pod.uid in known for f in kept)
     return Places(
-        kept=tuple(f.pod.uid for f in (*on_demand[:keep], *spot[:num_spot])),
-        missing_on_demand=max(0, num_on_demand - len(on_demand)),
-        missing_spot=max(0, num_spot - len(spot)),
+        kept=tuple(f.pod.uid for f in kept),
+        prewarmed=tuple(f.pod.uid for f in prewarmed),
+        missing_on_demand=missing_on_demand,
+        missing_spot=missing_spot,
+        missing_prewarmed=max(0, num_prewarmed - len(prewarmed)) if full and generation is not None else 0,
     )
+
+
+def _prewarmed(
+    situation: Situation, status: TrainingJobStatus, kept: list[PodFacts], surplus: list[PodFacts]
+) -> tuple[list[PodFacts], int]:
+    """The surplus spot pods that stay as replacements, and how many there should be.
+
+    There should be one for each member whose node may be taken. One that is young stays without such a member, too.
+    """
+    if status.generation is None or status.fallback_since is not None:
+        return [], 0
+    members, most = {m.pod_uid for m in status.generation.members}, situation.spec.capacity.spot.max_prewarmed
+    wanted = min(most, sum(f.at_risk and f.pod.uid in members for f in kept))
+    young = (f for f in surplus[wanted:most] if seconds_between(f.pod.created_at, situation.now) < PREWARMED_STAY)
+    return [*surplus[:wanted], *young], wanted
 
 
 def _running(status: TrainingJobStatus) -> GenerationStatus | None:
@@ -236,6 +264,8 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
+    if places(situation, draft.status, leaving=_leaving(draft)).missing_prewarmed:
+        text += " ahead of time: the cloud recommends to leave a member's node"
     return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
 
 
@@ -248,7 +278,8 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
     needed = places(situation, draft.status, leaving=_leaving(draft))
-    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * needed.missing_spot
+    num_spot = needed.missing_spot + needed.missing_prewarmed
+    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
     if situation.observed.job.not_understood:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:

@@ -22,7 +22,8 @@ def delete_useless(situation: Situation, draft: Draft) -> Draft:
     running = draft.running
     training = {m.pod_uid for m in running.members} if running is not None else set()
     evidence = {f.pod.uid for f in start_failures(situation, draft)}
-    kept = set(places(situation, draft.status).kept)
+    found = places(situation, draft.status)
+    kept = {*found.kept, *found.prewarmed}
     for uid, facts in situation.pods.items():
         if uid in training or uid in evidence:
             continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Cause, EventReason, Member
+from spottrain_api.contract import CapacityType, Cause, EventReason, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
-from spottrain_operator.core.capacity import places
+from spottrain_operator.core.capacity import Places, places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
@@ -174,9 +174,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
         return draft
     if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
         return draft
-    kept = places(situation, draft.status).kept
-    chosen = situation.candidates(kept)[: situation.spec.nodes.max]
-    if len(chosen) < situation.spec.nodes.min or _waits(situation, draft, kept, chosen):
+    found = places(situation, draft.status)
+    chosen = _chosen(situation, found)
+    if len(chosen) < situation.spec.nodes.min or _waits(situation, draft, found.kept, chosen):
         return draft
     last = draft.status.generation
     number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
@@ -197,6 +197,18 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     return draft.record(
         EventReason.GENERATION_STARTED, f"Generation {number} starts from {_start(generation)} with {members}"
     )
+
+
+def _chosen(situation: Situation, found: Places) -> list[PodFacts]:
+    """Pods that could start now.
+
+    Prewarmed ones stand in for spot pods that couldn't.
+    """
+    kept = (situation.pods[uid] for uid in found.kept)
+    absent = sum(f.pod.capacity_type is CapacityType.SPOT and not f.candidate for f in kept)
+    standing_in = situation.candidates(found.prewarmed)[:absent]
+    candidates = situation.candidates((*found.kept, *(f.pod.uid for f in standing_in)))
+    return candidates[: situation.spec.nodes.max]
 
 
 def _start(generation: GenerationStatus) -> str:
@@ -257,7 +269,7 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
     """Whether more pods will be ready soon enough to wait for them."""
     others = coming(situation, set(kept))
     last = draft.status.generation
-    if not others or len(chosen) >= situation.spec.nodes.max:
+    if not others or len(situation.candidates(kept)) >= situation.spec.nodes.max:
         return False
     if last is None:
         return seconds_between(_enough_since(situation, chosen), situation.now) < FIRST_GENERATION_PATIENCE

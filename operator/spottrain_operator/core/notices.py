@@ -50,6 +50,16 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
     return min(dooms, key=lambda doom: doom.deadline, default=None)
 
 
+def is_hinted(node: NodeView | None) -> bool:
+    """Whether the cloud recommends to leave the node.
+
+    That is no doom: the node may stay for hours. The annotation counts as long as it stands, because a recommendation
+    has no deadline.
+    """
+    notice = node.notice if node is not None else None
+    return notice is not None and notice.kind is NoticeKind.REBALANCE and not notice.cancelled
+
+
 def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
     if node.deleting:
         return [Doom(message=f"node {node.name} is being deleted", deadline=deadline)]

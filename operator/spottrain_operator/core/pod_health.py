@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import advice, missing, spot_sentence
+from spottrain_operator.core.capacity import advice, missing, places, spot_sentence
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
 from spottrain_operator.core.model import PodView
@@ -84,6 +84,8 @@ def _no_node(situation: Situation, draft: Draft, pods: list[PodView]) -> str:
 def _what_to_do(situation: Situation, draft: Draft, pod: PodView) -> str:
     if draft.running is not None and not lacks_claim(pod):
         nodes = counted(len(draft.running.members), "node")
+        if pod.uid in places(situation, draft.status).prewarmed:
+            return f"Training continues on {nodes}, and the pod would only replace one of them"
         return f"Training continues on {nodes}, and the pod joins it once a node is free"
     spot = "" if lacks_claim(pod) or pod.capacity_type is not CapacityType.SPOT else spot_sentence(situation, draft)
     return ". ".join(part for part in (advice(situation, pod), f"{spot[:1].upper()}{spot[1:]}") if part)

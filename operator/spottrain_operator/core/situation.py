@@ -15,7 +15,7 @@ from typing import Any
 from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
 from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
-from spottrain_operator.core.notices import Doom, doom_of
+from spottrain_operator.core.notices import Doom, doom_of, is_hinted
 from spottrain_operator.core.timing import (
     CANDIDATE_REPORT_AGE,
     OPERATOR_RESTART_GRACE,
@@ -79,6 +79,11 @@ class PodFacts:
         """It can be in the next generation, now or soon."""
         pod = self.pod
         return self.current and self.doom is None and not (pod.deleting or self.finished or self.unreachable)
+
+    @property
+    def at_risk(self) -> bool:
+        """The cloud recommends to leave its node. The node may be taken, or not."""
+        return self.usable and is_hinted(self.node)
 
     @property
     def candidate(self) -> bool:

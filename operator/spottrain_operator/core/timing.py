@@ -93,6 +93,10 @@ GROWTH_PATIENCE_WHILE_COMING = 45.0
 # and not if the job is nearly done.
 GROWTH_MIN_REMAINING = 30.0
 
+# A pod that was created ahead of time, for a hint, stays at least this long: hints may come and go each minute, and a
+# node takes minutes to come up.
+PREWARMED_STAY = 600.0
+
 # Time for the agents of a finished job to leave by themselves. Then their pods are deleted.
 LEAVE = 15.0
 
