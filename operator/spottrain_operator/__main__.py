@@ -12,6 +12,6 @@ if __name__ == "__main__":
 
     gc.freeze()
     # By default, it looks after 700 new objects, which takes a tenth of the time of an operator with many jobs.
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
     main()

@@ -86,6 +86,8 @@ class CertificateKeeper:
         now: Callable[[], datetime],
     ) -> None:
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        # Agents resume no sessions, and the tickets for that take a third of a handshake's time.
+        self.context.num_tickets = 0
         self.opened = asyncio.Event()
         self._secrets = secrets
         self._namespace = namespace
