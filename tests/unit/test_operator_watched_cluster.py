@@ -187,6 +187,17 @@ async def test_after_a_conflict_the_job_is_read(world: World) -> None:
     assert (await world.job())["spec"]["image"] == "other"
 
 
+async def test_with_a_job_its_pods_are_read(world: World) -> None:
+    """Its status may count pods that the watch has not shown. The next pass would create others in their place."""
+    old = await world.job()
+    await world.direct.replace_job_status(old | {"status": {"lastSequence": 1}})
+    await world.direct.create_pod(world.pod(1))
+    with pytest.raises(ConflictError):
+        await world.cluster.replace_job_status(old | {"status": {"lastSequence": 1}})
+    assert (await world.job())["status"] == {"lastSequence": 1}
+    assert await world.names() == ["gpt-1"]
+
+
 async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
     old = await world.job()
     await world.direct.delete_job(KEY, uid=world.uid)

@@ -46,7 +46,8 @@ class WatchedCluster:
 
     The answer to a write goes into the caches before the call returns, so that a pass never decides on what it has
     changed itself. If a write fails, nobody knows whether it took effect: the next pass over its job reads afresh. So
-    it does after a conflict, which means that a watch is behind.
+    it does after a conflict, which means that a watch is behind. With a job that has a status, its pods are
+    read, too.
 
     The spec of a job that is new or edited is read once by itself: a watch that is older than a change of the CRD
     leaves out the fields that the change has added.
@@ -115,6 +116,8 @@ class WatchedCluster:
         job = await self._cluster.get_job(key)
         self._unsure_jobs.discard(key)
         if job is not None:
+            if job.get("status"):
+                self._unsure_pods.add(key)  # it counts pods that the watch may not have shown
             self._specs[key] = (_spec_version(job), job.get("spec", {}))
             self._jobs.written(job, tell=False)
         elif (known := self._jobs.get((key.namespace, key.name))) is not None:
