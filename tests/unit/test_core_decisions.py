@@ -20,6 +20,7 @@ from scene import (
     at,
     commit,
     notice,
+    pod,
     starting_job,
     training,
     training_job,
@@ -229,6 +230,17 @@ def test_a_new_operator_waits_for_agents_that_it_has_yet_to_hear() -> None:
     assert num_members(restarted.forgets(4)) is None
     assert num_members(restarted) == 4
     assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
+
+
+def test_a_new_operator_keeps_a_replacement_until_it_has_heard_of_the_notices() -> None:
+    def deleted(scene: Scene) -> list[str]:
+        return [action.name for action in scene.plan().actions if isinstance(action, DeletePod)]
+
+    scene = training_job().with_pod(pod(5))
+    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    assert deleted(scene) == ["job-5"]
+    assert deleted(restarted) == []
+    assert deleted(restarted.later(6)) == ["job-5"]
 
 
 def test_an_older_commit_is_not_believed() -> None:
