@@ -198,6 +198,12 @@ async def test_with_a_job_its_pods_are_read(world: World) -> None:
     assert await world.names() == ["gpt-1"]
 
 
+async def test_a_job_that_no_cache_holds_is_read() -> None:
+    """Otherwise pods that are seen before their job would be deleted as those of a job that is gone."""
+    world = World()
+    assert (await world.job())["metadata"]["uid"] == world.uid
+
+
 async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
     old = await world.job()
     await world.direct.delete_job(KEY, uid=world.uid)

@@ -109,10 +109,14 @@ class WatchedCluster:
     # --- reads --------------------------------------------------------------------------------------------
 
     async def get_job(self, key: JobKey) -> Manifest | None:
-        if key not in self._unsure_jobs:
-            known = self._jobs.get((key.namespace, key.name))
+        """Return the job, from the cache if it holds it.
+
+        Others are read: the pods of a job that is gone are deleted, and they may have been seen before the job.
+        """
+        cached = self._jobs.get((key.namespace, key.name))
+        if cached is not None and key not in self._unsure_jobs:
             version, spec = self._specs.get(key, (None, None))
-            return known | {"spec": spec} if known is not None and _spec_version(known) == version else known
+            return cached | {"spec": spec} if _spec_version(cached) == version else cached
         job = await self._cluster.get_job(key)
         self._unsure_jobs.discard(key)
         if job is not None:
