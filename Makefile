@@ -88,7 +88,7 @@ release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and che
 
 crds: $(STAMP) ## Generate crds/ from the models, and copy them to the chart.
 	$(BIN)/python -m spottrain_api.crd
-	cp crds/*.yaml charts/spottrain/crds/
+	cp crds/*.yaml charts/spottrain/definitions/
 
 schema: $(STAMP) ## Copy descriptions and defaults of the chart's values.yaml to its values.schema.json.
 	$(BIN)/python -m docs.reference_pages.chart_schema

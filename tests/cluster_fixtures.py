@@ -77,11 +77,25 @@ class Kubectl:
         path = PATHS[kind].format(f"namespaces/{namespace}/")
         return list(self._read(path, labelSelector=labels)["items"])
 
+    def replace(self, kind: str, content: Any) -> Any:
+        """Replace an object, as kubectl does.
+
+        Raises:
+            kubernetes.client.ApiException: The API server refuses it.
+        """
+        meta = content["metadata"]
+        path = PATHS[kind].format(f"namespaces/{meta['namespace']}/")
+        return self._call("PUT", f"{path}/{meta['name']}", content, fieldValidation="Strict")
+
     def _read(self, path: str, **query: str) -> Any:
+        return self._call("GET", path, **query)
+
+    def _call(self, method: str, path: str, content: Any = None, **query: str) -> Any:
         client = _client(self.kubeconfig, self.kubeconfig.stat().st_mtime_ns)
         answer = client.call_api(
             f"/{path}",
-            "GET",
+            method,
+            body=content,
             query_params=[item for item in query.items() if item[1]],
             auth_settings=["BearerToken"],
             _preload_content=False,

@@ -56,7 +56,8 @@ def fork() -> Any:
 
 def rank_environments(world_size: int, *, local_world_size: int = 1) -> list[dict[str, str]]:
     """What torchrun tells each rank of a new world, in order of rank."""
-    _PORTS.append(ReservedPort("127.0.0.1"))
+    # On all addresses, as torch's store listens on them: elsewhere an agent would get the same port for its own.
+    _PORTS.append(ReservedPort("0.0.0.0"))
     if len(_PORTS) > _NEWEST:
         _PORTS.popleft().release()
     return [

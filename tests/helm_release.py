@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from cluster_fixtures import Kubectl
+from spottrain_api import crd
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE, RELEASE, chart_folder, find_helm, local_values
+
+# A field of spec.runPolicy that the older chart lacks.
+NEWER_FIELD = "activeDeadlineSeconds"
+
+
+def older_chart(folder: Path) -> Path:
+    """This chart as if it were of a release before NEWER_FIELD."""
+    chart = shutil.copytree(chart_folder(), folder / "older-chart")
+    file = chart / "definitions" / f"{crd.NAME}.yaml"
+    definition = yaml.safe_load(file.read_text())
+    del _run_policy(definition)[NEWER_FIELD]
+    file.write_text(yaml.safe_dump(definition))
+    return chart
+
+
+def _run_policy(definition: dict[str, Any]) -> dict[str, Any]:
+    [version] = definition["spec"]["versions"]
+    fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["runPolicy"]["properties"]
+    assert isinstance(fields, dict)
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +70,17 @@ class HelmRelease:
         assert done.returncode == 0, f"helm {' '.join(args)}: {done.stderr}{done.stdout}"
         return done.stdout
 
-    def upgrade(self, *args: str) -> list[str]:
+    def has_newer_crd(self) -> bool:
+        """Whether the cluster's CRD knows NEWER_FIELD."""
+        return NEWER_FIELD in _run_policy(json.loads(self.kubectl("get", "crd", crd.NAME, "-o", "json")))
+
+    def upgrade(self, *args: str, chart: Path | None = None) -> list[str]:
         """The arguments of a command that installs or upgrades the release.
 
-        It uses the values of a local cluster.
+        It uses this checkout's chart, unless told otherwise, and the values of a local cluster.
         """
         values = self.folder / "values.yaml"
         if not values.exists():
             values.write_text(yaml.safe_dump(local_values(self.cluster.spec(), self.cluster.unused_ip())))
         files = ("--values", str(chart_folder() / "values.local.yaml"), "--values", str(values))
-        return ["upgrade", "--install", self.name, str(chart_folder()), "--create-namespace", *files, *args]
+        return ["upgrade", "--install", self.name, str(chart or chart_folder()), "--create-namespace", *files, *args]

@@ -8,11 +8,12 @@ job takes its pods along.
 from __future__ import annotations
 
 import asyncio
-import copy
+import pickle
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.cluster.client import (
@@ -25,8 +26,11 @@ from spottrain_operator.cluster.client import (
     Listing,
     Manifest,
     PodIdentity,
+    TokenIssuer,
     WatchEvent,
 )
+
+_T = TypeVar("_T")
 
 
 class MemoryCluster:
@@ -46,6 +50,8 @@ class MemoryCluster:
         self.network_policies: dict[tuple[str, str], Manifest] = {}
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
+        self.issuer: TokenIssuer | None = None
+        self.num_issuer_reads = 0
         self.num_reads: Counter[str] = Counter()
         self.watches_fail = False
         self._newest = 0
@@ -63,7 +69,7 @@ class MemoryCluster:
         self.jobs[key]["metadata"]["generation"] = 1 + (previous["metadata"]["generation"] if previous else 0)
         if previous and "status" in previous:
             self.jobs[key]["status"] = previous["status"]
-        return copy.deepcopy(self.jobs[key])
+        return _copied(self.jobs[key])
 
     def put_node(self, node: Manifest) -> None:
         name = node["metadata"]["name"]
@@ -98,9 +104,9 @@ class MemoryCluster:
                 )
                 if found["metadata"].get("resourceVersion") in (None, before):
                     found["metadata"]["resourceVersion"] = self._next_version()
-                shown[key] = copy.deepcopy(found)
+                shown[key] = _copied(found)
                 version = int(found["metadata"]["resourceVersion"])
-                self._history.append((kind, WatchEvent(object=copy.deepcopy(found), version=version)))
+                self._history.append((kind, WatchEvent(object=_copied(found), version=version)))
 
     def _objects(self) -> dict[Kind, dict[tuple[str, str], Manifest]]:
         return {
@@ -118,7 +124,7 @@ class MemoryCluster:
         return str(self._newest)
 
     def _stamped(self, new: Manifest, previous: Manifest | None = None) -> Manifest:
-        stored = copy.deepcopy(new)
+        stored = _copied(new)
         meta = stored["metadata"]
         old = previous["metadata"] if previous else {}
         meta["uid"] = old.get("uid") or meta.get("uid") or str(uuid.uuid4())
@@ -131,10 +137,10 @@ class MemoryCluster:
 
     async def get_job(self, key: JobKey) -> Manifest | None:
         self.num_reads["jobs"] += 1
-        return copy.deepcopy(self.jobs.get(key))
+        return _copied(self.jobs.get(key))
 
     async def list_jobs(self) -> list[Manifest]:
-        return [copy.deepcopy(job) for _, job in sorted(self.jobs.items())]
+        return [_copied(job) for _, job in sorted(self.jobs.items())]
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
@@ -143,7 +149,7 @@ class MemoryCluster:
         if stored is None or stored["metadata"]["resourceVersion"] != meta["resourceVersion"]:
             raise ConflictError(f"the TrainingJob {key} has been modified; read it again")
         self.jobs[key] = self._stamped(stored | {"status": job["status"]}, stored)
-        return copy.deepcopy(self.jobs[key])
+        return _copied(self.jobs[key])
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None:
         job = self.jobs.get(key)
@@ -155,7 +161,7 @@ class MemoryCluster:
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
         self.num_reads["pods"] += 1
         return [
-            copy.deepcopy(pod)
+            _copied(pod)
             for (pod_namespace, _), pod in sorted(self.pods.items())
             if pod_namespace == namespace and labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
@@ -166,7 +172,7 @@ class MemoryCluster:
             raise AlreadyExistsError(f'pods "{key[1]}" already exists')
         self.pods[key] = self._stamped(pod) | {"status": {"phase": "Pending"}}
         self._show()
-        return copy.deepcopy(self.pods[key])
+        return _copied(self.pods[key])
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -180,7 +186,7 @@ class MemoryCluster:
             meta["deletionTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         meta["deletionGracePeriodSeconds"] = 0 if at_once else 30
         meta["resourceVersion"] = self._next_version()
-        answer = copy.deepcopy(pod)
+        answer = _copied(pod)
         if at_once:
             del self.pods[namespace, name]
         self._show()
@@ -196,7 +202,7 @@ class MemoryCluster:
         pod["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
         pod["metadata"]["resourceVersion"] = self._next_version()
         self._show()
-        return copy.deepcopy(pod)
+        return _copied(pod)
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         pod = self.pods.get((namespace, name))
@@ -208,14 +214,14 @@ class MemoryCluster:
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
         self.num_reads["nodes"] += 1
-        return [copy.deepcopy(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
+        return [_copied(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
 
     async def create_event(self, event: Manifest) -> None:
-        self.events.append(copy.deepcopy(event))
+        self.events.append(_copied(event))
 
     async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
         about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
-        return copy.deepcopy(about[-1]) if about else None
+        return _copied(about[-1]) if about else None
 
     # --- WatchClient --------------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class MemoryCluster:
         self.num_reads[f"list {kind}"] += 1
         self._show()
         found = [
-            keep(copy.deepcopy(item))
+            keep(_copied(item))
             for (item_namespace, _), item in sorted(self._objects()[kind].items())
             if namespace in ("", item_namespace)
             and dict(labels or {}).items() <= item["metadata"].get("labels", {}).items()
@@ -246,32 +252,38 @@ class MemoryCluster:
             self._show()
             for event in [each for of, each in self._history if of is kind and each.version > version]:
                 version = event.version
-                yield copy.deepcopy(event)
+                yield _copied(event)
             await asyncio.sleep(0.001)
 
     def _refuse_watches(self) -> None:
         if self.watches_fail:
             raise ClusterError("the API server can't be reached")
 
-    # --- TokenReviewer, LeaseClient, SecretClient, NamespaceClient and HistoryClient ----------------------
+    # --- TokenReviewer, IssuerClient, LeaseClient, SecretClient, NamespaceClient and HistoryClient --------
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
 
+    async def read_issuer(self) -> TokenIssuer:
+        self.num_issuer_reads += 1
+        if self.issuer is None:
+            raise ClusterError("the API server publishes no keys")
+        return self.issuer
+
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return copy.deepcopy(self.leases.get((namespace, name)))
+        return _copied(self.leases.get((namespace, name)))
 
     async def list_leases(self, name: str) -> list[Manifest]:
-        return [copy.deepcopy(lease) for (_, found), lease in sorted(self.leases.items()) if found == name]
+        return [_copied(lease) for (_, found), lease in sorted(self.leases.items()) if found == name]
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         return self._write(self.leases, lease)
 
     async def get_namespace(self, name: str) -> Manifest | None:
-        return copy.deepcopy(self.namespaces.get(name))
+        return _copied(self.namespaces.get(name))
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        return copy.deepcopy(self.secrets.get((namespace, name)))
+        return _copied(self.secrets.get((namespace, name)))
 
     async def write_secret(self, secret: Manifest) -> Manifest:
         return self._write(self.secrets, secret)
@@ -283,7 +295,7 @@ class MemoryCluster:
         self.network_policies[key] = self._stamped(policy)
 
     async def read_history(self, key: JobKey) -> Manifest | None:
-        return copy.deepcopy(self.histories.get((key.namespace, key.name)))
+        return _copied(self.histories.get((key.namespace, key.name)))
 
     async def write_history(self, history: Manifest) -> Manifest:
         return self._write(self.histories, history)
@@ -295,7 +307,13 @@ class MemoryCluster:
         if new["metadata"].get("resourceVersion") != stored_version:
             raise ConflictError(f"{key[1]} has been modified; read it again")
         store[key] = self._stamped(new, stored)
-        return copy.deepcopy(store[key])
+        return _copied(store[key])
+
+
+def _copied(item: _T) -> _T:
+    """A deep copy, several times as fast as copy.deepcopy."""
+    copy: _T = pickle.loads(pickle.dumps(item))
+    return copy
 
 
 def _owned_by(pod: Manifest, uid: str) -> bool:

@@ -362,7 +362,7 @@ async def within(seconds: float, answers: AsyncIterator[tuple[Notice, ...]]) -> 
         return await anext(answers)
 
 
-async def until_trouble(source: SignalSource, has_trouble: bool, seconds: float = 10.0) -> None:
+async def until_trouble(source: SignalSource, has_trouble: bool, seconds: float = 30.0) -> None:
     """Wait until a source says that it has trouble, or that it has none.
 
     Before its first answer it only waits.

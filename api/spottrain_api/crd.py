@@ -27,6 +27,8 @@ CRDS = Path(__file__).parents[2] / "crds"
 CRD_FILE = CRDS / f"{NAME}.yaml"
 # A pod's name is its job's name and a number. It is also a label's value, which has 63 characters at most.
 MAX_NAME = 50
+# With a CRD, all its objects would go: `helm uninstall` leaves it.
+KEPT = {"helm.sh/resource-policy": "keep"}
 # Keys of JSON schema that a structural schema doesn't allow, or that repeat what it says already.
 DROPPED_KEYS = frozenset({"title", "$defs", "additionalProperties", "default"})
 
@@ -75,7 +77,7 @@ def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dic
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}", "annotations": KEPT},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
@@ -125,6 +127,10 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
         own = {key: value for key, value in node.items() if key != "anyOf"}
         return _inline({**option, **own}, definitions)
+    if exclusive := {"exclusiveMinimum", "exclusiveMaximum"} & node.keys():
+        raise ValueError(
+            f"{node.get('title')}: {exclusive} of numbers are not for CRDs: write ge= or le= instead of gt= or lt="
+        )
     # The API server drops empty properties. Without them, what it serves is what this module says.
     dropped = DROPPED_KEYS if node.get("properties") else DROPPED_KEYS | {"properties"}
     result = {key: value for key, value in node.items() if key not in dropped}

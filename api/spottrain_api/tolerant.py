@@ -20,19 +20,21 @@ def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path
         The model, and the paths of the parts that were left out.
 
     Raises:
-        ValidationError: A required field of `model` itself can't be read.
+        ValidationError: A required field of `model` itself can't be read. It names all that is wrong.
     """
     left_out: list[Path] = []
+    given: ValidationError | None = None
     while True:
         try:
             return model.model_validate(content), tuple(sorted(left_out, key=str))
         except ValidationError as error:
+            given = given or error
             # The last one first, so that earlier items of the same list keep their numbers.
             last = error.errors(include_url=False)[-1]
             path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
             content = copy.deepcopy(content)
             if not path or not _remove(content, path):
-                raise
+                raise given from None
             if not any(known[: len(path)] == path for known in left_out):
                 left_out.append(last["loc"])
 

@@ -32,6 +32,8 @@ PHASE_STYLES: Mapping[str, str] = {
 CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
 # Share of a step. If ranks wait longer for data, the view suggests more workers.
 WAITS_LONG = 0.1
+# The first steps of a generation wait for the data workers to start, and say little about the others.
+TELLING_STEPS = 20
 # Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
 # The status of a job that trains may be 75 s old: agents report every 30 s, and the operator records every 45 s.
 STANDSTILL_SECONDS = 90.0
@@ -88,7 +90,8 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
         eta = f"   {seconds(progress.eta_seconds or 0.0)} to go" if known else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
     if progress.data_wait_ratio is not None and not stalled:
-        advice = "try a higher num_workers" if progress.data_wait_ratio >= WAITS_LONG else ""
+        waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
+        advice = "try a higher num_workers" if waits_long else ""
         grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is spent waiting"), Text(advice))
     commit = status.commit
     grid.add_row(
@@ -117,6 +120,13 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
     money = status.cost.display if status.cost else "no prices given"
     grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid
+
+
+def _steps_made(status: TrainingJobStatus) -> int:
+    """Steps since the commit from which the newest generation started."""
+    generation = status.generation
+    resume = generation.resume if generation is not None else None
+    return status.progress.step - (resume.step if resume is not None else 0)
 
 
 def _stands_still(progress: ProgressStatus, at: datetime) -> bool:
@@ -174,6 +184,8 @@ def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None
     generation = status.generation
     if pod.state == "Running" and not _is_member(status, rank) and status.phase not in FINISHED_PHASES:
         return "", "waits, warm" if warm else "starts or waits"
+    if rank is not None and pod.state == "Succeeded" and status.phase is Phase.FAILED:
+        return str(rank), "Stopped"  # its agent left when another rank had failed
     if rank is None and generation is not None and pod.state in ENDED_PODS:
         return "", f"{pod.state}, not in generation {generation.number}"
     return "" if rank is None else str(rank), pod.state

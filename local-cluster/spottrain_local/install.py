@@ -1,4 +1,4 @@
-"""Installs spottrain into a local cluster: the CRDs and the Helm chart.
+"""Installs spottrain into a local cluster, by its Helm chart.
 
 The steps are those for any cluster.
 """
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,6 @@ OPERATOR_PORTS = {
 def chart_folder() -> Path:
     """Return the folder of this checkout's Helm chart."""
     return checkout_root() / "charts" / "spottrain"
-
-
-def crds_folder() -> Path:
-    """Return the folder of this checkout's CustomResourceDefinitions."""
-    return checkout_root() / "crds"
 
 
 def local_values(spec: ClusterSpec, probe_ip: str = LOOPBACK) -> dict[str, Any]:
@@ -85,23 +79,17 @@ def _check_operator_image() -> None:
 
 
 def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = None) -> None:
-    """Install or upgrade the CRDs and the operator, and wait until it is ready.
+    """Install or upgrade the CRDs and the operator, and wait until they are ready.
 
     Raises:
-        LocalClusterError: kubectl or Helm failed; the text has what it printed.
+        LocalClusterError: Helm failed; the text has what it printed.
     """
     binaries = find_binaries()
     if binaries is None:
         raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
     if cluster.spec().runtime == "podman":
         _check_operator_image()
-    kubeconfig, crds = cluster.kubeconfig, str(crds_folder())
-    _run([find_kubectl(), "apply", "--server-side", "--force-conflicts", "-f", crds], kubeconfig)
-    with (
-        tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder,
-        ThreadPoolExecutor(1) as beside,
-    ):
-        established = beside.submit(_wait_until_established, kubeconfig)
+    with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -110,28 +98,17 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             [
                 find_helm(binaries),
                 *("upgrade", "--install", RELEASE, str(chart_folder())),
-                *("--namespace", NAMESPACE, "--create-namespace", "--skip-crds"),
+                *("--namespace", NAMESPACE, "--create-namespace"),
                 *("--values", str(chart_folder() / "values.local.yaml")),
                 *("--values", str(values), "--values", str(extra)),
                 *("--wait", "--timeout", f"{INSTALL_SECONDS}s"),
+                # CRDs that kubectl applied become the release's.
+                *("--take-ownership", "--force-conflicts"),
             ],
-            kubeconfig,
+            cluster.kubeconfig,
             # Helm keeps no files of its own in the user's folders.
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
         )
-        established.result()
-
-
-def _wait_until_established(kubeconfig: Path) -> None:
-    """Wait until the API server serves the CRDs.
-
-    A new CRD has null for its conditions, and `kubectl wait --for=condition` fails on that. They are there as soon as
-    its names are accepted.
-    """
-    for path in sorted(crds_folder().glob("*.yaml")):
-        kind = yaml.safe_load(path.read_text())["spec"]["names"]["kind"]
-        for state in (f"jsonpath={{.status.acceptedNames.kind}}={kind}", "condition=Established"):
-            _run([find_kubectl(), "wait", f"--for={state}", "--timeout=30s", "-f", str(path)], kubeconfig)
 
 
 def find_helm(binaries: Binaries) -> str:

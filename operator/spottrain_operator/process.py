@@ -35,6 +35,7 @@ from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.control_api.sockets import listening
@@ -210,6 +211,7 @@ class Operator:
     async def _serve(self, stack: AsyncExitStack) -> None:
         api = ControlApi(
             reviewer=self._cluster,
+            keys=ClusterKeys(self._cluster),
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,

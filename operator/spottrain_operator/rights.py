@@ -18,14 +18,15 @@ from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on a resource.
+    """Verbs on a resource, or on a path of the API server that belongs to none.
 
     They hold in all namespaces, in those whose jobs the operator leads, or in the operator's own. If `name` is set,
     they hold for that one object.
     """
 
     group: str = ""
-    resource: str
+    resource: str = ""
+    path: str = ""
     verbs: tuple[str, ...]
     name: str = ""
     of_jobs: bool = False
@@ -33,6 +34,8 @@ class Right:
 
 
 READ = ("get", "list", "watch")
+# Who signs the tokens of service accounts, and the public keys.
+ISSUER_PATHS = ("/.well-known/openid-configuration", "/openid/v1/jwks")
 
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "operator": (
@@ -48,6 +51,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="nodes", verbs=READ),
         Right(resource="namespaces", verbs=("get",)),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
+        *(Right(path=path, verbs=("get",)) for path in ISSUER_PATHS),
         *(
             Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("get",), name=name)
             for name in crd.definitions()
@@ -71,7 +75,9 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
 
 
 def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """The resourceAttributes of a SelfSubjectAccessReview for each right of a part.
+    """The attributes of a SelfSubjectAccessReview for each right of a part.
+
+    They are those of a resource, or of a path.
 
     Args:
         part: Operator or watcher.
@@ -88,6 +94,7 @@ def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterato
                 "subresource": subresource,
                 "verb": verb,
                 "name": right.name,
+                "path": right.path,
                 "namespace": place,
             }
             yield {key: value for key, value in asked.items() if value}
@@ -96,6 +103,8 @@ def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterato
 def asked(question: Mapping[str, str]) -> str:
     """A question in words: update trainingjobs.spottrain.dev/status."""
     group, subresource = question.get("group"), question.get("subresource")
+    if "path" in question:
+        return f"{question['verb']} {question['path']}"
     resource = question["resource"] + (f".{group}" if group else "") + (f"/{subresource}" if subresource else "")
     name, namespace = question.get("name"), question.get("namespace")
     return f"{question['verb']} {resource}" + (f" {name}" if name else "") + (f" in {namespace}" if namespace else "")

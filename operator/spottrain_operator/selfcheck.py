@@ -33,8 +33,11 @@ RETRY_SECONDS = 1.0
 # A watcher is ready once its sources answer. Azure's takes two minutes for the first answer in a new scale set. Helm
 # itself waits for five.
 PATIENCE_SECONDS = 180.0
-# As Helm itself: with another manager of the fields, the next `helm install` fails on a conflict.
-APPLY_CRD = "helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
+# As Helm itself: with another manager of the fields, Helm fails on a conflict if the release takes the CRD over.
+APPLY_CRD = (
+    "helm template CHART --show-only templates/crds.yaml | "
+    "kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
+)
 
 Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
@@ -43,15 +46,15 @@ Check = tuple[str, Callable[[], str]]
 def crd_problem(found: Manifest | None, name: str) -> str:
     """What is wrong with a CRD, compared with that of this release."""
     if found is None:
-        return f"this cluster has no CRD {name}. Apply it: {APPLY_CRD}"
+        return f"this cluster has no CRD {name}. Upgrade the release with crds.enabled=true, or apply it: {APPLY_CRD}"
     expected = crd.definitions()[name]["spec"]["versions"][0]
     version = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), None)
     if version is None or not version["served"]:
-        return f"the CRD {name} does not serve {VERSION}. Apply that of this release: {APPLY_CRD}"
+        return f"the CRD {name} does not serve {VERSION}. Apply that of this version: {APPLY_CRD}"
     if version["schema"] != expected["schema"]:
         return (
-            f"the CRD {name} is that of another release, as Helm leaves CRDs alone when it upgrades. "
-            f"Apply that of this release: {APPLY_CRD}"
+            f"the CRD {name} is that of another version. "
+            f"Upgrade the release that installs the CRDs (crds.enabled), or apply that of this version: {APPLY_CRD}"
         )
     return ""
 
@@ -165,7 +168,8 @@ class Installation:
         return denied_problem(denied, part)
 
     def _may(self, question: dict[str, str]) -> bool:
-        review = {"spec": {"resourceAttributes": question}}
+        of = "nonResourceAttributes" if "path" in question else "resourceAttributes"
+        review = {"spec": {of: question}}
         answer = _json(self._authorization.create_self_subject_access_review, review)
         return bool(answer["status"]["allowed"])
 

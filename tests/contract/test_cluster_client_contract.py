@@ -18,6 +18,7 @@ import yaml
 
 from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
+from pod_tokens import SigningIssuer
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE, CapacityType
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_api.v1alpha1 import TrainingJobSpec
@@ -43,6 +44,9 @@ from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, clie
 from spottrain_operator.cluster.pods import ANNOTATION_POOL, JobRef, build_pod
 from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
+from spottrain_operator.control_api.agents import ReportBox
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
+from spottrain_operator.control_api.tokens import NotOurPodError, TokenGate
 from spottrain_operator.core.model import Event
 from spottrain_operator.core.protection import PROTECTION
 
@@ -79,8 +83,10 @@ class MemorySetup:
         self.direct.put_job(job)
 
     def token_for(self, pod: str, uid: str, audience: str) -> str:
-        token = f"token-{uid}"
-        self.direct.tokens[token, audience] = PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
+        issuer, identity = SigningIssuer(), PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
+        self.direct.issuer = issuer.published()
+        token = issuer.token(identity, aud=[audience])
+        self.direct.tokens[token, audience] = identity
         return token
 
 
@@ -380,6 +386,36 @@ async def test_a_bound_token_speaks_for_its_pod_and_only_to_its_audience(setup: 
     )
     assert await setup.direct.review_token(token, audience="someone-else") is None
     assert await setup.direct.review_token("nonsense", audience=TOKEN_AUDIENCE) is None
+
+
+class NoReviews:
+    """Fails at a review."""
+
+    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
+        raise AssertionError("the token costs a review")
+
+
+async def test_a_bound_token_costs_no_review_and_ends_with_its_pod(setup: Setup, job: Manifest) -> None:
+    await setup.cluster.create_pod(pod_of(setup, job, 1))
+    uid = (await pods_of(setup, job))["gpt-1"]["metadata"]["uid"]
+    token = setup.token_for("gpt-1", uid, TOKEN_AUDIENCE)
+    keys = ClusterKeys(setup.direct)
+    pods = ReportBox(lambda _job, urgent: None)
+    gate = TokenGate(NoReviews(), keys, pods.knows)
+    key = JobKey(namespace=setup.namespace, name="gpt")
+    pods.keep(key, frozenset({uid}))
+    assert await gate.identify(token, "10.0.0.1") == PodIdentity(namespace=setup.namespace, pod="gpt-1", uid=uid)
+    assert await keys.verify(token, audience="someone-else") is None
+    assert await keys.verify(token[:-8] + "AAAAAAAA", audience=TOKEN_AUDIENCE) is None
+
+    await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid, grace_seconds=0)
+    async with asyncio.timeout(20):
+        while await pods_of(setup, job):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    pods.keep(key, frozenset())
+    for fresh_gate in (gate, TokenGate(NoReviews(), keys, pods.knows)):
+        with pytest.raises(NotOurPodError):
+            await fresh_gate.identify(token, "10.0.0.1")
 
 
 async def test_a_job_that_others_delete_is_gone(setup: Setup, job: Manifest) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from minimal_job import MINIMAL
 from spottrain_api import crd, v1alpha1
@@ -27,7 +27,7 @@ def _schemas(node: Any) -> list[dict[str, Any]]:
 
 def test_the_files_and_those_of_the_chart_are_what_the_models_give() -> None:
     written = {f"{name}.yaml": crd.to_yaml(definition) for name, definition in crd.definitions().items()}
-    for folder in (crd.CRDS, crd.CRDS.parent / "charts" / "spottrain" / "crds"):
+    for folder in (crd.CRDS, crd.CRDS.parent / "charts" / "spottrain" / "definitions"):
         assert {path.name: path.read_text() for path in folder.iterdir()} == written, "run `make crds`"
 
 
@@ -64,6 +64,14 @@ def _all_fields() -> dict[str, dict[str, Any]]:
     found = parts | {name: field for part, schema in parts.items() for name, field in _fields(schema, part).items()}
     assert {"spec.checkpoint.uri", "spec.env[].name", "status.transitions[].at"} <= found.keys()
     return found
+
+
+def test_bounds_that_a_crd_cannot_have_are_refused() -> None:
+    class Slow(BaseModel):
+        seconds: Annotated[float, Field(gt=0)]
+
+    with pytest.raises(ValueError, match="write ge= or le="):
+        crd.structural_schema(Slow)
 
 
 def test_every_field_says_what_it_is() -> None:

@@ -90,30 +90,30 @@ async def following(cloud: Cloud) -> AsyncIterator[tuple[Notice, ...]]:
 
 async def test_a_source_says_that_there_is_nothing_then_announces_and_takes_back(cloud: Cloud) -> None:
     answers = following(cloud)
-    assert await within(5, answers) == ()
+    assert await within(30, answers) == ()
     await cloud.preempt()
-    (notice,) = await within(5, answers)
+    (notice,) = await within(30, answers)
     assert (notice.node, notice.kind, notice.deadline) == (NODE, NoticeKind.PREEMPT, DEADLINE)
     await cloud.cancel()
-    assert await within(5, answers) == ()
+    assert await within(30, answers) == ()
 
 
 async def test_a_source_that_hears_has_no_trouble(cloud: Cloud) -> None:
-    await within(5, following(cloud))
+    await within(30, following(cloud))
     assert cloud.source.trouble is None
     assert not cloud.source.starting
 
 
 async def test_a_source_that_starts_late_announces_what_stands(cloud: Cloud) -> None:
     await cloud.preempt()
-    (notice,) = await within(5, following(cloud))
+    (notice,) = await within(30, following(cloud))
     assert notice.deadline == DEADLINE
 
 
 async def test_the_same_signal_again_is_not_told_again(cloud: Cloud) -> None:
     answers = following(cloud)
     await cloud.preempt()
-    told = await within(5, answers)
+    told = await within(30, answers)
     await cloud.preempt()
     with pytest.raises(TimeoutError):
         assert await within(2.5, answers) != told
@@ -122,7 +122,7 @@ async def test_the_same_signal_again_is_not_told_again(cloud: Cloud) -> None:
 async def test_trouble_is_not_a_cancellation(cloud: Cloud) -> None:
     answers = following(cloud)
     await cloud.preempt()
-    await within(5, answers)
+    await within(30, answers)
     again = asyncio.create_task(within(15, answers))
     await cloud.break_down()
     await until_trouble(cloud.source, True)
@@ -137,11 +137,11 @@ async def test_trouble_is_not_a_cancellation(cloud: Cloud) -> None:
 
 async def test_ec2_asks_for_a_new_token_when_the_old_one_is_refused(ec2: Ec2Cloud) -> None:
     answers = following(ec2)
-    await within(5, answers)
+    await within(30, answers)
     assert len(ec2.tokens) == 1
     ec2.tokens.append("issued to somebody else")
     await ec2.preempt()
-    assert len(await within(5, answers)) == 1
+    assert len(await within(30, answers)) == 1
 
 
 @pytest.mark.parametrize("wrong", [timedelta(hours=2), timedelta(hours=-2)], ids=["ahead", "behind"])
@@ -150,31 +150,31 @@ async def test_ec2_a_nodes_wrong_clock_does_not_shorten_or_lengthen_a_notice(ec2
     ec2.headers["Date"] = format_datetime(theirs, usegmt=True)
     time = (theirs + timedelta(seconds=120)).isoformat(timespec="seconds")
     ec2.bodies[PATH_INSTANCE_ACTION] = json.dumps({"action": "terminate", "time": time})
-    (notice,) = await within(5, following(ec2))
+    (notice,) = await within(30, following(ec2))
     assert 110 < (notice.deadline - datetime.now(UTC)).total_seconds() < 125
 
 
 async def test_ec2_hibernation_has_no_lead_time(ec2: Ec2Cloud) -> None:
     ec2.bodies[PATH_INSTANCE_ACTION] = json.dumps({"action": "hibernate", "time": "2030-01-01T12:00:00Z"})
-    (notice,) = await within(5, following(ec2))
+    (notice,) = await within(30, following(ec2))
     assert notice.deadline <= datetime.now(UTC)
 
 
 async def test_ec2_malformed_recommendation_does_not_hide_an_interruption(ec2: Ec2Cloud) -> None:
     await ec2.preempt()
     ec2.bodies[PATH_REBALANCE] = "nonsense"
-    (notice,) = await within(5, following(ec2))
+    (notice,) = await within(30, following(ec2))
     assert notice.kind is NoticeKind.PREEMPT
 
 
 async def test_ec2_recommendation_comes_beside_the_interruption(ec2: Ec2Cloud) -> None:
     answers = following(ec2)
     ec2.bodies[PATH_REBALANCE] = json.dumps({"noticeTime": "2030-01-01T11:00:00Z"})
-    await within(5, answers)
-    (recommendation,) = await within(5, answers)
+    await within(30, answers)
+    (recommendation,) = await within(30, answers)
     assert recommendation.kind is NoticeKind.REBALANCE
     await ec2.preempt()
-    assert {notice.kind for notice in await within(5, answers)} == {NoticeKind.REBALANCE, NoticeKind.PREEMPT}
+    assert {notice.kind for notice in await within(30, answers)} == {NoticeKind.REBALANCE, NoticeKind.PREEMPT}
 
 
 async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is_active(ec2: Ec2Cloud) -> None:
@@ -190,12 +190,12 @@ async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is
         ]
     )
     answers = following(ec2)
-    assert await within(5, answers) == ()
-    (notice,) = await within(5, answers)
+    assert await within(30, answers) == ()
+    (notice,) = await within(30, answers)
     assert (notice.id, notice.kind) == ("ec2-instance-event-system-reboot", NoticeKind.MAINTENANCE)
     assert 590 < (notice.deadline - datetime.now(UTC)).total_seconds() < 601
     ec2.bodies[PATH_MAINTENANCE] = "[]"
-    assert await within(5, answers) == ()
+    assert await within(30, answers) == ()
 
 
 @pytest.mark.parametrize(("provider", "lead"), [("eks", 40), ("gke", 60), ("aks", 40)])
@@ -204,13 +204,13 @@ async def test_maintenance_on_the_local_cluster(provider: Provider, lead: float,
     options = {"now": lambda: now} if provider == "gke" else {}
     async with local_cloud(provider, tmp_path, **options) as cloud:
         answers = following(cloud)
-        assert await within(5, answers) == ()
+        assert await within(30, answers) == ()
         cloud.announce("maintenance", now + 40 * SECOND)
-        (notice,) = await within(5, answers)
+        (notice,) = await within(30, answers)
         assert notice.kind is NoticeKind.MAINTENANCE
         assert abs(notice.deadline - now - lead * SECOND) < 2 * SECOND
         await cloud.cancel()
-        assert await within(5, answers) == ()
+        assert await within(30, answers) == ()
 
 
 async def test_ec2_slow_service_is_waited_for(ec2: Ec2Cloud) -> None:
@@ -257,10 +257,10 @@ async def test_azure_starts_until_its_service_answers_for_the_first_time(usable:
 
 async def test_kubernetes_deletion_of_the_node_is_final(kubernetes: KubernetesCloud) -> None:
     answers = following(kubernetes)
-    await within(5, answers)
+    await within(30, answers)
     kubernetes.node = None
     await kubernetes.change()
-    (notice,) = await within(5, answers)
+    (notice,) = await within(30, answers)
     assert (notice.source, notice.cancellable) == ("node-deleted", False)
 
 
@@ -277,7 +277,7 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
         "status": {"conditions": [condition]},
     }
     kubernetes.pods = [pod]
-    (notice,) = await within(5, following(kubernetes))
+    (notice,) = await within(30, following(kubernetes))
     assert (notice.id, notice.source, notice.kind) == (
         "pod/u-1",
         "condition:EvictionByEvictionAPI",
@@ -286,7 +286,7 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
     assert notice.deadline == DEADLINE
     deleted = {"deletionTimestamp": (DEADLINE - 9 * SECOND).isoformat()}
     kubernetes.pods = [pod | {"metadata": pod["metadata"] | deleted}]
-    (notice,) = await within(5, following(kubernetes))
+    (notice,) = await within(30, following(kubernetes))
     assert notice.deadline == DEADLINE - 9 * SECOND, "whoever deletes it may leave it less"
 
 
@@ -317,5 +317,5 @@ async def test_kubernetes_a_node_that_shuts_down_leaves_pods_its_own_grace(
             "status": {"conditions": [condition]},
         }
     ]
-    (notice,) = await within(5, following(kubernetes))
+    (notice,) = await within(30, following(kubernetes))
     assert notice.deadline == said_at + seconds * SECOND

@@ -322,11 +322,15 @@ class Rehearsal:
     # --- begin and end -----------------------------------------------------------------------------------
 
     def begin(self, spec: dict[str, Any], members: int) -> None:
+        self.apply(spec)
+        self.wait_for_nodes(members)
+
+    def apply(self, spec: dict[str, Any]) -> None:
+        """Create the job, and the folder of its records."""
         records = self.folder / "audit"
         records.mkdir(parents=True, exist_ok=True)
         records.chmod(0o777)  # ranks in containers are another user
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(spec))
-        self.wait_for_nodes(members)
 
     def finish(self) -> TrainingJobStatus:
         """Let the script end, and check that the job succeeds.

@@ -104,7 +104,7 @@ WRONG = [
         name="denied",
         spec={"env": [{"name": "AWS_ACCESS_KEY_ID", "value": "stranger"}]},
         reason="CheckpointAccessDenied",
-        sentences=("Access to s3://checkpoints/denied", "is denied", "read, write, list and delete"),
+        sentences=("Access to s3://checkpoints/denied", "is denied", "Correct AWS_ACCESS_KEY_ID"),
         failures=1,
     ),
     Wrong(

@@ -90,6 +90,23 @@ def test_an_edit_that_changes_nothing_for_the_ranks_disturbs_nobody(job: Rehears
     assert job.generation().number == number
 
 
+def test_a_mistyped_script_waits_to_be_corrected(job: Rehearsal) -> None:
+    before = job.status()
+    assert before.generation is not None
+    script = job.kubectl.get("tj", job.name)["spec"]["entrypoint"]["script"]
+    edit(job, entrypoint={"script": "nowhere.py"})
+    job.wait("it waits", lambda: "The job waits until it is edited" in job.status().message)
+    waiting = job.status()
+    assert waiting.phase is Phase.RECOVERING
+    assert "file nowhere.py does not exist" in waiting.message
+    edit(job, entrypoint={"script": script})
+    job.wait("it trains on", lambda: job.members() and job.status().progress.step > waiting.progress.step)
+    after = job.status()
+    assert after.generation is not None
+    assert after.generation.number == before.generation.number + 2
+    assert after.failures == before.failures
+
+
 def test_suspended_in_the_middle_of_a_drain(job: Rehearsal) -> None:
     accepted, said = edit(job, entrypoint={"args": ["--until", str(job.folder / "over"), "--step-seconds", "0.02"]})
     assert accepted, said

@@ -84,6 +84,9 @@ def test_every_panel_and_every_alert_of_a_preempted_job_has_data(
         rehearsal(operator_cluster, JOB, tmp_path, members=2, **spec) as run,
     ):
         run.wait_for_spot(1, ready=3)
+        # A rate needs a sample from before the notice.
+        seen = f'spottrain_job_notice_to_drain_seconds_count{{job_name="{JOB}"}}'
+        run.wait("Prometheus knows the job", lambda: prometheus.query(seen))
         with run.incident("one node, 30 s of notice, under the eyes of Prometheus"):
             run.preempt(run.spot_nodes()[:1], 30)
         run.wait("a commit after the preemption", lambda: committed_since_the_start(run))

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
+from cluster_fixtures import throw_away_cluster
 from distribution import ROOT, build_wheel
 from e2e.rehearsal import Rehearsal, manifest, rehearsal
 from helm_release import HelmRelease
 from release_before import RELEASE_BEFORE
 from spottrain_local.cluster import Cluster
-from spottrain_local.install import chart_folder, crds_folder, local_values
+from spottrain_local.install import chart_folder, local_values
 from spottrain_local.spec import ClusterSpec, NodePool
 
 NODES = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="spot", count=3, capacity_type="spot")])
@@ -71,20 +71,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def apply_crds(kubectl: Kubectl, folder: Path) -> None:
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
-    # kubectl fails on a CRD that has no conditions yet.
-    wait = ("wait", "--for=condition=Established", "--timeout=1s", "-f", str(folder))
-    wait_for(lambda: kubectl.run(*wait).returncode == 0, "the CRDs are served")
-
-
-def install(release: HelmRelease, chart: Path, env: list[dict[str, str]], ports: dict[str, int]) -> None:
+def install(
+    release: HelmRelease, chart: Path, env: list[dict[str, str]], ports: dict[str, int], *options: str
+) -> None:
     selector = local_values(release.cluster.spec(), release.cluster.unused_ip())["nodeSelector"]
     values = {"nodeSelector": selector, "operator": ports | {"env": env}, "watcher": {"env": env}}
     file = release.folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     files = ("--values", str(chart / "values.local.yaml"), "--values", str(file))
-    upgrade = ("upgrade", "--install", release.name, str(chart), "--create-namespace", "--skip-crds")
+    upgrade = ("upgrade", "--install", release.name, str(chart), "--create-namespace", *options)
     release(*upgrade, *files, "--wait", "--timeout", "90s")
 
 
@@ -100,7 +95,6 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
     before: OldRelease, cluster: Cluster, tmp_path: Path
 ) -> None:
     release = HelmRelease(cluster=cluster, folder=tmp_path)
-    apply_crds(release.kubectl, before.checkout / "crds")
     ports = local_values(cluster.spec(), cluster.unused_ip())["operator"]
     install(release, before.chart, before.env, {"port": ports["plainPort"]})
 
@@ -113,8 +107,8 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
         lose_their_nodes([old, new], "under the operator of the release before")
         generations = [job.generation().number for job in (old, new)]
 
-        apply_crds(release.kubectl, crds_folder())
-        install(release, chart_folder(), [], ports)
+        # That release had its CRD in crds/, which no release owns.
+        install(release, chart_folder(), [], ports, "--take-ownership")
         for job in (old, new):
             wait_until_followed(job)
         assert [job.generation().number for job in (old, new)] == generations

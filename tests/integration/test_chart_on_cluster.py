@@ -18,7 +18,6 @@ import yaml
 from cluster_fixtures import throw_away_cluster, wait_for
 from helm_release import HelmRelease
 from spottrain_api import crd
-from spottrain_local.install import chart_folder
 from spottrain_local.spec import ClusterSpec, NodePool
 
 pytestmark = pytest.mark.cluster
@@ -110,21 +109,20 @@ def test_the_notes_know_the_namespaces_pod_security(release: HelmRelease) -> Non
     assert "enforces Pod Security" not in planned(release)
 
 
-def test_an_older_crd_is_noticed(release: HelmRelease) -> None:
-    assert "is that of another release" not in planned(release)
+def test_an_older_crd_is_noticed_and_mended_by_an_upgrade(release: HelmRelease) -> None:
+    assert "is that of another version" not in planned(release, "crds.enabled=false")
     older: dict[str, Any] = copy.deepcopy(crd.custom_resource_definition())
     fields = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     fields["ofAnOlderRelease"] = fields.pop("message")
-    apply = "apply --server-side --force-conflicts --field-manager=helm -f -"
-    release.kubectl(*apply.split(), stdin=yaml.safe_dump(older))
-    try:
-        notes = planned(release)
-        assert f"The CRD {crd.NAME} is that of another release, because Helm leaves CRDs alone" in notes
-        assert f"helm show crds CHART | kubectl {apply}" in notes
-        assert "FAILED: the cluster serves trainingjobs.spottrain.dev v1alpha1: the CRD" in checked(release).stdout
-    finally:
-        release.kubectl(*apply.split(), stdin=release("show", "crds", str(chart_folder())))
-    assert "is that of another release" not in planned(release)
+    apply = "kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
+    release.kubectl(*apply.split()[1:], stdin=yaml.safe_dump(older))
+    notes = planned(release, "crds.enabled=false")
+    assert f"The CRD {crd.NAME} is that of another version. If this release is the newer one, upgrade the" in notes
+    assert f"helm template CHART --show-only templates/crds.yaml | {apply}" in notes
+    assert "is that of another version" not in planned(release)
+    assert "FAILED: the cluster serves trainingjobs.spottrain.dev v1alpha1: the CRD" in checked(release).stdout
+    release(*release.upgrade())
+    assert "is that of another version" not in planned(release, "crds.enabled=false")
 
 
 def test_a_second_operator_is_refused(release: HelmRelease) -> None:
@@ -142,7 +140,10 @@ def test_releases_with_namespaces_of_their_own_share_a_cluster(release: HelmRele
     second = replace(release, name="mine", namespace="team-a")
     release(*release.upgrade("--set", names))
     try:
-        planned = second.run(*second.upgrade("--set", "watchNamespaces.names={team-b}", "--dry-run=server"))
+        owned = second.run(*second.upgrade("--set", "watchNamespaces.names={team-b}", "--dry-run=server"))
+        assert "crds.enabled: the release spottrain in the namespace spottrain-system installs" in owned.stderr
+        values = ("--set", "watchNamespaces.names={team-b},crds.enabled=false")
+        planned = second.run(*second.upgrade(*values, "--dry-run=server"))
         assert planned.returncode == 0, planned.stderr
         both = second.run(*second.upgrade("--set", "watchNamespaces.names={team-b,default}", "--dry-run=server"))
         assert "give each release a namespace of its own and, by watchNamespaces, other namespaces" in both.stderr

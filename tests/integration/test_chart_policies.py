@@ -20,6 +20,7 @@ import yaml
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import template
 from minimal_job import MINIMAL
+from spottrain_api import crd
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -32,7 +33,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
-from spottrain_local.install import chart_folder, crds_folder, find_helm
+from spottrain_local.install import chart_folder, find_helm
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 
@@ -97,7 +98,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(local_cluster: Any) -> Iterator[Site]:
     kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crds_folder()))
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd.CRDS))
     wait_for(lambda: kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
     site = Site(kubectl=kubectl, name=f"policy-{uuid4().hex[:8]}")
     kubectl("create", "namespace", site.name)

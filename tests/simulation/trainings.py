@@ -49,6 +49,9 @@ class Trainings:
             self._train(number, training, ranks)
 
     def _rendezvous(self, number: int, training: Training, ranks: list[Ranks]) -> None:
+        if number < self.fence:
+            failure = Failure(reason=FailureReason.LOST_PEER, message="fenced", fence=self.fence)
+            return self._end(ranks, AgentPhase.FAILED, failure)
         training.started = self.time
         self.fence = max(self.fence, number)
         training.step = training.start_step = self.head.step if self.head is not None else 0

@@ -147,6 +147,9 @@ class World:
         status, taken = self.backup
         self._replace_job(status=status)
         self.pods = {uid: pod for uid, pod in self.pods.items() if pod.created <= taken}
+        # A generation that starts again under the number of one that is gone meets at another address.
+        running = {pod.ranks.generation for pod in self.pods.values() if pod.ranks is not None}
+        self.trainings.of = {number: each for number, each in self.trainings.of.items() if number in running}
         self.stop_operator(2.0)
 
     def stop_operator(self, seconds: float) -> None:

@@ -150,6 +150,8 @@ def test_pods_that_have_ended_keep_their_rank() -> None:
     )
     lines = [line.split() for line in shown(over).splitlines() if "gpt-" in line]
     assert (lines[0][:2], lines[0][-1]) == (["0", "gpt-1"], "Failed")
+    stopped = replace(over, pods=(replace(one, state="Succeeded"),))
+    assert next(line for line in shown(stopped).splitlines() if "gpt-1" in line).split()[-1] == "Stopped"
     assert [(line[0], " ".join(line[-5:])) for line in lines[1:]] == [
         ("gpt-2", "Failed, not in generation 3"),
         ("gpt-3", "Succeeded, not in generation 3"),
@@ -212,6 +214,18 @@ def test_a_standstill_of_quick_steps_shows_after_90_seconds() -> None:
     text = shown(replace(job, status=job.status.model_copy(update={"progress": at_once})))
     assert "30/100, last step 1m31s ago" in text
     assert "to go" not in text
+
+
+@pytest.mark.parametrize(("resumed", "advises"), [(0, True), (10, True), (11, False)])
+def test_the_first_steps_of_a_generation_give_no_advice_about_data(resumed: int, advises: bool) -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    assert job.status.commit is not None
+    commit = job.status.commit.model_copy(update={"step": resumed})
+    generation = job.status.generation.model_copy(update={"resume": commit})
+    text = shown(replace(job, status=job.status.model_copy(update={"generation": generation})))
+    assert "48% of each step is spent waiting" in text
+    assert ("try a higher num_workers" in text) == advises
 
 
 def test_a_job_that_is_over_waits_for_no_first_step() -> None:

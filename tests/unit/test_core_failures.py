@@ -89,7 +89,7 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [FailureReason.ENTRYPOINT_NOT_FOUND, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
+    "reason", [FailureReason.INVALID_CONFIGURATION, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
 )
 def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None:
     scene = failed(training_job(), reason, "change this").decided()
@@ -97,6 +97,30 @@ def test_what_would_fail_again_is_not_tried_again(reason: FailureReason) -> None
     assert scene.observed.job.status.message.startswith("change this. To run it again, ")
     assert assignment_for(scene.observed.job, "u1").action is AssignmentAction.EXIT
     assert len([a for a in scene.later(16).plan().actions if isinstance(a, DeletePod)]) == 4
+
+
+def test_a_job_that_has_trained_waits_until_a_missing_program_is_corrected() -> None:
+    scene = failed(training_job(), FailureReason.ENTRYPOINT_NOT_FOUND, "file nowhere.py does not exist.").decided()
+    over = scene.later(6)
+    [told] = [event.message for event in over.plan().events if event.reason == "Failure"]
+    assert told == "Generation 1 has ended: pod job-1: file nowhere.py does not exist."
+    waits = over.decided().later(60)
+    status = waits.plan().status
+    assert status.phase is Phase.RECOVERING
+    assert status.message == "file nowhere.py does not exist. The job waits until it is edited, and keeps its nodes"
+    assert (status.failures, status.generations_without_progress) == (0, 0)
+    assert status.generation is not None
+    assert status.generation.number == 1
+    assert not waits.plan().actions
+    corrected = waits.spec(nodes={"min": 2, "max": 4}, entrypoint={"script": "train.py", "args": ["again"]})
+    assert corrected.plan().status.message == "Starting generation 2 with 4 nodes"
+    fresh = waits.all_say(phase=AgentPhase.IDLE, generation=0, failure=None)
+    assert fresh.plan().status.message == "Starting generation 2 with 4 nodes", "the pods were replaced"
+
+
+def test_a_new_job_whose_program_is_missing_fails() -> None:
+    scene = failed(starting_job(), FailureReason.ENTRYPOINT_NOT_FOUND, "file nowhere.py does not exist.")
+    assert scene.plan().status.phase is Phase.FAILED
 
 
 def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
@@ -301,3 +325,13 @@ def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:
     assert (told.type, told.reason) == ("Warning", "EditIgnored")
     assert told.message == f"The job has failed, and an edit does not start it again. {again}"
     assert not edited.decided().plan().events, "it is told once"
+
+
+def test_a_succeeded_job_says_how_to_train_on_after_an_edit() -> None:
+    scene = training_job().all_say(phase=AgentPhase.SUCCEEDED, progress=training(1000)).decided()
+    assert scene.observed.job.status.phase is Phase.SUCCEEDED
+    [told] = scene.job(metadata_generation=2).plan().events
+    assert told.message == (
+        "The job has succeeded, and an edit does not start it again. To train on, raise the script's steps, delete "
+        "the job and apply it again. For a fresh run, use a different checkpoint.uri"
+    )

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from scene import START, Scene, at, pod, training_job, waiting_job
-from spottrain_api.contract import AgentPhase
+from scene import START, Scene, at, failed, pod, training_job, waiting_job
+from spottrain_api.contract import AgentPhase, FailureReason
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 
@@ -54,6 +54,25 @@ def test_a_refused_replacement_disturbs_nobody_who_trains(lasting: bool) -> None
     assert [type(action) for action in decided.actions] == [CreatePod], "it's tried again"
     had_all = refused(training_job(), lasting=lasting).plan().status
     assert pods_healthy(had_all)[0] == "True", "nobody lacks what was refused"
+
+
+def test_a_job_that_is_over_lacks_no_pod() -> None:
+    lacks = refused(training_job(nodes={"min": 2, "max": 5}), lasting=False).decided()
+    assert pods_healthy(lacks.observed.job.status) == ("False", "PodsRefused")
+    over = failed(lacks, FailureReason.INVALID_CONFIGURATION).plan().status
+    assert over.phase is Phase.FAILED
+    assert pods_healthy(over) == ("True", "Finished")
+
+
+def test_a_job_that_could_not_start_keeps_the_reason_and_retries_nothing() -> None:
+    waits = refused(replace(waiting_job(0), now=at(5)), lasting=True).decided()
+    over = replace(waits, now=at(15)).plan().status
+    assert over.phase is Phase.FAILED
+    assert pods_healthy(over) == ("False", "PodsRefused")
+    condition = over.condition("PodsHealthy")
+    assert condition is not None
+    assert REFUSED in condition.message
+    assert "retries" not in condition.message
 
 
 def test_a_job_that_has_trained_is_not_failed_by_a_refusal_though_all_its_pods_are_lost() -> None:

@@ -12,6 +12,7 @@ from scene import (
     NOW,
     START,
     at,
+    starting_job,
     training,
     training_job,
 )
@@ -117,6 +118,13 @@ def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
     assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
     assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
     assert (after.currency, after.display) == ("USD", "8.22 USD (saved 33%)")
+
+
+def test_a_job_without_a_step_has_saved_nothing() -> None:
+    cost = replace(starting_job(), now=NOW).later(3600).plan().status.cost
+    assert cost is not None
+    assert cost.on_demand_only > cost.total
+    assert re.fullmatch(r"\d+\.\d\d USD", cost.display)
 
 
 def test_cost_is_in_the_currency_of_the_prices() -> None:

@@ -107,7 +107,8 @@ def is_missed_after_a_restart(seconds: float) -> bool:
 
 def is_stepping(seconds: float) -> bool:
     scene = in_steps_of(100.0, training_job(), seconds)
-    return reason(scene.says(4, age=40, step_age_seconds=40.0)) is None
+    silence = timing.SILENT_ALONE + 10
+    return reason(scene.says(4, age=silence, step_age_seconds=silence)) is None
 
 
 # --- starts of generations -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Jobs pass the models, Python parses, and tables match the code.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -23,7 +25,8 @@ from spottrain_local.spec import DEFAULT_SPEC, load_spec
 
 ROOT = Path(__file__).parents[2]
 NODE_POOLS = ROOT / "docs" / "reference" / "local-nodes.md"
-OF_OTHERS = (NODE_POOLS, ROOT / "docs" / "how-to" / "monitor.md")  # YAML, but not of jobs
+OF_CHART = (ROOT / "docs" / "how-to" / "many-jobs.md",)
+OF_OTHERS = (NODE_POOLS, *OF_CHART, ROOT / "docs" / "how-to" / "monitor.md")  # YAML, but not of jobs
 BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 
 
@@ -70,6 +73,12 @@ def test_a_job_in_the_docs_is_a_valid_one(job: Snippet) -> None:
         assert document["apiVersion"] == "spottrain.dev/v1alpha1"
         assert document["metadata"]["name"]
         TrainingJobSpec.model_validate(document["spec"])
+
+
+@pytest.mark.parametrize("values", [each for each in snippets("yaml") if each.path in OF_CHART], ids=str)
+def test_values_in_the_docs_are_the_charts(values: Snippet) -> None:
+    schema = json.loads((ROOT / "charts" / "spottrain" / "values.schema.json").read_text())
+    jsonschema.validate(yaml.safe_load(values.text), schema)
 
 
 @pytest.mark.parametrize("snippet", parts_of_jobs(), ids=str)

@@ -12,6 +12,7 @@ import click
 import pytest
 import yaml
 
+from spottrain_api import crd
 from spottrain_api.contract import (
     ANNOTATION_WATCHED,
     CONTROL_PORT,
@@ -46,14 +47,6 @@ CONTROL_SECRET = {
 }
 
 
-def test_the_chart_installs_the_crd_of_this_version() -> None:
-    names = sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
-    assert names
-    assert sorted(path.name for path in (CHART / "crds").glob("*.yaml")) == names
-    for name in names:
-        assert (CHART / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), "run `make crds`"
-
-
 def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -82,6 +75,15 @@ def one(rendered: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.cluster
+def test_the_release_installs_the_crds_of_this_version_and_leaves_them_behind(rendered: list[dict[str, Any]]) -> None:
+    installed = {each["metadata"]["name"]: each for each in rendered if each["kind"] == "CustomResourceDefinition"}
+    assert installed == crd.definitions()
+    for each in installed.values():
+        assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "CustomResourceDefinition" not in {each["kind"] for each in render("--set", "crds.enabled=false")}
+
+
+@pytest.mark.cluster
 def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, Any]]) -> None:
     roles = [each for each in rendered if each["kind"] in ("Role", "ClusterRole")]
     assert len(roles) == 6
@@ -90,6 +92,9 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
             if role["kind"] == "Role" and rule == CONTROL_SECRET:
                 continue
             assert not FORBIDDEN_VERBS & set(rule["verbs"]), role["metadata"]["name"]
+            if paths := rule.get("nonResourceURLs"):
+                assert not any("*" in path for path in paths)
+                continue
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
             assert "*" not in rule["apiGroups"]
 
@@ -102,6 +107,7 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
         Right(
             group=group,
             resource=resource,
+            path=path,
             verbs=tuple(sorted(rule["verbs"])),
             name=name,
             of_jobs=role["metadata"]["name"].endswith("-jobs"),
@@ -110,8 +116,9 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
         for role in rendered
         if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
         for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
+        for group in rule.get("apiGroups", [""])
+        for resource in rule.get("resources", [""])
+        for path in rule.get("nonResourceURLs", [""])
         for name in rule.get("resourceNames", [""])
     }
     assert granted == {replace(right, verbs=tuple(sorted(right.verbs))) for right in RIGHTS[part]}
@@ -269,7 +276,7 @@ def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
 @pytest.mark.cluster
 def test_the_operator_may_write_the_lease_that_it_asks_for(rendered: list[dict[str, Any]]) -> None:
     rules = one(rendered, "Role")["rules"]
-    [rule] = [each for each in rules if each["resources"] == ["leases"] and "update" in each["verbs"]]
+    [rule] = [each for each in rules if each.get("resources") == ["leases"] and "update" in each["verbs"]]
     assert rule["resourceNames"] == [LeaseSettings(namespace="n", identity="i").name]
 
 
@@ -342,7 +349,7 @@ def test_the_operator_may_create_network_policies_only_if_it_does(
     objects = render("--set", f"jobs.networkPolicies={str(isolates).lower()}")
     roles = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ClusterRole"}
     rules = [*roles["spottrain-operator"]["rules"], *roles["spottrain-operator-jobs"]["rules"]]
-    granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
+    granted = [rule["verbs"] for rule in rules if "networkpolicies" in rule.get("resources", ())]
     assert granted == ([["create"]] if isolates else [])
     [deployment] = [each for each in objects if each["kind"] == "Deployment"]
     for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:

@@ -43,6 +43,7 @@ from spottrain_operator.control_api.agents import (
     AssignmentBoard,
     ReportBox,
 )
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.control_api.server import REFUSALS_BURST, ControlApi
@@ -105,6 +106,7 @@ async def setup() -> AsyncIterator[Setup]:
     reports.keep(JOB, frozenset({POD.uid}))
     api = ControlApi(
         reviewer=reviewer,
+        keys=ClusterKeys(cluster),
         board=board,
         reports=reports,
         is_ready=lambda: result.ready,

@@ -76,6 +76,24 @@ async def test_a_limit_that_is_not_understood_takes_nothing_from_a_job_that_runs
     assert (len(world.cluster.created), world.cluster.deleted) == (3, set())
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["not begun", "trains"])
+async def test_pods_that_wait_keep_their_place_while_a_limit_is_not_understood(begun: bool) -> None:
+    capacity = {"onDemand": {"min": 0}, "spot": {"max": 2}}
+    world = World(CrashingCluster())
+    world.last_step = 100
+    world.cluster.put_job(job(capacity=capacity))
+    while begun and world.status.get("phase") != "Running":
+        await world.turn()
+    world.cluster.put_job(job())
+    await world.reconciler.reconcile(KEY)  # it creates the on-demand pod
+    pods = set(world.cluster.pods)
+    assert len(pods) == 3
+    world.cluster.put_job(job(capacity=capacity | {"onDemand": {"min": "25%"}}))
+    for _ in range(5):
+        await world.turn()
+    assert (set(world.cluster.pods), world.cluster.deleted) == (pods, set())
+
+
 async def test_pods_of_a_template_that_is_not_understood_are_kept() -> None:
     """A newer operator made them, so that their hash is none that this one comes to."""
     world = await training(CrashingCluster())
@@ -148,6 +166,13 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     await world.turn()
     assert condition(world)["status"] == "False"
     assert world.status["generation"]["number"] == 1
+
+
+async def test_a_required_field_that_cannot_be_read_is_named() -> None:
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(**UNREADABLE))
+    await world.turn()
+    assert "doesn't understand spec.nodes.max, which" in condition(world)["message"]
 
 
 async def test_nothing_changes_in_a_job_that_is_over() -> None:

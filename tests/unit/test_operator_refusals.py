@@ -185,7 +185,9 @@ async def test_an_edit_to_a_network_that_is_not_allowed_leaves_the_ranks_alone()
     cluster = RefusingCluster()
     world = await training(cluster)
     cluster.put_job(job(**EFA))
+    for _ in range(2):
+        await world.turn()
+    assert condition(world, "PodsHealthy")["reason"] == "PodsRefused"
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"
     assert world.status["generation"]["number"] == 1
-    assert condition(world, "PodsHealthy")["reason"] == "PodsRefused"

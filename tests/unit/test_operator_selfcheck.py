@@ -29,12 +29,12 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ("found", "problem"),
     [
         pytest.param(CRD, "", id="this release's"),
-        pytest.param(None, "this cluster has no CRD trainingjobs.spottrain.dev. Apply it: helm show crds", id="none"),
+        pytest.param(None, "no CRD trainingjobs.spottrain.dev. Upgrade the release with crds.enabled", id="none"),
         pytest.param(changed(lambda v: v.update(name="v1alpha0")), "does not serve v1alpha1", id="another version"),
         pytest.param(changed(lambda v: v.update(served=False)), "does not serve v1alpha1", id="not served"),
         pytest.param(
             changed(lambda v: v["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].popitem()),
-            "is that of another release, as Helm leaves CRDs alone when it upgrades",
+            "is that of another version. Upgrade the release that installs the CRDs (crds.enabled), or apply",
             id="a field less",
         ),
     ],
@@ -84,6 +84,7 @@ def test_what_is_denied_is_named_as_kubectl_names_it() -> None:
     assert "update trainingjobs.spottrain.dev/status" in in_words
     assert "update leases.coordination.k8s.io spottrain-operator in spottrain-system" in in_words
     assert "create pods" in in_words
+    assert "get /openid/v1/jwks" in in_words
     sentence = selfcheck.denied_problem(in_words[:2], "operator")
     assert sentence.startswith("the service account of the operator may not get trainingjobs.spottrain.dev, list ")
     assert selfcheck.denied_problem([], "operator") == ""

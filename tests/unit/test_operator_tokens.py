@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pod_tokens import pod_token
+from memory_cluster import MemoryCluster
+from pod_tokens import SigningIssuer, pod_token
 from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, ClusterKeys
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.tokens import (
     MAX_PENDING_REVIEWS,
@@ -46,11 +48,14 @@ class Reviews:
 @dataclass
 class Gate:
     reviews: Reviews = field(default_factory=Reviews)
+    cluster: MemoryCluster = field(default_factory=MemoryCluster)
+    ours: set[str] = field(default_factory=lambda: {POD.uid})
     clock: float = 1000.0
 
     def __post_init__(self) -> None:
         self.reviews.answer.set()
-        self.gate = TokenGate(self.reviews, {POD.uid}.__contains__, clock=lambda: self.clock)
+        keys = ClusterKeys(self.cluster, clock=lambda: self.clock)
+        self.gate = TokenGate(self.reviews, keys, self.ours.__contains__, clock=lambda: self.clock)
 
     async def refusal(self, token: str, source: str = "10.0.0.1") -> str:
         with pytest.raises(TokenRefusedError) as refused:
@@ -60,6 +65,7 @@ class Gate:
 
 BAD_TOKENS = [
     *("", ".", "a.b.c", "é.é.é", "x" * 100_000, "a.e30.c", "a.W10.c", "a.bnVsbA.c"),
+    *(f"\udcff{TOKEN}", f"{TOKEN}\udcff"),
     *("a.eyJhdWQiOiBbInNwb3R0cmFpbiJdfQ.c", f"a.{'W1tb' * 2000}.c"),
     pod_token(POD, seconds="soon"),
     pod_token(POD, audience="vault"),
@@ -125,6 +131,50 @@ async def test_one_bogus_token_is_reviewed_once_in_a_while() -> None:
     gate.clock += REFUSED_SECONDS
     await gate.refusal(bogus)
     assert len(gate.reviews.tokens) == 2
+
+
+async def test_a_token_that_the_keys_decide_on_costs_no_review() -> None:
+    gate, issuer = Gate(), SigningIssuer()
+    gate.cluster.issuer = issuer.published()
+    token = issuer.token(POD)
+    assert await gate.gate.identify(token, "10.0.0.1") == POD
+    assert await gate.refusal(SigningIssuer().token(POD)) == "TokenRefusedError"
+    gate.ours.clear()
+    assert await gate.refusal(token) == "NotOurPodError"
+    assert await gate.refusal(issuer.token(POD, jti="not seen before")) == "NotOurPodError"
+    assert gate.reviews.tokens == []
+
+
+async def test_a_pod_of_another_uid_is_refused_whatever_its_name() -> None:
+    gate, issuer = Gate(), SigningIssuer()
+    gate.cluster.issuer = issuer.published()
+    assert await gate.refusal(issuer.token(replace(POD, uid="uid-2"))) == "NotOurPodError"
+
+
+async def test_a_flood_of_bad_signatures_is_bounded_like_one_of_reviews() -> None:
+    """A pod behind the same address, which was heard before, is heard on."""
+    gate, issuer, bogus = Gate(), SigningIssuer(), SigningIssuer()
+    gate.cluster.issuer = issuer.published()
+    token = issuer.token(POD)
+    assert await gate.gate.identify(token, "10.0.0.1") == POD
+    refused = [await gate.refusal(bogus.token(POD, jti=f"{number}")) for number in range(REVIEWS_BURST)]
+    assert (refused.count("TokenRefusedError"), refused[-1]) == (REVIEWS_BURST - 1, "TooManyTokensError")
+    gate.clock += KEYS_SECONDS
+    for number in range(REVIEWS_BURST):
+        await gate.refusal(bogus.token(POD, jti=f"again {number}"))
+    assert await gate.gate.identify(token, "10.0.0.1") == POD
+    assert gate.reviews.tokens == []
+
+
+async def test_a_verified_token_is_verified_again_as_keys_change() -> None:
+    gate, issuer = Gate(), SigningIssuer()
+    gate.cluster.issuer = issuer.published()
+    token = issuer.token(POD)
+    assert await gate.gate.identify(token, "10.0.0.1") == POD
+    gate.cluster.issuer = SigningIssuer("key-2").published()
+    gate.clock += KEYS_SECONDS
+    assert await gate.refusal(token) == "TokenRefusedError"
+    assert gate.reviews.tokens == [token], "the API server decides on a key that it doesn't publish"
 
 
 async def test_reviews_that_wait_are_bounded() -> None:

@@ -111,7 +111,8 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="Read the message; a store is retried for five minutes before this counts as a failure.",
     ),
     FailureReason.ENTRYPOINT_NOT_FOUND: Reason(
-        meaning="The image does not contain entrypoint.script or entrypoint.module.",
+        meaning="The image does not contain entrypoint.script or entrypoint.module. A job that has trained waits for "
+        "an edit instead.",
         action="Correct the path, or build the file into the image.",
     ),
     FailureReason.INVALID_CONFIGURATION: Reason(
@@ -244,10 +245,11 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         reasons={ConditionReason.STEADY: Reason(meaning="The cloud takes no node of the newest generation.")},
     ),
     ConditionType.PODS_HEALTHY: ConditionMeaning(
-        when_true="No pod is kept from starting.",
+        when_true="No pod is kept from starting, or the job has finished.",
         when_false="The job lacks a pod that can't be created, placed or started. Existing pods continue.",
         reasons={
             ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished, and needs no pod."),
             ConditionReason.PODS_REFUSED: Reason(
                 meaning="A pod can't be created: a quota or an admission rule, for example, refuses it, or "
                 "capacity.pools has no pool of its capacity type, or the administrator doesn't allow its network. "
@@ -351,7 +353,9 @@ EVENTS: Mapping[str, Reason] = {
     ),
     EventReason.EDIT_IGNORED: Reason(
         meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",
-        action="Delete the job and apply it again, or apply it under another name. It resumes from its commits.",
+        action="Delete the job and apply it again, or apply it under another name. It resumes from its commits. "
+        "After a success, raise the script's steps first, or use a different checkpoint.uri: otherwise nothing is "
+        "left to train.",
     ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."

@@ -188,7 +188,7 @@ class Capacity(Resource):
     currency: Annotated[
         str,
         Field(
-            max_length=3,
+            max_length=16,  # a bound of 3 would hide the pattern from who writes "euro"
             pattern=r"^[A-Z]{3}$",
             description="Currency of the prices and of the cost, as its ISO 4217 code.",
         ),

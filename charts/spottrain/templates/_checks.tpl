@@ -60,6 +60,9 @@
 {{- if and .Values.watchNamespaces.names .Values.watchNamespaces.labels }}
 {{- fail "watchNamespaces: names and labels are both set. Give a list of names, or the labels of a selector." }}
 {{- end }}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "trainingjobs.spottrain.dev" }}
+{{- $ofCrd := dig "metadata" "annotations" dict $crd }}
+{{- $owner := print (get $ofCrd "meta.helm.sh/release-namespace") "/" (get $ofCrd "meta.helm.sh/release-name") }}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items }}
 {{- $labels := .metadata.labels | default dict }}
 {{- $theirs := get (.metadata.annotations | default dict) "spottrain.dev/watched-namespaces" | default "{}" | fromJson }}
@@ -69,6 +72,9 @@
 {{- $others := ne (print $namespace "/" $release) (print $.Release.Namespace "/" $.Release.Name) }}
 {{- if and $others (or (eq $namespace $.Release.Namespace) (include "spottrain.overlap" (dict "ours" $.Values.watchNamespaces "theirs" $theirs))) }}
 {{- fail (printf "The release %s in the namespace %s runs an operator in this cluster. One operator leads the jobs of a namespace: give each release a namespace of its own and, by watchNamespaces, other namespaces of jobs. Or upgrade that release, or remove it first with `helm uninstall %s --namespace %s`. Jobs keep training meanwhile." $release $namespace $release $namespace) }}
+{{- end }}
+{{- if and $others $.Values.crds.enabled (eq $owner (print $namespace "/" $release)) }}
+{{- fail (printf "crds.enabled: the release %s in the namespace %s installs the CRDs of this cluster, which all releases share. Set crds.enabled=false for this release." $release $namespace) }}
 {{- end }}
 {{- end }}
 {{- end }}

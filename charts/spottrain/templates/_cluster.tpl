@@ -81,18 +81,21 @@
 {{- end }}
 {{- end }}
 
-{{/* Helm installs what is in crds/, but never upgrades it. */}}
+{{/* With crds.enabled, they come with this release. */}}
 {{- define "spottrain.missingCrd" -}}
-{{- range $path, $_ := .Files.Glob "crds/*.yaml" }}
+{{- $apply := "helm template CHART --show-only templates/crds.yaml | kubectl apply --server-side --force-conflicts --field-manager=helm -f -" }}
+{{- if not .Values.crds.enabled }}
+{{- range $path, $_ := .Files.Glob "definitions/*.yaml" }}
 {{- $ours := $.Files.Get $path | fromYaml }}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $ours.metadata.name }}
 {{- if not $found }}
-- No CRD {{ $ours.metadata.name }}: the operator waits for it. Apply it:
-  helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -
+- No CRD {{ $ours.metadata.name }}: the operator waits for it. Set `crds.enabled`, or apply it:
+  {{ $apply }}
 {{- else if ne (toJson (first $found.spec.versions).schema) (toJson (first $ours.spec.versions).schema) }}
-- The CRD {{ $ours.metadata.name }} is that of another release, because Helm leaves CRDs alone when it upgrades. If this
-  release is the newer one, apply its CRD:
-  helm show crds CHART | kubectl apply --server-side --force-conflicts --field-manager=helm -f -
+- The CRD {{ $ours.metadata.name }} is that of another version. If this release is the newer one, upgrade the release that
+  installs the CRDs (`crds.enabled`), or apply the new one:
+  {{ $apply }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -113,6 +113,18 @@ class PodIdentity:
     uid: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIssuer:
+    """Who signs the tokens of service accounts.
+
+    - name: the claim `iss` of its tokens.
+    - keys: its public keys, as a JSON Web Key Set.
+    """
+
+    name: str
+    keys: Manifest
+
+
 class ClusterClient(Protocol):
     """Access to jobs, pods, nodes and events.
 
@@ -267,6 +279,12 @@ class TokenReviewer(Protocol):
         None if the token isn't valid for this audience.
         """
         ...
+
+
+class IssuerClient(Protocol):
+    """Reads who signs the tokens of service accounts."""
+
+    async def read_issuer(self) -> TokenIssuer: ...
 
 
 class LeaseClient(Protocol):

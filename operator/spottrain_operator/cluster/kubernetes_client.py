@@ -30,6 +30,7 @@ from spottrain_operator.cluster.client import (
     JobKey,
     Manifest,
     PodIdentity,
+    TokenIssuer,
     retry_after,
 )
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
@@ -91,8 +92,8 @@ _DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
-    Implements ClusterClient, PodLabelClient, TokenReviewer, LeaseClient, SecretClient, NamespaceClient and
-    HistoryClient.
+    Implements ClusterClient, PodLabelClient, TokenReviewer, IssuerClient, LeaseClient, SecretClient,
+    NamespaceClient and HistoryClient.
     """
 
     def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
@@ -101,7 +102,9 @@ class KubernetesCluster:
         self._custom = k8s.CustomObjectsApi(client)
         self._leases = k8s.CoordinationV1Api(client)
         self._networking = k8s.NetworkingV1Api(client)
-        self._reviews = k8s.AuthenticationV1Api(k8s.ApiClient(configuration))
+        of_tokens = k8s.ApiClient(configuration)
+        self._reviews = k8s.AuthenticationV1Api(of_tokens)
+        self._discovery, self._keys = k8s.WellKnownApi(of_tokens), k8s.OpenidApi(of_tokens)
         self._limiter = RequestLimiter(limits)
         self._review_limiter = RequestLimiter(limits)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
@@ -213,6 +216,15 @@ class KubernetesCluster:
         await self._review_limiter.turn()
         answer = await self._send(self._reviews.create_token_review, body, threads=self._review_threads)
         return _pod_identity(answer.get("status", {}), audience)
+
+    async def read_issuer(self) -> TokenIssuer:
+        await self._review_limiter.turn()
+        discovered = await self._send(
+            self._discovery.get_service_account_issuer_open_id_configuration, threads=self._review_threads
+        )
+        await self._review_limiter.turn()
+        keys = await self._send(self._keys.get_service_account_issuer_open_id_keyset, threads=self._review_threads)
+        return TokenIssuer(name=discovered.get("issuer", ""), keys=keys)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         return await _found(self._send(self._leases.read_namespaced_lease, name, namespace))

@@ -3,7 +3,7 @@
 It also serves /healthz and /readyz.
 
 An agent speaks for its own pod only, which is one that the operator made. Kubernetes binds its token to that pod, and
-the pod's uid comes from the review of the token, never from the agent's report.
+the pod's uid comes from the verified token, never from the agent's report.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from spottrain_api.contract import (
 )
 from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import add_probes, require_leader
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, InvalidReportError, parse_report
@@ -55,13 +56,14 @@ class ControlApi:
         self,
         *,
         reviewer: TokenReviewer,
+        keys: ClusterKeys,
         board: AssignmentBoard,
         reports: ReportBox,
         is_ready: Callable[[], bool],
         now: Callable[[], datetime],
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
-        self._tokens = TokenGate(reviewer, reports.knows)
+        self._tokens = TokenGate(reviewer, keys, reports.knows)
         self._board = board
         self._reports = reports
         self._is_ready = is_ready

@@ -1,8 +1,8 @@
 """Which pod sends a request, by its token.
 
-A review asks the API server about a token, and costs a request. So everything that can be read without one comes
-first: form, audience, expiry, and whether the operator has that pod at all. These claims are not verified. They only
-refuse: the review decides who a pod is.
+Everything that can be read comes first: form, audience, expiry, and whether the operator has that pod at all. These
+claims are not verified. They only refuse. The cluster's public keys decide who a pod is. Only if they can't, a review
+asks the API server, which costs a request.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from weakref import WeakValueDictionary
 from spottrain_api.contract import TOKEN_AUDIENCE
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import PodIdentity, TokenReviewer
+from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, LEEWAY_SECONDS, ClusterKeys, UndecidedError
 from spottrain_operator.control_api.rate_limit import RateLimit
 
-# A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. Refusals are
-# cached briefly, against floods.
+# A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. One that the keys
+# have verified is verified again, as keys change. Refusals are cached briefly, against floods.
 MAX_ACCEPTED_SECONDS = 3600.0
+MAX_VERIFIED_SECONDS = KEYS_SECONDS
 REFUSED_SECONDS = 5.0
 MAX_REVIEWS = 20_000
-# Reviews of tokens that were never accepted, for each source. The burst is for pods that share an address and come
+# Checks of tokens that were never accepted, for each source. The burst is for pods that share an address and come
 # back together, after a restart of the operator.
 REVIEWS_PER_SECOND = 10.0
 REVIEWS_BURST = 100
-# Reviews that wait for a thread. More than that would take longer than an agent waits for its answer.
+# Checks that wait for the keys, or for a thread. More than that would take longer than an agent waits for its answer.
 MAX_PENDING_REVIEWS = 200
-# The operator's clock may be fast. The API server decides by its own.
-EXPIRY_LEEWAY_SECONDS = 60.0
 # Tokens of service accounts have about a thousand characters.
 MAX_TOKEN_LENGTH = 8192
 
@@ -70,7 +70,7 @@ def claims_of(token: str) -> Claims:
         TokenRefusedError: It is not a token that Kubernetes bound to a pod.
     """
     try:
-        if len(token) > MAX_TOKEN_LENGTH:
+        if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
             raise ValueError
         _, payload, _ = token.split(".")
         content: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -88,7 +88,7 @@ def claims_of(token: str) -> Claims:
 
 
 class TokenGate:
-    """Finds the pod of each token, with few reviews.
+    """Finds the pod of each token, with few reviews or none.
 
     `is_ours` says whether the operator has the pod with a uid.
     """
@@ -96,12 +96,14 @@ class TokenGate:
     def __init__(
         self,
         reviewer: TokenReviewer,
+        keys: ClusterKeys,
         is_ours: Callable[[str], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reviewer = reviewer
+        self._keys = keys
         self._is_ours = is_ours
         self._clock = clock
         self._wall_clock = wall_clock
@@ -120,7 +122,7 @@ class TokenGate:
             TooManyTokensError: Too many tokens come, from this source or from all.
             ClusterError: The token can't be checked now.
         """
-        key = hashlib.sha256(token.encode()).digest()
+        key = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         expires, pod = self._reviews.get(key, (0.0, None))
         if self._clock() >= expires:
             self._check_claims(claims_of(token))
@@ -129,7 +131,7 @@ class TokenGate:
             pod = await self._reviewed(key, token)
         if pod is None:
             raise TokenRefusedError(
-                f"the API server does not accept the token for the audience '{TOKEN_AUDIENCE}': it isn't valid, or "
+                f"the cluster does not accept the token for the audience '{TOKEN_AUDIENCE}': it isn't valid, or "
                 "its pod is deleted"
             )
         self._check_pod(pod.pod, pod.uid)
@@ -143,7 +145,7 @@ class TokenGate:
                 "operator has projected into the pod"
             )
         late = self._wall_clock() - claims.expires_at
-        if not late < EXPIRY_LEEWAY_SECONDS:
+        if not late < LEEWAY_SECONDS:
             raise TokenRefusedError(
                 f"the token expired {late:.0f} s ago: read its file again, which the kubelet renews"
             )
@@ -157,7 +159,7 @@ class TokenGate:
             )
 
     async def _reviewed(self, key: bytes, token: str) -> PodIdentity | None:
-        """Review a token; if another request does so already, wait for its result."""
+        """Check a token; if another request does so already, wait for its result."""
         if self._num_pending >= MAX_PENDING_REVIEWS:
             raise TooManyTokensError("too many tokens wait to be checked; retry in a second")
         self._num_pending += 1
@@ -166,13 +168,20 @@ class TokenGate:
                 expires, pod = self._reviews.get(key, (0.0, None))
                 if self._clock() < expires:
                     return pod
-                pod = await self._reviewer.review_token(token, audience=TOKEN_AUDIENCE)
+                pod, most = await self._decided(token)
                 self._reviews.pop(key, None)
                 left = claims_of(token).expires_at - self._wall_clock()
-                seconds = min(MAX_ACCEPTED_SECONDS, left) if pod else REFUSED_SECONDS
+                seconds = min(most, left) if pod else REFUSED_SECONDS
                 self._reviews[key] = (self._clock() + seconds, pod)
                 if len(self._reviews) > MAX_REVIEWS:
                     self._reviews.popitem(last=False)
                 return pod
         finally:
             self._num_pending -= 1
+
+    async def _decided(self, token: str) -> tuple[PodIdentity | None, float]:
+        """The pod of a token, and for how many seconds at most that holds."""
+        try:
+            return await self._keys.verify(token, audience=TOKEN_AUDIENCE), MAX_VERIFIED_SECONDS
+        except UndecidedError:
+            return await self._reviewer.review_token(token, audience=TOKEN_AUDIENCE), MAX_ACCEPTED_SECONDS

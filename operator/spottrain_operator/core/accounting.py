@@ -48,7 +48,9 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
     before = status.cost or CostStatus()
     total = before.total + hours * sum(p or 0.0 for p in prices)
     on_demand_only = before.on_demand_only + hours * len(held) * (on_demand_price or 0.0)
-    display = _display(total, on_demand_only, capacity.currency)
+    # Without a step, nothing was bought for less.
+    compared = on_demand_only if status.progress.step > 0 else 0.0
+    display = _display(total, compared, capacity.currency)
     cost = CostStatus(total=total, on_demand_only=on_demand_only, currency=capacity.currency, display=display)
     return {"cost": cost}
 

@@ -102,8 +102,10 @@ def places(
         num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
     up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
     keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
-    # The default may replace a limit that isn't understood.
-    if generation is not None and (_fits(generation, wanted) or situation.observed.job.not_understood):
+    replaced = bool(situation.observed.job.not_understood)  # the default may stand for a limit
+    if replaced:
+        keep = max(keep, min(len(on_demand), situation.spec.nodes.max - len(spot[:num_spot])))
+    if generation is not None and (_fits(generation, wanted) or replaced):
         keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
     return Places(
         kept=tuple(f.pod.uid for f in (*on_demand[:keep], *spot[:num_spot])),

@@ -19,6 +19,7 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import advice, places, spot_sentence
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.failure_policy import missing_program
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import says_nothing
 from spottrain_operator.core.pod_health import heed_pods
@@ -85,6 +86,9 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
     if phase in (Phase.PENDING, Phase.RECOVERING) and (
         generation is None or generation.state is GenerationState.ENDED
     ):
+        program = missing_program(situation, draft)
+        if program and generation is not None and generation.template_hash == situation.run_hash:
+            return f"{program} The job waits until it is edited, and keeps its nodes"
         return _what_is_missing(situation, draft)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""

@@ -51,13 +51,25 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
         return draft
     guilty = culprits(generation, members)
     fatal = next((m.failure for m in failed if m.failure is not None and m.failure.reason in FATAL_REASONS), None)
-    if fatal is not None and not guilty:
+    if fatal is not None and not guilty and not missing_program(situation, draft):
         draft = open_transition(situation, draft, Cause.FAILURE, fatal.message)
         draft = draft.update(failures=draft.status.failures + 1)
         return finish(situation, draft, Phase.FAILED, fatal.reason, fatal.message)
     cause = Cause.NODE_LOST if guilty else Cause.FAILURE
     message = guilty[0].message if guilty and guilty[0].message else failure_message(members)
     return request_end(situation, draft, members, cause, message, at_once=True)
+
+
+def missing_program(situation: Situation, draft: Draft) -> str:
+    """The sentence that the newest generation's program is missing.
+
+    A job that has trained waits until it is edited. Empty for a new job, which fails instead.
+    """
+    generation, status = draft.status.generation, draft.status
+    if generation is None or (status.commit is None and status.progress.step == 0):
+        return ""
+    failures = (m.failure for m in members_of(situation, generation))
+    return next((f.message for f in failures if f is not None and f.reason is FailureReason.ENTRYPOINT_NOT_FOUND), "")
 
 
 def failure_message(members: tuple[MemberFacts, ...]) -> str:

@@ -11,6 +11,11 @@ from spottrain_operator.core.members import members_of
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import seconds_between
 
+_TRAIN_ON = (
+    "To train on, raise the script's steps, delete the job and apply it again. For a fresh run, use a different "
+    "checkpoint.uri"
+)
+
 
 def heed_user(situation: Situation, draft: Draft) -> Draft:
     """Drain the running generation if the user wants a different one, or none."""
@@ -70,6 +75,6 @@ def report_ignored_edit(situation: Situation, draft: Draft) -> Draft:
     seen = job.status.observed_generation
     if job.status.phase not in FINISHED_PHASES or seen in (0, job.metadata_generation):
         return draft
-    how = "failed" if job.status.phase is Phase.FAILED else "succeeded"
-    message = f"The job has {how}, and an edit does not start it again. {AGAIN}"
+    how, again = ("failed", AGAIN) if job.status.phase is Phase.FAILED else ("succeeded", _TRAIN_ON)
+    message = f"The job has {how}, and an edit does not start it again. {again}"
     return draft.record(EventReason.EDIT_IGNORED, message, warning=True)

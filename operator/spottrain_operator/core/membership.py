@@ -17,6 +17,7 @@ from spottrain_operator.core.failure_policy import (
     hang_message,
     made_progress,
     meets_an_earlier_job,
+    missing_program,
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
@@ -121,7 +122,8 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
         draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
-        return draft if meets_earlier else charge_failure(situation, draft, generation, message)
+        spared = meets_earlier or missing_program(situation, draft)
+        return draft if spared else charge_failure(situation, draft, generation, message)
     if cause in PREEMPTIONS:
         without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
         draft = draft.update(preemptions=status.preemptions + 1, preemptions_without_notice=without_notice)
@@ -179,6 +181,9 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     last = draft.status.generation
     number = 1 + max(last.number if last is not None else 0, _highest_known(situation, draft))
     generation = _generation(situation, draft, number, chosen)
+    same = last is not None and last.template_hash == generation.template_hash
+    if same and missing_program(situation, draft):
+        return draft
     begun = {"world_size_after": generation.world_size, "from_replicas": generation.replicated_step is not None}
     transitions = tuple(
         t if t.world_size_after is not None else t.model_copy(update=begun) for t in draft.status.transitions

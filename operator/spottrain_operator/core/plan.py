@@ -29,15 +29,15 @@ from spottrain_operator.core.draft import Draft, Policy
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.situation import Situation
 
-# Facts come first, then what ends a generation (the strongest reason first), then the next generation, and
-# the pods last. A policy that finishes the job ends the list.
+# Facts come first (of these, which generation runs), then what ends a generation (the strongest reason first), then
+# the next generation, and the pods last. A policy that finishes the job ends the list.
 POLICIES: tuple[Policy, ...] = (
+    restored.heed_restored_status,
     progress.record_commit,
     progress.record_progress,
     accounting.account,
     transitions.fill_transitions,
     membership.succeed,
-    restored.heed_restored_status,
     preemption.heed_notices,
     preemption.heed_losses,
     failure_policy.heed_failures,

@@ -5,7 +5,7 @@ If not, the message has the words of whoever refuses them.
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, WaitingReason
+from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
 from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import advice, missing, spot_sentence
 from spottrain_operator.core.draft import Draft
@@ -18,10 +18,10 @@ from spottrain_operator.core.situation import Situation
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """False while a pod that the job lacks can't be created, placed or started.
 
-    A finished job keeps its last condition.
+    A finished job lacks none. If it could not start, the condition keeps the reason.
     """
     if draft.finished:
-        return draft
+        return _of_finished(situation, draft)
     refusal, now = situation.refusal, situation.now
     if refusal is not None and missing(situation, draft):
         message = f"{refusal.message}. The operator retries; existing pods continue"
@@ -42,6 +42,25 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     return draft.condition(
         ConditionType.PODS_HEALTHY, True, ConditionReason.HEALTHY, "No pod is kept from starting", now
     )
+
+
+def _of_finished(situation: Situation, draft: Draft) -> Draft:
+    known, failed = draft.status.condition(ConditionType.PODS_HEALTHY), draft.status.condition(ConditionType.FAILED)
+    if known is None:
+        return draft
+    if failed is None or failed.reason != EndReason.CANNOT_START:
+        return draft.condition(
+            ConditionType.PODS_HEALTHY,
+            True,
+            ConditionReason.FINISHED,
+            "The job is over, and needs no pod",
+            situation.now,
+        )
+    if known.reason == ConditionReason.PODS_REFUSED:  # its message said that the operator retries
+        return draft.condition(
+            ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, failed.message, situation.now
+        )
+    return draft
 
 
 def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
