@@ -1,4 +1,4 @@
-"""What can be done to an operator: kills, lost events, late events, stale lists."""
+"""What can be done to an operator: kills, lost events, late events, stale lists, refusals for now."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Kind(StrEnum):
       scenario, and the events since then come late.
     - EVENT_LOST: the connection of a watch breaks before an event arrives.
     - EVENTS_LATE: all events come late.
+    - THROTTLED: from a write on, the API server answers 429 for a while.
     """
 
     UNDISTURBED = "undisturbed"
@@ -24,9 +25,10 @@ class Kind(StrEnum):
     KILLED_STALE = "killed, stale"
     EVENT_LOST = "event lost"
     EVENTS_LATE = "events late"
+    THROTTLED = "throttled"
 
 
-KILLS = frozenset({Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE})
+AT_WRITES = (Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE, Kind.THROTTLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Disturbance:
 
 def disturbances(num_writes: int, num_events: int) -> Iterator[Disturbance]:
     """All disturbances of a scenario with so many writes and events."""
-    for kind in (Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE):
+    for kind in AT_WRITES:
         for number in range(1, num_writes + 1):
             yield Disturbance(kind=kind, number=number)
     for number in range(1, num_events + 1):

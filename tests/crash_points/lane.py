@@ -26,7 +26,6 @@ from spottrain_operator.command import main
 
 # After its last write, an operator has come to rest.
 QUIET_SECONDS = 1.5
-# A deletion between a list of the jobs and the start of their watch is noticed at the next record (RECORD_INTERVAL).
 LEFT_PODS_SECONDS = 75.0
 
 
@@ -98,6 +97,7 @@ class Lane:
         self._proxy.connect()
         await self._operator.start()
         await self._operator.until_ready(self._session)
+        await self._proxy.watches_jobs.wait()  # it would miss the deletion of a job before that
 
     async def run(self, scenario: str, disturbance: Disturbance) -> Outcome:
         self._num_runs += 1

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -21,11 +21,13 @@ from benchmarks.processes import free_ports
 from benchmarks.scale.api_server import ApiServer
 from yarl import URL
 
-from crash_points.disturbances import KILLS, Disturbance, Kind
+from crash_points.disturbances import AT_WRITES, Disturbance, Kind
 from spottrain_api.contract import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
 
 LATE_SECONDS = 10.0
 STALE_SECONDS = 2.0
+# Short of the ten seconds after which the operator gives up a lease that it can't renew.
+THROTTLED_SECONDS = 3.0
 _MAX_BYTES = 2**22
 # Leases, Secrets and reviews of tokens are no part of a job.
 _WRITTEN = re.compile(rf"/namespaces/[^/]+/(pods|events|{PLURAL}|trainingjobhistories)(/[^/]+)?(/status)?$")
@@ -47,6 +49,7 @@ class ApiProxy:
     - answered: how many writes the API server has accepted since `begin`, by the same words.
     - num_events: number of events about the job since `arm`.
     - is_hit: whether the disturbance has happened.
+    - watches_jobs: set once the operator that runs watches the jobs.
     """
 
     def __init__(self, upstream: str, session: aiohttp.ClientSession, kill: Callable[[], Awaitable[None]]) -> None:
@@ -55,6 +58,8 @@ class ApiProxy:
         self._kill = kill
         self._stale: dict[str, bytes] = {}
         self._lists_left: Counter[str] = Counter()
+        self._watches: set[asyncio.Task[None]] = set()
+        self.watches_jobs = asyncio.Event()
         self.is_cut_off = False
         self.begin("")
 
@@ -64,6 +69,7 @@ class ApiProxy:
         self._disturbance = Disturbance()
         self._is_armed = False
         self._delay = 0.0
+        self._throttled_until = 0.0
         self._lists_left.clear()
         self.writes: list[str] = []
         self.answered: Counter[str] = Counter()
@@ -81,7 +87,10 @@ class ApiProxy:
             self._delay, self.is_hit = LATE_SECONDS, True
 
     def connect(self) -> None:
-        """Serve a new operator."""
+        """Serve a new operator, and end the watches of the one before."""
+        for each in self._watches:
+            each.cancel()
+        self.watches_jobs.clear()
         if self._disturbance.kind is Kind.KILLED_STALE:
             self._lists_left.update(_FIRST_LISTS)
             self._delay = STALE_SECONDS
@@ -96,6 +105,8 @@ class ApiProxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if self.is_cut_off:
             return _hang_up(request)
+        if time.monotonic() < self._throttled_until:
+            return _refused()
         if request.query.get("watch") in ("true", "1"):
             return await self._watch(request)
         body = await request.read()
@@ -120,10 +131,14 @@ class ApiProxy:
         is_here = False
         if self._is_armed:
             self.writes.append(what)
-            is_here = self._disturbance.kind in KILLS and len(self.writes) == self._disturbance.number
+            is_here = self._disturbance.kind in AT_WRITES and len(self.writes) == self._disturbance.number
         self.last_write_at = time.monotonic()
         if is_here and self._disturbance.kind is Kind.KILLED_BEFORE:
             return await self._end_operator(request)
+        if is_here and self._disturbance.kind is Kind.THROTTLED:
+            self.is_hit = True
+            self.last_write_at = self._throttled_until = time.monotonic() + THROTTLED_SECONDS
+            return _refused()
         answer = await self._forward(request, body)
         if answer.status < 300:
             self.answered[what] += 1
@@ -152,12 +167,16 @@ class ApiProxy:
             await response.prepare(request)
             lines: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
             receiving = asyncio.create_task(self._receive(answer, lines))
+            showing = asyncio.create_task(self._show(request, response, lines))
+            self._watches.add(showing)
+            if request.path.endswith(f"/{PLURAL}"):
+                self.watches_jobs.set()
             try:
-                await self._show(request, response, lines)
-            except (ConnectionError, aiohttp.ClientError):
-                pass
+                await asyncio.wait({showing})
             finally:
-                receiving.cancel()
+                self._watches.discard(showing)
+                for each in (receiving, showing):
+                    each.cancel()
             return response
 
     async def _receive(self, answer: aiohttp.ClientResponse, lines: asyncio.Queue[tuple[float, bytes]]) -> None:
@@ -171,15 +190,16 @@ class ApiProxy:
     async def _show(
         self, request: web.Request, response: web.StreamResponse, lines: asyncio.Queue[tuple[float, bytes]]
     ) -> None:
-        while True:
-            due, line = await lines.get()
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if not line:
-                return
-            if self._loses(line):
-                _hang_up(request)
-                return
-            await response.write(line)
+        with suppress(ConnectionError, aiohttp.ClientError):
+            while True:
+                due, line = await lines.get()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if not line:
+                    return
+                if self._loses(line):
+                    _hang_up(request)
+                    return
+                await response.write(line)
 
     def _loses(self, line: bytes) -> bool:
         if not self._is_armed or self._job not in line:
@@ -225,6 +245,12 @@ def _headers(request: web.Request) -> dict[str, str]:
 
 def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.lower() not in _OWN_HEADERS}
+
+
+def _refused() -> web.Response:
+    """What an overloaded API server answers."""
+    failure = {"kind": "Status", "status": "Failure", "code": 429, "message": "too many requests"}
+    return web.json_response(failure, status=429, headers={"Retry-After": "1"})
 
 
 def _hang_up(request: web.Request) -> web.Response:
