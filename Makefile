@@ -133,6 +133,9 @@ kill-points: $(STAMP) ## SIGKILL at every store operation, damage to every objec
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 
+crash-points: binaries ## Kill the operator before and after each of its writes, on a real API server. Fails if a run ends otherwise.
+	PYTHONPATH=tests $(BIN)/python -m crash_points
+
 explore: $(STAMP) ## Model checker: the nightly worlds, 300,000 states each at most. Prints the shortest counterexample.
 	PYTHONPATH=tests $(BIN)/python -m explorer --max-states 300000
 

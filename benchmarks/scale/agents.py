@@ -41,6 +41,7 @@ from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
     CommitRef,
+    GenerationAssignment,
     Notice,
     Progress,
     TrainerPhase,
@@ -58,15 +59,18 @@ class SimulatedAgent:
     """The agent of one pod.
 
     `drained_at` is the time at which it was assigned to drain, or no longer to run. `address` is the folder with the
-    operator's address.
+    operator's address. A subclass may train differently: `start_ranks`, `drain_ranks`, `step`, `commit`, `progress`.
     """
+
+    start_seconds = START_SECONDS
+    drain_seconds = DRAIN_SECONDS
 
     def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
         token_file = folder / f"token-{self.uid}"
         token_file.write_text(self.token)
         self._control = ControlClient(session, "", token_file, folder=address)
-        self._state = AgentState()
+        self.state = AgentState()
         self._news = asyncio.Event()
         self._rhythm = ReportRhythm()
         self._started_at = 0.0
@@ -82,11 +86,11 @@ class SimulatedAgent:
 
     @property
     def phase(self) -> AgentPhase:
-        return self._state.phase
+        return self.state.phase
 
     @property
     def trains(self) -> bool:
-        return self._state.phase is AgentPhase.RUNNING and self._first_step_at is not None
+        return self.state.phase is AgentPhase.RUNNING and self._first_step_at is not None
 
     def stop(self) -> asyncio.Task[None]:
         """End without a word, as a killed pod does. Returns what ends."""
@@ -99,7 +103,7 @@ class SimulatedAgent:
         """Hear from the node's watcher that the node will be gone."""
         now = datetime.now(UTC)
         notice = Notice(id=f"ec2-{self.node}", node=self.node, source="ec2", deadline=deadline, observed_at=now)
-        self._dispatch(NoticesChanged(notices=(notice,), now=now))
+        self.dispatch(NoticesChanged(notices=(notice,), now=now))
 
     async def _run(self) -> None:
         await asyncio.gather(
@@ -109,7 +113,7 @@ class SimulatedAgent:
     def _on_assignment(self, assignment: Assignment) -> None:
         if self.drained_at is None and not self._goes_on(assignment):
             self.drained_at = time.monotonic()
-        self._dispatch(AssignmentReceived(assignment=assignment))
+        self.dispatch(AssignmentReceived(assignment=assignment))
 
     def _goes_on(self, assignment: Assignment) -> bool:
         """Whether the present generation stays.
@@ -120,13 +124,13 @@ class SimulatedAgent:
         return (
             assignment.action is AssignmentAction.RUN
             and generation is not None
-            and generation.number == self._state.generation
+            and generation.number == self.state.generation
         )
 
-    def _dispatch(self, event: Event) -> None:
-        step = transition(self._state, event)
-        if step.state != self._state:
-            self._state = step.state
+    def dispatch(self, event: Event) -> None:
+        step = transition(self.state, event)
+        if step.state != self.state:
+            self.state = step.state
             self._news.set()
         for command in step.commands:
             self._perform(command)
@@ -139,11 +143,11 @@ class SimulatedAgent:
         match command:
             case StartGeneration(assignment=assignment):
                 self._started_at, self._first_step_at = time.monotonic(), None
-                self._after(START_SECONDS, lambda: self._start(assignment.number))
+                self._after(self.start_seconds, lambda: self.start_ranks(assignment))
             case RequestDrain(generation=number):
-                self._after(DRAIN_SECONDS, lambda: self._drain(number))
+                self._after(self.drain_seconds, lambda: self.drain_ranks(number))
             case KillGeneration(generation=number):
-                self._after(0.0, lambda: self._dispatch(ProcessesGone(generation=number)))
+                self._after(0.0, lambda: self.dispatch(ProcessesGone(generation=number)))
             case CancelDrain():
                 pass
             case Leave():
@@ -151,15 +155,15 @@ class SimulatedAgent:
             case _:
                 assert_never(command)
 
-    def _start(self, number: int) -> None:
-        self._dispatch(RanksStarted(generation=number))
+    def start_ranks(self, assignment: GenerationAssignment) -> None:
+        self.dispatch(RanksStarted(generation=assignment.number))
         self._first_step_at = datetime.now(UTC)
         self._news.set()
 
-    def _drain(self, number: int) -> None:
-        self._dispatch(DrainSeen(generation=number))
-        self._dispatch(GenerationEnded(generation=number, phase=AgentPhase.DRAINED, commit=self._commit()))
-        self._dispatch(ProcessesGone(generation=number))
+    def drain_ranks(self, number: int) -> None:
+        self.dispatch(DrainSeen(generation=number))
+        self.dispatch(GenerationEnded(generation=number, phase=AgentPhase.DRAINED, commit=self.commit()))
+        self.dispatch(ProcessesGone(generation=number))
 
     async def _report_forever(self) -> None:
         while True:
@@ -178,29 +182,29 @@ class SimulatedAgent:
         self._rhythm.lose_contact()
         self._news.set()
 
-    def _step(self) -> int:
+    def step(self) -> int:
         return int((time.monotonic() - self._started_at) / STEP_SECONDS)
 
-    def _commit(self) -> CommitRef | None:
+    def commit(self) -> CommitRef | None:
         if self._first_step_at is None:
             return None
         number = int((time.monotonic() - self._started_at) / COMMIT_SECONDS)
         step = int(number * COMMIT_SECONDS / STEP_SECONDS) or 1
         return CommitRef(
-            generation=self._state.generation,
+            generation=self.state.generation,
             step=step,
-            manifest=f"attempts/g{self._state.generation}/manifest-{step}.json",
+            manifest=f"attempts/g{self.state.generation}/manifest-{step}.json",
             committed_at=self._first_step_at + timedelta(seconds=number * COMMIT_SECONDS),
         )
 
-    def _progress(self) -> Progress | None:
-        if self._first_step_at is None or not self._state.generation:
+    def progress(self) -> Progress | None:
+        if self._first_step_at is None or not self.state.generation:
             return None
         now = datetime.now(UTC)
         return Progress(
-            generation=self._state.generation,
+            generation=self.state.generation,
             phase=TrainerPhase.TRAINING,
-            step=self._step(),
+            step=self.step(),
             total_steps=NUM_STEPS,
             loss=2.5,
             tokens_per_second=123456.7,
@@ -210,12 +214,12 @@ class SimulatedAgent:
             first_step_at=self._first_step_at,
             last_step_at=now,
             updated_at=now,
-            commit=self._commit(),
+            commit=self.commit(),
             checkpoint_interval="every 10 min",
         )
 
     def _report(self) -> AgentReport:
-        state, progress = self._state, self._progress()
+        state, progress = self.state, self.progress()
         return AgentReport(
             pod=self.pod,
             pod_uid=self.uid,

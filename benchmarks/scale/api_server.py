@@ -25,7 +25,6 @@ from spottrain_local.processes import ChildProcess
 
 NAMESPACE = "bench"
 JOBS_PATH = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
-PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
 # What operators ask for. The API server's own requests, and the driver's heartbeats of nodes, are left out.
 _COUNTED = {PLURAL, "pods", "nodes", "configmaps", "events", "tokenreviews", "leases"}
 _DRIVERS_OWN = {("PATCH", "nodes")}
@@ -94,9 +93,7 @@ async def _install(client: ApiClient) -> None:
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for path in sorted((checkout_root() / "crds").glob("*.yaml")):
         await client.create(crds, yaml.safe_load(path.read_text()))
-    await client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    # Without its controller, the service account that pods need is the driver's to make.
-    await client.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
+    await add_namespace(client, NAMESPACE)
     while True:
         try:
             await client.get(JOBS_PATH)
@@ -104,3 +101,12 @@ async def _install(client: ApiClient) -> None:
             await asyncio.sleep(0.2)
             continue
         return
+
+
+async def add_namespace(client: ApiClient, name: str) -> None:
+    """Create a namespace in which pods can be created.
+
+    Without its controller, the service account that pods need is the driver's to make.
+    """
+    await client.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    await client.create(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})

@@ -7,12 +7,13 @@ kube-scheduler would do the same, but they would take processor time from what i
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.scale.api_server import NAMESPACE, PODS_PATH, ApiServer
+from benchmarks.scale.api_server import NAMESPACE, ApiServer
 from spottrain_api.contract import LABEL_CAPACITY_TYPE, LABEL_MANAGED_BY, MANAGED_BY, TOKEN_AUDIENCE
 from spottrain_local.node.api import UNREACHABLE, ApiError, list_and_watch
 
@@ -37,27 +38,35 @@ class RunningPod:
 
 
 class Kubelets:
-    """Binds, runs and ends the pods of the benchmark's namespace.
+    """Binds, runs and ends the pods of one namespace.
 
-    `started` and `ended` report each pod.
+    `started` and `ended` report each pod. `free_nodes` can be replaced, so that pods wait for a node.
     """
 
     def __init__(
-        self, server: ApiServer, started: Callable[[RunningPod], None], ended: Callable[[str], None]
+        self,
+        server: ApiServer,
+        started: Callable[[RunningPod], None],
+        ended: Callable[[str], None],
+        namespace: str = NAMESPACE,
     ) -> None:
         self._client = server.client
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._tokens = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
         self._started = started
         self._ended = ended
         self._known: set[str] = set()
         self._work: set[asyncio.Task[None]] = set()
         # The client's time limit counts from here, not from the end of a queue of thousands.
         self._places = asyncio.Semaphore(NUM_AT_ONCE)
+        self.free_nodes = asyncio.Semaphore(sys.maxsize)
         self.nodes: list[str] = []
         self.errors: list[str] = []
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
-        async for event in list_and_watch(self._client, PODS_PATH, labelSelector=f"{LABEL_MANAGED_BY}={MANAGED_BY}"):
+        selector = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+        async for event in list_and_watch(self._client, self._pods, labelSelector=selector):
             if event["type"] == "SYNC":
                 for pod in event["items"]:
                     self._saw(pod)
@@ -101,24 +110,26 @@ class Kubelets:
     async def _begin(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         name, node = meta["name"], f"node-{meta['name']}"
+        await self.free_nodes.acquire()
         await self._client.create(NODES, _node(node, meta["labels"][LABEL_CAPACITY_TYPE]))
         self.nodes.append(node)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        await self._client.create(f"{PODS_PATH}/{name}/binding", {"metadata": {"name": name}, "target": target})
-        await self._patch(f"{PODS_PATH}/{name}/status", {"status": _running()})
+        await self._client.create(f"{self._pods}/{name}/binding", {"metadata": {"name": name}, "target": target})
+        await self._patch(f"{self._pods}/{name}/status", {"status": _running()})
         reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": meta["uid"]}
         answer = await self._client.create(
-            f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default/token",
+            self._tokens,
             {"spec": {"audiences": [TOKEN_AUDIENCE], "boundObjectRef": reference, "expirationSeconds": 3600}},
         )
         self._started(RunningPod(name=name, uid=meta["uid"], node=node, token=answer["status"]["token"]))
 
     async def _end(self, name: str, uid: str) -> None:
         self._ended(uid)
-        await self._client.delete(f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
+        await self._client.delete(f"{self._pods}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
         node = f"node-{name}"
         if node in self.nodes:
             self.nodes.remove(node)
+            self.free_nodes.release()
             await self._client.delete(f"{NODES}/{node}")
 
     async def _patch(self, path: str, body: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import os
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -30,7 +31,17 @@ class OperatorProcess:
     It can be killed and started again.
     """
 
-    def __init__(self, kubeconfig: Path, client: ApiClient, folder: Path) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        client: ApiClient,
+        folder: Path,
+        namespace: str = NAMESPACE,
+        main: Callable[[], int] | None = None,
+    ) -> None:
+        """`main` runs in a fork of this process instead of the command. This saves the imports of each start."""
+        self._namespace = namespace
+        self._main = main
         port, health_port, metrics_port = free_ports(3)
         self.url = f"https://127.0.0.1:{port}"
         self.health_url = f"http://127.0.0.1:{health_port}"
@@ -46,7 +57,9 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_PORT": str(port),
             "SPOTTRAIN_HEALTH_PORT": str(health_port),
             "SPOTTRAIN_METRICS_PORT": str(metrics_port),
-            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAMESPACE": namespace,
+            # Other operators may lead other namespaces.
+            "SPOTTRAIN_WATCH_NAMESPACES": namespace,
             "POD_NAME": "operator-0",
             "SPOTTRAIN_LOG_LEVEL": "WARNING",
         }
@@ -54,7 +67,7 @@ class OperatorProcess:
 
     async def start(self) -> None:
         os.environ.pop("KUBERNETES_SERVICE_HOST", None)
-        spec = ProcessSpec(name="operator", argv=COMMAND, log_file=self.log_file, env=self._env)
+        spec = ProcessSpec(name="operator", argv=COMMAND, main=self._main, log_file=self.log_file, env=self._env)
         self._process = await start_process(spec)
 
     async def kill(self) -> None:
@@ -89,7 +102,7 @@ class OperatorProcess:
         return (self.address_folder / FILE_CONTROL_CA).read_text()
 
     async def _write_address(self) -> None:
-        secret = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET_NAME}")
+        secret = await self._client.get(f"/api/v1/namespaces/{self._namespace}/secrets/{SECRET_NAME}")
         (self.address_folder / FILE_CONTROL_CA).write_bytes(base64.b64decode(secret["data"]["ca.crt"]))
         (self.address_folder / FILE_CONTROL_URL).write_text(self.url)
 

@@ -303,7 +303,7 @@ class Reconciler:
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
         self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
         self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
-        for meta in orphans:
+        for meta in (each for each in orphans if "deletionTimestamp" not in each):
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._refusals.pop(key, None)
         self._unprotected.discard(key)

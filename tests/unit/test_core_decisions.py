@@ -16,9 +16,11 @@ from scene import (
     START,
     STOPPING,
     Change,
+    Scene,
     at,
     commit,
     notice,
+    pod,
     starting_job,
     training,
     training_job,
@@ -214,6 +216,31 @@ def test_a_drained_generation_is_followed_at_once_by_the_next() -> None:
     assert decided.status.transitions[0].with_notice
     assert decided.status.preemptions == 1
     assert [a.name for a in decided.actions if isinstance(a, DeletePod)] == ["job-4"]
+
+
+def test_a_new_operator_waits_for_agents_that_it_has_yet_to_hear() -> None:
+    def num_members(scene: Scene) -> int | None:
+        generation = scene.plan().status.generation
+        assert generation is not None
+        return len(generation.members) if generation.number == 2 else None
+
+    scene = training_job().generation(state=ENDED, ended_at=at(95), reason="Grow").all_say(phase=AgentPhase.DRAINED)
+    assert num_members(scene.forgets(4)) == 3, "the operator would have heard it"
+    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    assert num_members(restarted.forgets(4)) is None
+    assert num_members(restarted) == 4
+    assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
+
+
+def test_a_new_operator_keeps_a_replacement_until_it_has_heard_of_the_notices() -> None:
+    def deleted(scene: Scene) -> list[str]:
+        return [action.name for action in scene.plan().actions if isinstance(action, DeletePod)]
+
+    scene = training_job().with_pod(pod(5))
+    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    assert deleted(scene) == ["job-5"]
+    assert deleted(restarted) == []
+    assert deleted(restarted.later(6)) == ["job-5"]
 
 
 def test_an_older_commit_is_not_believed() -> None:

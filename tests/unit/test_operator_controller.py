@@ -204,6 +204,21 @@ async def test_a_notice_ends_the_pause_after_failures() -> None:
     await controller.stop()
 
 
+async def test_a_notice_does_not_wait_as_long_as_the_api_server_asks() -> None:
+    """The API server may be back before. The other jobs wait."""
+    passes = Passes()
+    for key in (A, B):
+        passes.errors[key] = [ClusterError("too many requests", retry_after=60.0)]
+    controller = Controller(passes)
+    controller.wake(A)
+    controller.wake(B)
+    await until(lambda: passes.made == [A, B])
+    controller.wake(A)
+    controller.wake(B, Priority.URGENT)
+    await until(lambda: passes.made == [A, B, B])
+    await controller.stop()
+
+
 async def test_an_ordinary_wake_does_not_end_the_pause_after_failures() -> None:
     passes = Passes()
     passes.errors[A] = [ClusterError("down"), ClusterError("down")]

@@ -111,6 +111,19 @@ async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
     assert b'job_name="gpt"' not in world.metrics.exposition()[0]
 
 
+async def test_pods_of_a_job_that_is_gone_are_deleted_once() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    while not cluster.pods or any("nodeName" not in pod["spec"] for pod in cluster.pods.values()):
+        await world.turn()
+    del cluster.jobs[KEY]
+    before = cluster.num_writes
+    for _ in range(2):
+        await world.reconciler.reconcile(KEY)
+    assert cluster.num_writes == before + len(cluster.pods)
+
+
 async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())

@@ -17,7 +17,14 @@ from operator_world import KEY, job
 from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import AlreadyExistsError, ClusterError, ConflictError, Kind, Manifest
+from spottrain_operator.cluster.client import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    Kind,
+    Manifest,
+    WatchEvent,
+)
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
@@ -26,9 +33,18 @@ CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 
 
 class Unreliable(MemoryCluster):
-    """Loses the answer to a write that took effect, while `loses_answers` is set."""
+    """Loses the answer to a write that took effect, while `loses_answers` is set.
+
+    The watch of the kind `hides` shows nothing.
+    """
 
     loses_answers = False
+    hides: Kind | None = None
+
+    async def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+        async for event in super().watch_kind(kind, version):
+            if kind is not self.hides:
+                yield event
 
     async def create_pod(self, pod: Manifest) -> Manifest:
         made = await super().create_pod(pod)
@@ -104,6 +120,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_reads_ask_the_api_server_nothing(world: World) -> None:
+    await world.cluster.replace_job_status(await world.job() | {"status": {"lastSequence": 1}})
     await world.cluster.create_pod(world.pod(1))
     world.direct.num_reads.clear()
     assert (await world.job())["metadata"]["uid"] == world.uid
@@ -185,6 +202,46 @@ async def test_after_a_conflict_the_job_is_read(world: World) -> None:
     with pytest.raises(ConflictError):
         await world.cluster.replace_job_status(old | {"status": {"phase": "Running"}})
     assert (await world.job())["spec"]["image"] == "other"
+
+
+async def test_with_a_job_its_pods_are_read(world: World) -> None:
+    """Its status may count pods that the watch has not shown. The next pass would create others in their place."""
+    old = await world.job()
+    await world.direct.replace_job_status(old | {"status": {"lastSequence": 1}})
+    await world.direct.create_pod(world.pod(1))
+    with pytest.raises(ConflictError):
+        await world.cluster.replace_job_status(old | {"status": {"lastSequence": 1}})
+    assert (await world.job())["status"] == {"lastSequence": 1}
+    assert await world.names() == ["gpt-1"]
+
+
+async def test_a_job_is_read_whose_status_does_not_count_a_pod(world: World) -> None:
+    """To an old spec, the pods of a new one would be of an older template, and be deleted."""
+    world.direct.hides = Kind.JOBS
+    async with world.watched():
+        world.changes.clear()
+        edited = world.direct.put_job(job(image="other"))
+        await world.direct.replace_job_status(edited | {"status": {"lastSequence": 1}})
+        await world.direct.create_pod(world.pod(1))
+        await until(lambda: world.changes)
+    assert (await world.job())["spec"]["image"] == "other"
+
+
+async def test_pods_are_read_that_the_status_of_another_operator_counts(world: World) -> None:
+    """Otherwise members of a generation that it has started would seem to be gone."""
+    world.direct.hides = Kind.PODS
+    async with world.watched():
+        world.changes.clear()
+        await world.direct.replace_job_status(await world.job() | {"status": {"lastSequence": 1}})
+        await world.direct.create_pod(world.pod(1))
+        await until(lambda: world.changes)
+    assert await world.names() == ["gpt-1"]
+
+
+async def test_a_job_that_no_cache_holds_is_read() -> None:
+    """Otherwise pods that are seen before their job would be deleted as those of a job that is gone."""
+    world = World()
+    assert (await world.job())["metadata"]["uid"] == world.uid
 
 
 async def test_a_job_that_is_gone_stays_gone(world: World) -> None:

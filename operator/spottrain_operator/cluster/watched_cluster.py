@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract import LABEL_JOB, LABEL_SEQUENCE
 from spottrain_operator.cluster.cache import Change, ObjectCache
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
@@ -46,7 +46,9 @@ class WatchedCluster:
 
     The answer to a write goes into the caches before the call returns, so that a pass never decides on what it has
     changed itself. If a write fails, nobody knows whether it took effect: the next pass over its job reads afresh. So
-    it does after a conflict, which means that a watch is behind.
+    it does after a conflict, which means that a watch is behind. With a job that has a status, its pods are
+    read, too. The watches may also differ: then a pod appears that the job's status does not count yet, or the status
+    counts one that has not appeared.
 
     The spec of a job that is new or edited is read once by itself: a watch that is older than a change of the CRD
     leaves out the fields that the change has added.
@@ -63,13 +65,10 @@ class WatchedCluster:
 
         self._on_change = on_change
 
-        def tell(kind: Kind) -> Callable[[Change], None]:
-            return lambda change: on_change(kind, change)
-
         # kopf has a queue for each job.
         self._jobs = ObjectCache(trim=trimmed_job, on_change=self._job_changed, ordered=False)
-        self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=tell(Kind.PODS))
-        self._nodes = ObjectCache(trim=trimmed_node, on_change=tell(Kind.NODES))
+        self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=self._pod_changed)
+        self._nodes = ObjectCache(trim=trimmed_node, on_change=lambda change: on_change(Kind.NODES, change))
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
@@ -108,13 +107,19 @@ class WatchedCluster:
     # --- reads --------------------------------------------------------------------------------------------
 
     async def get_job(self, key: JobKey) -> Manifest | None:
-        if key not in self._unsure_jobs:
-            known = self._jobs.get((key.namespace, key.name))
+        """Return the job, from the cache if it holds it.
+
+        Others are read: the pods of a job that is gone are deleted, and they may have been seen before the job.
+        """
+        cached = self._jobs.get((key.namespace, key.name))
+        if cached is not None and key not in self._unsure_jobs:
             version, spec = self._specs.get(key, (None, None))
-            return known | {"spec": spec} if known is not None and _spec_version(known) == version else known
+            return cached | {"spec": spec} if _spec_version(cached) == version else cached
         job = await self._cluster.get_job(key)
         self._unsure_jobs.discard(key)
         if job is not None:
+            if job.get("status"):
+                self._unsure_pods.add(key)  # it counts pods that the watch may not have shown
             self._specs[key] = (_spec_version(job), job.get("spec", {}))
             self._jobs.written(job, tell=False)
         elif (known := self._jobs.get((key.namespace, key.name))) is not None:
@@ -129,7 +134,17 @@ class WatchedCluster:
             self._specs.pop(key, None)
         elif self._is_synced and (change.before is None or _spec_version(change.before) != _spec_version(job)):
             self._unsure_jobs.add(key)
+        if change.before is not None and _last_sequence(job) > _last_sequence(change.before):
+            self._unsure_pods.add(key)
         self._on_change(Kind.JOBS, change)
+
+    def _pod_changed(self, change: Change) -> None:
+        if change.before is None and change.after is not None:
+            key = job_of(change.after)
+            job = self._jobs.get((key.namespace, key.name))
+            if job is not None and _sequence(change.after) > _last_sequence(job):
+                self._unsure_jobs.add(key)
+        self._on_change(Kind.PODS, change)
 
     async def list_jobs(self) -> list[Manifest]:
         return self._jobs.all()
@@ -209,6 +224,17 @@ class WatchedCluster:
 
 def _spec_version(job: Manifest) -> SpecVersion:
     return job["metadata"]["uid"], job["metadata"].get("generation", 0)
+
+
+def _last_sequence(job: Manifest) -> int:
+    """The number of the last pod that the job's status counts."""
+    return int((job.get("status") or {}).get("lastSequence", 0))
+
+
+def _sequence(pod: Manifest) -> int:
+    """The pod's number in its job; 0 for a pod that only bears the labels."""
+    text = pod["metadata"]["labels"].get(LABEL_SEQUENCE, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def job_of(pod: Manifest) -> JobKey:

@@ -14,7 +14,14 @@ from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.model import DeleteJob, DeletePod
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
-from spottrain_operator.core.timing import LEAVE, SILENT_ALONE, STRAY, STUCK_START, seconds_between
+from spottrain_operator.core.timing import (
+    LEAVE,
+    OPERATOR_RESTART_GRACE,
+    SILENT_ALONE,
+    STRAY,
+    STUCK_START,
+    seconds_between,
+)
 
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:
@@ -97,9 +104,17 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "its node is gone or not ready"
     if facts.doom is not None and not facts.holds_place:
         return facts.doom.message
-    if not kept and facts.doom is None:
+    if not kept and facts.doom is None and _knows_notices(situation):
         return "the job has enough pods"
     return _stuck(situation, draft, facts)
+
+
+def _knows_notices(situation: Situation) -> bool:
+    """Whether the agents have had the time to report their notices.
+
+    To a new operator, the replacement of a pod whose node goes is one pod too many.
+    """
+    return seconds_between(situation.observed.operator_started_at, situation.now) >= OPERATOR_RESTART_GRACE
 
 
 def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:

@@ -273,10 +273,19 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
         return False
     if last is None:
         return seconds_between(_enough_since(situation, chosen), situation.now) < FIRST_GENERATION_PATIENCE
-    if not any(f.pod.ready and f.received_at is not None and f.silence < SILENT_ON_LOST_NODE for f in others):
+    if not any(f.pod.ready and _may_come_back(situation, f) for f in others):
         return False
-    since = max(last.ended_at or last.started_at, _enough_since(situation, chosen))
+    began = situation.observed.operator_started_at
+    since = max(last.ended_at or last.started_at, _enough_since(situation, chosen), began)
     return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE
+
+
+def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
+    """Whether its agent was heard just now, or is one that a new operator has yet to hear."""
+    if facts.received_at is not None:
+        return facts.silence < SILENT_ON_LOST_NODE
+    ready_since = facts.pod.ready_since
+    return ready_since is not None and ready_since < situation.observed.operator_started_at
 
 
 def _enough_since(situation: Situation, chosen: list[PodFacts]) -> datetime:
