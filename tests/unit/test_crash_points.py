@@ -27,8 +27,8 @@ def outcome(state: dict[str, Any], error: str = "") -> Outcome:
 
 def test_each_write_and_each_event_is_disturbed() -> None:
     found = Counter(each.kind for each in disturbances(num_writes=3, num_events=5))
-    kills = dict.fromkeys((Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE), 3)
-    assert found == kills | {Kind.EVENT_LOST: 5, Kind.EVENTS_LATE: 1}
+    of_writes = dict.fromkeys((Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE, Kind.THROTTLED), 3)
+    assert found == of_writes | {Kind.EVENT_LOST: 5, Kind.EVENTS_LATE: 1}
 
 
 def test_a_run_that_ends_otherwise_is_wrong() -> None:
