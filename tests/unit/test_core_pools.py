@@ -1,4 +1,7 @@
-"""An edit of capacity.pools reaches the pods that wait for a node, and no others."""
+"""Pods that wait for a node of a pool.
+
+An edit of capacity.pools reaches them, and no others. The job says what their pool asks for.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ NO_NODE = {
     "status": "False",
     "reason": "Unschedulable",
     "lastTransitionTime": at(90).isoformat(),
+    "message": "0/6 nodes are available: 6 node(s) didn't match Pod's node affinity/selector.",
 }
 
 
@@ -111,3 +115,26 @@ def test_an_upgrade_replaces_no_pod_whose_pool_is_there(now: tuple[dict[str, Any
 def test_a_job_that_a_newer_version_wrote_keeps_its_pods() -> None:
     scene = waiting_job(0, **pools()).with_pod(waiting_pod(pools(FAST), "fast"))
     assert scene.job(not_understood=("spec.capacity.pools",)).plan().actions == ()
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked"),
+    [
+        (FAST, "Pool fast asks for team=a"),
+        (FAST | {"provider": "eks"}, "Pool fast asks for spot nodes of eks with team=a"),
+        ({"name": "fast", "capacityType": "spot", "provider": "gke"}, "Pool fast asks for spot nodes of gke"),
+    ],
+    ids=["custom", "labels of its own", "provider"],
+)
+@pytest.mark.parametrize("fallback", [True, False], ids=["on-demand stands in", "alone"])
+def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
+    pool: dict[str, Any], asked: str, fallback: bool
+) -> None:
+    spec = pools(pool)
+    spec["capacity"]["fallback"] = {"policy": "OnDemand" if fallback else "None"}
+    scene = replace(waiting_job(0, **spec), now=NOW).with_pod(waiting_pod(spec, "fast"))
+    correct = "No node has the labels that the pod asks for: add such a node, or correct capacity.pools. "
+    said = scene.plan().status.condition("PodsHealthy")
+    assert said is not None
+    assert f"affinity/selector. {asked}. {'' if fallback else correct}The job has 0 of 5 spot nodes" in said.message
+    assert f". {asked}. " in scene.plan().status.message

@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
 from spottrain_operator.core.model import PodView
 
 # What decides on which nodes a pod of the pool may run, beside the capacity type.
@@ -18,11 +18,8 @@ def pool_hash(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | No
 
     Defaults are left out, as in the hash of the pod template. Pools of one name and type count as one.
     """
-    content = [
-        pool.model_dump(mode="json", include=_OF_PLACEMENT, exclude_defaults=True)
-        for pool in spec.capacity.pools
-        if pool.name == name and pool.capacity_type is capacity_type
-    ]
+    found = _pools(spec, capacity_type, name)
+    content = [pool.model_dump(mode="json", include=_OF_PLACEMENT, exclude_defaults=True) for pool in found]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10] if content else None
 
 
@@ -35,3 +32,20 @@ def asks_for_current_nodes(pod: PodView, spec: TrainingJobSpec) -> bool:
         return not spec.capacity.pools
     current = pool_hash(spec, pod.capacity_type, pod.pool)
     return current is not None and pod.pool_hash in (None, current)
+
+
+def pool_sentence(pod: PodView, spec: TrainingJobSpec) -> str:
+    """Which nodes the pod's pool asks for; empty without a pool."""
+    found = _pools(spec, pod.capacity_type, pod.pool)
+    return f"Pool {pod.pool} asks for {' or '.join(_nodes_of(pool) for pool in found)}" if found else ""
+
+
+def _nodes_of(pool: Pool) -> str:
+    labels = ", ".join(f"{key}={value}" for key, value in sorted((pool.node_selector or {}).items()))
+    if pool.provider is PoolProvider.CUSTOM:
+        return labels
+    return f"{pool.capacity_type.value} nodes of {pool.provider.value}{' with ' if labels else ''}{labels}"
+
+
+def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | None) -> list[Pool]:
+    return [pool for pool in spec.capacity.pools if pool.name == name and pool.capacity_type is capacity_type]

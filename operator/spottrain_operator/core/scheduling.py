@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
+from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.core.model import PodView
 
-NO_SUCH_NODE = (
-    "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or capacity"
-)
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
@@ -48,8 +46,22 @@ def lacks_claim(pod: PodView) -> bool:
     return pod.unschedulable_since is not None and "persistentvolumeclaim" in scheduler_says(pod).lower()
 
 
-def scheduler_advice(pod: PodView) -> str:
-    """What to change so that the scheduler finds a node for `pod`."""
+def suits_no_labels(pod: PodView) -> bool:
+    """Whether `pod` lacks a node for no other reason than the nodes' labels and taints."""
+    return _known_advice(pod) is None
+
+
+def _known_advice(pod: PodView) -> str | None:
     words = scheduler_says(pod).lower()
-    advice = next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
+    return next((advice for kind, advice in _ADVICE if kind in words), None)
+
+
+def scheduler_advice(pod: PodView, spec: TrainingJobSpec) -> str:
+    """What to change so that the scheduler finds a node for `pod`."""
+    advice = _known_advice(pod)
+    if advice is None:
+        own = "podTemplate.nodeSelector or " if spec.pod_template.node_selector else ""
+        where = "capacity.pools" if spec.capacity.pools else "capacity"
+        return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
+    words = scheduler_says(pod).lower()
     return f"{_NO_SUCH_DEVICE}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
