@@ -21,7 +21,7 @@ from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, PodView
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import lacks_claim, scheduler_advice, suits_no_labels
+from spottrain_operator.core.scheduling import lacks_claim, scheduler_advice, lacks_labelled_node
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     REFUSAL_MAX_PAUSE,
@@ -209,7 +209,7 @@ def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
     spec = situation.spec
     if pod.capacity_type is not CapacityType.SPOT or spec.pod_template.node_selector or not may_fall_back(spec):
         return False
-    return suits_no_labels(pod)
+    return lacks_labelled_node(pod)
 
 
 def advice(situation: Situation, pod: PodView) -> str:
@@ -218,7 +218,7 @@ def advice(situation: Situation, pod: PodView) -> str:
     Nothing has to change if on-demand nodes stand in for spot nodes.
     """
     spec = situation.spec
-    asked = pool_sentence(pod, spec) if suits_no_labels(pod) else ""
+    asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
     todo = "" if lacks_only_spot(situation, pod) else scheduler_advice(pod, spec)
     return ". ".join(part for part in (asked, todo) if part)
 
