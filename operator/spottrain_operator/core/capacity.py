@@ -21,7 +21,7 @@ from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, PodView
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import lacks_claim, scheduler_advice, lacks_labelled_node
+from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     REFUSAL_MAX_PAUSE,
