@@ -112,8 +112,11 @@ class JobReader:
         try:
             api_client = config.new_client_from_config(config_file=kubeconfig)
         except config.ConfigException as error:
+            path = kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+            said = str(error).removeprefix("Invalid kube-config file. ").removesuffix(".")
             raise UserError(
-                f"No cluster to talk to: {error}. Set KUBECONFIG, or start a cluster with `spottrain local up`."
+                f"No cluster to talk to: kubeconfig {path}: {said}. Set KUBECONFIG, or start a cluster with "
+                "`spottrain local up`."
             ) from error
         self._objects = client.CustomObjectsApi(api_client)
         self._core = client.CoreV1Api(api_client)

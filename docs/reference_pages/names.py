@@ -18,6 +18,16 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (contract.LABEL_CAPACITY_TYPE, "label of pods", "`on-demand` or `spot`: which nodes the pod asks for."),
     (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
     (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
+    (
+        contract.ANNOTATION_POOL,
+        "annotation of pods",
+        "Name of the pool (`capacity.pools`) whose nodes the pod asks for.",
+    ),
+    (
+        contract.ANNOTATION_POOL_HASH,
+        "annotation of pods",
+        "Hash of that pool's labels and tolerations: shows which waiting pods an edit replaces.",
+    ),
     (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
     (
         contract.LABEL_LEADER,

@@ -12,12 +12,11 @@ from functools import partial
 import pytest
 
 from cluster_setups import SPEC, RealSetup, Setup, pod_of, pods_of, put_job
-from spottrain_api.contract import API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
+from spottrain_api.contract import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.isolation import network_policy
-from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.tokens import NotOurPodError, TokenGate

@@ -77,6 +77,20 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
+@pytest.mark.parametrize("folder", ["mnie/deep", "/nowhere/at/all"])
+def test_a_folder_that_is_missing_is_named_with_the_place_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failure = missing_entrypoint(Entrypoint(script="train.py", working_dir=folder))
+    assert failure is not None
+    assert failure.message == (
+        f"entrypoint.workingDir: folder {folder} does not exist in the image (looked for {tmp_path / folder}). "
+        "Correct the path, or add the folder to the image. "
+        "A local cluster has no images: there the folder is on your machine."
+    )
+
+
 @pytest.mark.parametrize(
     "module", ["mine", "mine.train", "mine.deep.train", "alone", "theirs.cli", "elsewhere.train", "json.tool"]
 )

@@ -191,7 +191,10 @@ def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:
     scene = replace(starting_job(), now=at(2000)).all_say(**silent)
     status = scene.plan().status
     assert status.phase is Phase.RUNNING
-    assert status.message == "Training in generation 1 with 4 nodes; its script doesn't report steps"
+    assert status.message == (
+        "Training in generation 1 with 4 nodes; its script doesn't report steps: it has opened no session, so no "
+        "hang limit applies. If it should have, see where it stands: kubectl logs -n default job-1"
+    )
     hung = scene.all_say(
         progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None})
     )

@@ -77,7 +77,9 @@ def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
     assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
 
 
-NO_SUCH_DEVICE = "If no node offers this device, correct its name in resources, or install its device plugin. "
+NO_SUCH_DEVICE = (
+    "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device plugin. "
+)
 TOO_LARGE_ADVICE = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
@@ -118,8 +120,7 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
-            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or "
-            "capacity",
+            "No node has the labels that the pod asks for: add such a node, or correct capacity",
         ),
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
@@ -136,6 +137,27 @@ def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice:
     quoted, _, _ = said.partition(". n")
     node = "node" if advice == CLAIM_ADVICE else "on-demand node"
     assert message == f"pod job-5 has no {node}: {quoted.removesuffix('.')}. {advice}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "device"),
+    [
+        (
+            {"processesPerNode": 16},
+            "A pod asks for 16 nvidia.com/gpu, as processesPerNode is 16. If no node offers any, install its device "
+            "plugin",
+        ),
+        (
+            {"processesPerNode": 16, "resources": {"limits": {"nvidia.com/gpu": 16}}},
+            "If no node offers this device, correct its name in resources, or install its device plugin",
+        ),
+    ],
+    ids=["by default", "in resources"],
+)
+def test_the_advice_names_where_the_job_asks_for_devices(spec: dict[str, Any], device: str) -> None:
+    lacking = replace(unplaced(TOO_LARGE), capacity_type=CapacityType.ON_DEMAND)
+    message = condition(replace(waiting_job(0, **ON_DEMAND_ALONE, **spec), now=NOW).with_pod(lacking)).message
+    assert message.endswith(f"6 Insufficient nvidia.com/gpu. {device}. {TOO_LARGE_ADVICE}")
 
 
 @pytest.mark.parametrize(

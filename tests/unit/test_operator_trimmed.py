@@ -13,6 +13,8 @@ import pytest
 from spottrain_api.contract import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
+    ANNOTATION_POOL,
+    ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
     LABEL_CAPACITY_TYPE,
     LABEL_JOB,
@@ -23,7 +25,6 @@ from spottrain_api.contract import (
 )
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.observe import node_view, owned_by, pod_view
-from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.cluster.trimmed import trimmed_job, trimmed_node, trimmed_pod
 
 AT = "2026-01-01T00:00:00Z"
@@ -72,7 +73,12 @@ def pod(**status: Any) -> Manifest:
             "uid": "u",
             "resourceVersion": "7",
             "labels": labels,
-            "annotations": {ANNOTATION_POOL: "a", ANNOTATION_DO_NOT_DISRUPT: "true", "other": "x"},
+            "annotations": {
+                ANNOTATION_POOL: "a",
+                ANNOTATION_POOL_HASH: "b",
+                ANNOTATION_DO_NOT_DISRUPT: "true",
+                "other": "x",
+            },
             "ownerReferences": [{"uid": "j", "controller": True}],
             "creationTimestamp": AT,
             "deletionTimestamp": AT,

@@ -54,8 +54,9 @@ def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
     message = None
     if entrypoint.working_dir and not base.is_dir():
         message = (
-            f"entrypoint.workingDir: folder {entrypoint.working_dir} does not exist in the image. "
-            "Correct the path, or add the folder to the image."
+            f"entrypoint.workingDir: folder {entrypoint.working_dir} does not exist in the image"
+            f" (looked for {base.resolve()}). Correct the path, or add the folder to the image. "
+            "A local cluster has no images: there the folder is on your machine."
         )
     elif entrypoint.script and not (base / entrypoint.script).is_file():
         message = (

@@ -17,6 +17,8 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_SEQUENCE = f"{GROUP}/sequence"
 LABEL_TEMPLATE_HASH = f"{GROUP}/template-hash"
+ANNOTATION_POOL = f"{GROUP}/pool"
+ANNOTATION_POOL_HASH = f"{GROUP}/pool-hash"
 # Of the operator's pods, the one that leads has this label, with the value "true".
 LABEL_LEADER = f"{GROUP}/leader"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"

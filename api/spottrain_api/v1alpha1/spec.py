@@ -72,7 +72,8 @@ class RunPolicy(Resource):
         Field(
             ge=5,
             description="Seconds in which no rank makes a step, after which the generation counts as hung. While the "
-            "ranks save before they end, startTimeoutSeconds counts if it is longer.",
+            "ranks save before they end, startTimeoutSeconds counts if it is longer. A script that opens no session "
+            "has no such limit.",
         ),
     ] = 600
     start_timeout_seconds: Annotated[
@@ -80,7 +81,7 @@ class RunPolicy(Resource):
         Field(
             ge=5,
             description="Seconds from a generation's start to its first step after which it counts as hung. Raise it "
-            "if the model takes longer to load or to compile.",
+            "if the model takes longer to load or to compile. A script that opens no session has no such limit.",
         ),
     ] = 900
 

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from spottrain_api.contract import (
     ANNOTATION_NOTICE,
+    ANNOTATION_POOL,
+    ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
     LABEL_CAPACITY_TYPE,
     LABEL_SEQUENCE,
@@ -27,7 +29,6 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import state_beside, trainer_status
-from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
 
@@ -134,6 +135,7 @@ def pod_view(pod: Manifest) -> PodView:
         disruption=_disruption(status, conditions),
         container_started="running" in state or bool(terminated and not failed_start),
         pool=annotations.get(ANNOTATION_POOL),
+        pool_hash=annotations.get(ANNOTATION_POOL_HASH),
         protection={name: annotations[name] for name in PROTECTION if name in annotations},
     )
 

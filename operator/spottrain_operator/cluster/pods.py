@@ -14,8 +14,9 @@ import json
 from dataclasses import dataclass
 
 from spottrain_api.contract import (
+    ANNOTATION_POOL,
+    ANNOTATION_POOL_HASH,
     API_VERSION,
-    GROUP,
     KIND,
     LABEL_CAPACITY_TYPE,
     LABEL_JOB,
@@ -33,8 +34,8 @@ from spottrain_operator.cluster.containers import beside, needs_tmp, trainer
 from spottrain_operator.cluster.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.cluster.networks import preset_of
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site, affinity, tolerations
+from spottrain_operator.core.pools import pool_hash
 
-ANNOTATION_POOL = f"{GROUP}/pool"
 # The kubelet renews a projected token after four fifths of its lifetime.
 TOKEN_EXPIRATION_SECONDS = 3600
 # Restricted pods may not run as root, and most images name no other user.
@@ -138,7 +139,9 @@ def build_pod(
             "name": name,
             "namespace": job.namespace,
             "labels": _no_mesh(NO_MESH_LABELS, template) | template.labels | own_labels,
-            "annotations": _annotations(template) | control.annotations | ({ANNOTATION_POOL: pool} if pool else {}),
+            "annotations": _annotations(template)
+            | control.annotations
+            | _pool_annotations(spec, capacity_type, pool),
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
@@ -158,6 +161,11 @@ def _annotations(template: PodTemplate) -> dict[str, str]:
     preset = preset_of(template.network)
     network = dict(preset.annotations) if preset is not None else {}
     return _no_mesh(NO_MESH_ANNOTATIONS, template) | template.annotations | network
+
+
+def _pool_annotations(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, str]:
+    known = pool_hash(spec, capacity_type, pool)
+    return {ANNOTATION_POOL: pool, ANNOTATION_POOL_HASH: known} if pool and known else {}
 
 
 def _no_mesh(defaults: dict[str, str], template: PodTemplate) -> dict[str, str]:

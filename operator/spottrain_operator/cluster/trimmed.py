@@ -14,17 +14,20 @@ from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     ANNOTATION_NOTICE,
+    ANNOTATION_POOL,
+    ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
     LABEL_JOB,
     LABEL_JOB_UID,
     accepted_taints,
 )
 from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.pods import ANNOTATION_POOL
 from spottrain_operator.core.protection import PROTECTION
 
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_POD_ANNOTATIONS = frozenset({ANNOTATION_POOL, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA, *PROTECTION})
+_POD_ANNOTATIONS = frozenset(
+    {ANNOTATION_POOL, ANNOTATION_POOL_HASH, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA, *PROTECTION}
+)
 _POD_METADATA = (
     "namespace",
     "name",

@@ -19,8 +19,9 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, PodView
+from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import NO_SUCH_NODE, lacks_claim, scheduler_advice
+from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     PREWARMED_STAY,
@@ -236,15 +237,18 @@ def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
     spec = situation.spec
     if pod.capacity_type is not CapacityType.SPOT or spec.pod_template.node_selector or not may_fall_back(spec):
         return False
-    return scheduler_advice(pod) == NO_SUCH_NODE
+    return lacks_labelled_node(pod)
 
 
 def advice(situation: Situation, pod: PodView) -> str:
-    """What to change so that `pod` gets a node.
+    """What the pod's pool asks for, and what to change so that `pod` gets a node.
 
-    Empty if on-demand nodes stand in for spot nodes.
+    Nothing has to change if on-demand nodes stand in for spot nodes.
     """
-    return "" if lacks_only_spot(situation, pod) else scheduler_advice(pod)
+    spec = situation.spec
+    asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
+    todo = "" if lacks_only_spot(situation, pod) else scheduler_advice(pod, spec)
+    return ". ".join(part for part in (asked, todo) if part)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:

@@ -12,6 +12,7 @@ from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.model import DeleteJob, DeletePod
+from spottrain_operator.core.pools import asks_for_current_nodes
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.timing import (
@@ -100,6 +101,8 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "its container has ended"
     if not facts.current:
         return "it was made from an older template"
+    if _waits_for_old_pool(situation, facts):
+        return "it waits for nodes of a pool that was edited or removed"
     if facts.unreachable:
         return "its node is gone or not ready"
     if facts.doom is not None and not facts.holds_place:
@@ -115,6 +118,13 @@ def _knows_notices(situation: Situation) -> bool:
     To a new operator, the replacement of a pod whose node goes is one pod too many.
     """
     return seconds_between(situation.observed.operator_started_at, situation.now) >= OPERATOR_RESTART_GRACE
+
+
+def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
+    """A pod with a node stays: what trains doesn't depend on the pool."""
+    if facts.pod.node is not None or situation.observed.job.not_understood:
+        return False
+    return not asks_for_current_nodes(facts.pod, situation.spec)
 
 
 def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:

@@ -108,9 +108,16 @@ def _of_generation(
     stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
         return f"Starting {name}{stands_still}"
-    unseen = "; its script doesn't report steps" if generation.first_step_at is None else ""
+    unseen = f"; {_without_session(situation, generation)}" if generation.first_step_at is None else ""
     note = f". {status.progress.message}" if status.progress.message else ""  # what did not go as planned
     return f"Training in {name}{unseen}{stands_still}{note}"
+
+
+def _without_session(situation: Situation, generation: GenerationStatus) -> str:
+    return (
+        "its script doesn't report steps: it has opened no session, so no hang limit applies. If it should have, see "
+        f"where it stands: kubectl logs -n {situation.observed.job.namespace} {generation.members[0].pod}"
+    )
 
 
 def _what_is_missing(situation: Situation, draft: Draft) -> str:

@@ -43,6 +43,7 @@ class PodView:
     disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
     container_started: bool = False  # the container runs, or has run
     pool: str | None = None
+    pool_hash: str | None = None  # None: an older release created the pod, or it has no pool
     protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
+from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.core.model import PodView
 
-NO_SUCH_NODE = (
-    "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or capacity"
-)
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
@@ -26,7 +24,6 @@ _ADVICE = (
 )
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
-_NO_SUCH_DEVICE = "If no node offers this device, correct its name in resources, or install its device plugin"
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
 _EVICTIONS = re.compile(r"[.,]?\s*(no new claims to deallocate,\s*)?preemption: .*$", re.DOTALL)
 
@@ -48,8 +45,31 @@ def lacks_claim(pod: PodView) -> bool:
     return pod.unschedulable_since is not None and "persistentvolumeclaim" in scheduler_says(pod).lower()
 
 
-def scheduler_advice(pod: PodView) -> str:
-    """What to change so that the scheduler finds a node for `pod`."""
+def lacks_labelled_node(pod: PodView) -> bool:
+    """Whether `pod` lacks a node for no other reason than the nodes' labels and taints."""
+    return _known_advice(pod) is None
+
+
+def _known_advice(pod: PodView) -> str | None:
     words = scheduler_says(pod).lower()
-    advice = next((advice for kind, advice in _ADVICE if kind in words), NO_SUCH_NODE)
-    return f"{_NO_SUCH_DEVICE}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
+    return next((advice for kind, advice in _ADVICE if kind in words), None)
+
+
+def scheduler_advice(pod: PodView, spec: TrainingJobSpec) -> str:
+    """What to change so that the scheduler finds a node for `pod`."""
+    advice = _known_advice(pod)
+    if advice is None:
+        own = "podTemplate.nodeSelector or " if spec.pod_template.node_selector else ""
+        where = "capacity.pools" if spec.capacity.pools else "capacity"
+        return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
+    words = scheduler_says(pod).lower()
+    return f"{_of_device(spec)}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
+
+
+def _of_device(spec: TrainingJobSpec) -> str:
+    """What the job asks for. How much nodes offer isn't known here: no pod of the job is on them."""
+    if spec.resources is not None:
+        return "If no node offers this device, correct its name in resources, or install its device plugin"
+    num = spec.processes_per_node
+    asked = f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
+    return f"{asked}. If no node offers any, install its device plugin"

@@ -1,0 +1,140 @@
+"""Pods that wait for a node of a pool.
+
+An edit of capacity.pools reaches them, and no others. The job says what their pool asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scene import NOW, Scene, at, training_job, waiting_job
+from simulation import spec_of
+from spottrain_api.contract import ANNOTATION_POOL_HASH, CapacityType
+from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.observe import pod_view
+from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.cluster.trimmed import trimmed_pod
+from spottrain_operator.core.model import CreatePod, DeletePod, PodView
+
+LABELS = {"team": "a"}
+FAST: dict[str, Any] = {"name": "fast", "capacityType": "spot", "provider": "custom", "nodeSelector": LABELS}
+# Other pools may have its name.
+ON_DEMAND = FAST | {"capacityType": "on-demand", "nodeSelector": {"team": "b"}}
+TAINT = {"key": "team", "operator": "Exists"}
+NO_NODE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "lastTransitionTime": at(90).isoformat(),
+    "message": "0/6 nodes are available: 6 node(s) didn't match Pod's node affinity/selector.",
+}
+
+
+def pools(*pools: dict[str, Any]) -> dict[str, Any]:
+    return {"nodes": {"min": 1, "max": 5}, "capacity": {"pools": list(pools)}}
+
+
+def waiting_pod(spec: dict[str, Any], pool: str | None, *, of_older_release: bool = False) -> PodView:
+    """The fifth pod as the operator created it and reads it again. No node suits it."""
+    manifest = build_pod(
+        JobRef(namespace="default", name="job", uid="0123456789ab"),
+        spec_of(**spec),
+        name="job-5",
+        sequence=5,
+        capacity_type=CapacityType.SPOT,
+        pool=pool,
+        control=ControlAddress(url="https://control:8443", ca="CA"),
+    )
+    if of_older_release:
+        del manifest["metadata"]["annotations"][ANNOTATION_POOL_HASH]
+    manifest["metadata"] |= {"uid": "u5", "creationTimestamp": at(80).isoformat()}
+    read = pod_view(trimmed_pod(manifest | {"status": {"phase": "Pending", "conditions": [NO_NODE]}}))
+    return replace(read, template_hash="t1")
+
+
+def num_created(scene: Scene) -> int:
+    return sum(isinstance(action, CreatePod) for action in scene.plan().actions)
+
+
+def replaced(scene: Scene) -> bool:
+    """Whether the fifth pod is deleted, and as many are created as if it weren't there."""
+    deleted = [(each.name, each.reason) for each in scene.plan().actions if isinstance(each, DeletePod)]
+    assert deleted in ([], [("job-5", "it waits for nodes of a pool that was edited or removed")])
+    assert num_created(scene) == num_created(scene.without_pod(5)) - (not deleted)
+    return bool(deleted)
+
+
+@pytest.mark.parametrize(
+    ("now", "edited"),
+    [
+        ((FAST, ON_DEMAND), False),
+        ((ON_DEMAND, FAST), False),
+        ((FAST | {"pricePerHour": 9.5}, ON_DEMAND), False),
+        ((FAST, ON_DEMAND, FAST | {"name": "more"}), False),
+        ((FAST, ON_DEMAND | {"nodeSelector": {"team": "c"}}), False),
+        ((FAST | {"nodeSelector": {"team": "c"}}, ON_DEMAND), True),
+        ((FAST | {"provider": "gke"}, ON_DEMAND), True),
+        ((FAST | {"tolerations": [TAINT]}, ON_DEMAND), True),
+        ((FAST | {"name": "other"}, ON_DEMAND), True),
+        ((), True),
+    ],
+    ids=[
+        *("the same", "order", "price", "one more", "one of another type"),
+        *("labels", "provider", "taints", "name", "removed"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True], ids=["a new job", "one that trains"])
+def test_a_pod_that_waits_for_an_edited_pool_is_replaced(
+    now: tuple[dict[str, Any], ...], edited: bool, begun: bool
+) -> None:
+    waiting = waiting_pod(pools(FAST, ON_DEMAND), "fast")
+    scene = training_job(**pools(*now)) if begun else replace(waiting_job(0, **pools(*now)), now=NOW)
+    assert replaced(scene.with_pod(waiting)) == edited
+
+
+def test_a_pod_that_waits_for_any_node_is_replaced_once_there_are_pools() -> None:
+    waiting = waiting_pod(pools(), None)
+    assert replaced(waiting_job(0, **pools(FAST)).with_pod(waiting))
+    assert not replaced(waiting_job(0, **pools()).with_pod(waiting))
+
+
+def test_a_pod_with_a_node_stays() -> None:
+    placed = replace(waiting_pod(pools(FAST), "fast"), node="n5", unschedulable_since=None)
+    assert not replaced(training_job(**pools()).with_pod(placed))
+
+
+@pytest.mark.parametrize(("now", "edited"), [((FAST,), False), ((FAST | {"name": "other"},), True)], ids=["", "gone"])
+def test_an_upgrade_replaces_no_pod_whose_pool_is_there(now: tuple[dict[str, Any], ...], edited: bool) -> None:
+    waiting = waiting_pod(pools(FAST), "fast", of_older_release=True)
+    assert replaced(waiting_job(0, **pools(*now)).with_pod(waiting)) == edited
+
+
+def test_a_job_that_a_newer_version_wrote_keeps_its_pods() -> None:
+    scene = waiting_job(0, **pools()).with_pod(waiting_pod(pools(FAST), "fast"))
+    assert scene.job(not_understood=("spec.capacity.pools",)).plan().actions == ()
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked"),
+    [
+        (FAST, "Pool fast asks for team=a"),
+        (FAST | {"provider": "eks"}, "Pool fast asks for spot nodes of eks with team=a"),
+        ({"name": "fast", "capacityType": "spot", "provider": "gke"}, "Pool fast asks for spot nodes of gke"),
+    ],
+    ids=["custom", "labels of its own", "provider"],
+)
+@pytest.mark.parametrize("fallback", [True, False], ids=["on-demand stands in", "alone"])
+def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
+    pool: dict[str, Any], asked: str, fallback: bool
+) -> None:
+    spec = pools(pool)
+    spec["capacity"]["fallback"] = {"policy": "OnDemand" if fallback else "None"}
+    scene = replace(waiting_job(0, **spec), now=NOW).with_pod(waiting_pod(spec, "fast"))
+    correct = "No node has the labels that the pod asks for: add such a node, or correct capacity.pools. "
+    said = scene.plan().status.condition("PodsHealthy")
+    assert said is not None
+    assert f"affinity/selector. {asked}. {'' if fallback else correct}The job has 0 of 5 spot nodes" in said.message
+    assert f". {asked}. " in scene.plan().status.message
