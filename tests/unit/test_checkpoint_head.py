@@ -15,11 +15,18 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageUnavailable,
 )
+from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY, commit, fence, prune, read_head
 from spottrain.checkpoint.stores.storage import Buffer
 
 ROUNDS = 200
+
+
+def of_start(start: str, step: int, generation: int = 2) -> Commit:
+    """A commit as the checkpointer names it: by the start of its generation, and by the save."""
+    attempt = Attempt.new(generation, step, f"{start}-{step:016x}").prefix
+    return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="")
 
 
 def new(step: int, generation: int = 1, name: str = "") -> Commit:
@@ -65,6 +72,31 @@ def test_a_fence_holds_before_the_first_commit() -> None:
     assert fence(storage, 2).newest is None
     with pytest.raises(Fenced):
         commit(storage, new(1, generation=1))
+
+
+def test_of_a_generation_that_was_started_twice_the_first_to_commit_goes_on() -> None:
+    """As after a restore of etcd, if ranks run on that the restored cluster doesn't know."""
+    storage = MemoryStorage()
+    commit(storage, of_start("job-g1", 10, generation=1))
+    for _ in ("job-g2-1", "job-g2-2"):
+        assert fence(storage, 2).newest == of_start("job-g1", 10, generation=1)
+    commit(storage, of_start("job-g2-2", 15), resumed_from_step=10)
+    with pytest.raises(Fenced, match=r"it was started twice.* and the other start has committed step 15") as refused:
+        commit(storage, of_start("job-g2-1", 20), resumed_from_step=10)
+    assert refused.value.fence == 2
+    commit(storage, of_start("job-g2-2", 25), resumed_from_step=10)
+    assert steps(storage) == [25, 15, 10]
+
+
+def test_a_start_that_has_resumed_from_another_goes_on_from_there() -> None:
+    """As a new job does whose folder has commits of an earlier job."""
+    storage = MemoryStorage()
+    commit(storage, of_start("job-g2-1", 10))
+    commit(storage, of_start("other-g2-9", 20), resumed_from_step=10)
+    commit(storage, of_start("other-g2-9", 30), resumed_from_step=10)
+    with pytest.raises(Fenced, match="it was started twice"):
+        commit(storage, of_start("job-g2-1", 40))
+    assert steps(storage) == [30, 20, 10]
 
 
 @pytest.mark.parametrize(("step", "generation"), [(10, 1), (9, 1), (10, 2), (9, 2)])

@@ -100,7 +100,16 @@ def test_first_generation(change: Change, num_members: int | None) -> None:
     assert generation is not None
     assert len(generation.members) == num_members
     assert generation.rendezvous_endpoint == "10.0.0.1:29001"
-    assert generation.rendezvous_id == "job-01234567-g1"
+    assert generation.rendezvous_id.startswith("job-01234567-g1-")
+
+
+def test_a_number_that_comes_again_is_another_start() -> None:
+    """As after a restore of etcd."""
+    first, again = (replace(waiting_job(), now=at(s)).all_say().plan().status.generation for s in (5, 6))
+    assert first is not None
+    assert again is not None
+    assert first.number == again.number
+    assert first.rendezvous_id != again.rendezvous_id
 
 
 ENDS: list[Any] = [

@@ -287,7 +287,7 @@ def test_a_commit_whose_weights_a_rival_has_dropped_is_refused() -> None:
     storage = MemoryStorage()
     late = checkpointer(storage)
     save(late, 10)
-    rival = Checkpointer(storage, generation=1, attempt_id="b", rank=0, world_size=1)
+    rival = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
     save(rival, 20)
     gone = frozen_files(storage)[0]
     whole = storage.get(gone)[0]

@@ -254,7 +254,8 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
     return GenerationStatus(
         number=number,
         state=GenerationState.ACTIVE,
-        rendezvous_id=f"{job.name}-{job.uid[:8]}-g{number}",
+        # A restore of etcd may let the number come again. The time tells the two apart.
+        rendezvous_id=f"{job.name}-{job.uid[:8]}-g{number}-{situation.now:%Y%m%d%H%M%S}",
         rendezvous_endpoint=f"{members[0].address}:{port}",
         world_size=len(members) * situation.spec.processes_per_node,
         members=members,

@@ -64,7 +64,7 @@ class StorageMissing(StorageDenied):
 
 
 class Fenced(CheckpointError):
-    """A newer generation, `fence`, has taken over.
+    """A newer generation, `fence`, has taken over, or another start of the same one.
 
     This process may not commit any more.
     """

@@ -18,6 +18,7 @@ from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 ATTEMPTS = "attempts/"
 _NAME = re.compile(r"attempts/g(\d+)-s(\d+)-[^/]+/")
+_START = re.compile(r"attempts/g\d+-s\d+-(.+)-[0-9a-f]{16}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,15 @@ class Attempt:
         if match is None:
             return None
         return cls(generation=int(match[1]), step=int(match[2]), prefix=match[0])
+
+
+def start_of(prefix: str) -> str | None:
+    """The id of the generation's start (`attempt_id`) that wrote the attempt at `prefix`.
+
+    None if the prefix doesn't have that form.
+    """
+    match = _START.fullmatch(prefix)
+    return match[1] if match is not None else None
 
 
 def collect_receipts(

@@ -19,6 +19,7 @@ from spottrain.checkpoint.errors import (
     StepBehind,
     StorageUnavailable,
 )
+from spottrain.checkpoint.format.attempt import start_of
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.rebuild import rebuild
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -71,7 +72,7 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
         What HEAD says from now on.
 
     Raises:
-        Fenced: A newer generation has taken over.
+        Fenced: A newer generation has taken over, or another start of this one.
         StepBehind: A commit of this step, or of a later one, exists.
         FrozenWeightsGone: No commit holds the frozen weights.
     """
@@ -122,6 +123,8 @@ def _kept_before(head: Head, new: Commit, resumed_from_step: int | None) -> tupl
     if newest is None:
         return commits
     base = resumed_from_step
+    if newest.step != base:
+        _refuse_other_start(newest, new)
     if base is not None and new.generation > newest.generation and any(kept.step == base for kept in commits):
         commits = tuple(kept for kept in commits if kept.step <= base)
         newest = commits[0]
@@ -138,6 +141,20 @@ def _refuse_fenced(head: Head, generation: int) -> None:
         raise Fenced(
             f"Generation {generation} may not commit any more: generation {head.fence} has taken over this job.",
             head.fence,
+        )
+
+
+def _refuse_other_start(newest: Commit, new: Commit) -> None:
+    """Refuse a commit beside those of another start of the same generation.
+
+    After a restore of etcd, an operator may give a number again whose generation still runs somewhere. Only one of
+    the two may go on.
+    """
+    if newest.generation == new.generation and start_of(newest.attempt) != start_of(new.attempt):
+        raise Fenced(
+            f"Generation {new.generation} may not commit any more: it was started twice, as after a restore of etcd, "
+            f"and the other start has committed step {newest.step}.",
+            new.generation,
         )
 
 
