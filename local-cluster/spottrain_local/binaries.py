@@ -28,6 +28,8 @@ from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
 # The main package of each binary.
 PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
+    "etcdctl": "go.etcd.io/etcd/etcdctl/v3",
+    "etcdutl": "go.etcd.io/etcd/etcdutl/v3",
     "helm": "helm.sh/helm/v4/cmd/helm",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -38,7 +40,7 @@ PACKAGES = {
 # Serves `kubectl exec`, `attach`, `cp` and `port-forward` on nodes.
 STREAMS = "kubelet-streams"
 # A control plane needs these. KUBEBUILDER_ASSETS need not have helm if it is on the PATH. Without any other one, only
-# what it serves is missing.
+# what it serves is missing. Tests of a restore of etcd need etcdctl and etcdutl.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # `go build` names a binary after the last element of its package's path.
 BUILT_NAMES = {"etcd": "server"}

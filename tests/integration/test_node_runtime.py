@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from cluster_fixtures import Kubectl, wait_for
+from etcd import Etcd
 from runtime_node import NAMESPACE, NODE, ONLY_HERE, NodeProcess, Pods, running_node, sh
 from spottrain_local.cluster import Cluster
 
@@ -141,6 +142,30 @@ def test_a_forced_deletion_leaves_no_process(pods: Pods, node: NodeProcess) -> N
     pods.wait_log("forced", "ready")
     pods.delete("forced", "--force", "--grace-period=0")
     wait_for(lambda: not node.pod_processes(), "the pod's processes are gone", 5)
+
+
+def test_a_pod_that_etcd_no_longer_knows_has_its_grace_period(
+    pods: Pods, node: NodeProcess, local_cluster: Cluster, tmp_path: Path
+) -> None:
+    """As after a restore of etcd from a backup that is older than the pod."""
+    said = tmp_path / "said"
+    script = f"trap 'sleep 2; echo bye > {said}; exit 0' TERM; echo ready; while true; do sleep 0.02; done"
+    pods.create("forgotten", sh(script), terminationGracePeriodSeconds=20)
+    pods.wait_log("forgotten", "ready")
+    Etcd(cluster=local_cluster).ctl("del", f"/registry/pods/{NAMESPACE}/forgotten")
+    wait_for(lambda: not node.pod_processes(), "the pod's processes are gone", 15)
+    assert said.read_text() == "bye\n"
+
+
+def test_a_status_that_goes_back_is_reported_again(pods: Pods) -> None:
+    """As after a restore of etcd from a backup that was made while the pod started."""
+    pods.create("back", sh("echo ready; sleep 1000"))
+    pods.wait_log("back", "ready")
+    wait_for(lambda: pods.status("back")["phase"] == "Running", "it runs")
+    before = '{"status": {"phase": "Pending", "conditions": null, "containerStatuses": null}}'
+    pods.kubectl("patch", "pod", "back", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", before)
+    wait_for(lambda: pods.status("back")["phase"] == "Running", "it is reported to run")
+    assert "running" in pods.container("back")["state"]
 
 
 def test_pre_stop_runs_before_sigterm(pods: Pods, tmp_path: Path) -> None:

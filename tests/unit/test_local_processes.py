@@ -34,7 +34,8 @@ case "$1" in
   build)
     {before}
     for word; do [ "$previous" = -o ] && target="$word"; previous="$word"; done
-    for name in server helm kube-apiserver kube-controller-manager kube-scheduler kubelet-streams metrics-server; do
+    for name in server etcdctl etcdutl helm kube-apiserver kube-controller-manager kube-scheduler kubelet-streams \
+      metrics-server; do
       echo $name > "$target$name"
     done
     printf 'a/b\\nc/d\\n' >&2 ;;

@@ -27,7 +27,6 @@ from spottrain_local.node.volumes import VolumeError
 
 logger = logging.getLogger(__name__)
 
-FORCED_GRACE_SECONDS = 1.0
 _SETUP_RETRY_SECONDS = 1.0
 _PUBLISH_RETRY_SECONDS = 0.5
 
@@ -119,11 +118,15 @@ class PodWorker:
         self._changed.set()
 
     def removed(self) -> None:
-        """End what still runs, quickly: the API object is gone."""
+        """End what still runs: the API object is gone.
+
+        A forced deletion has left no time before that. An object that is gone without a deletion, as after a restore
+        of etcd from a backup, leaves the pod its grace period.
+        """
         self._gone.set()
         self._deleted.set()
         self._changed.set()
-        self.stop(FORCED_GRACE_SECONDS)
+        self.stop(self.context.grace_seconds)
 
     def fail(self, reason: str, message: str, grace_seconds: float) -> None:
         """End the pod as Failed, for a reason of the node's own."""
@@ -297,11 +300,14 @@ class PodWorker:
         return True
 
     def _stands(self, status: JSONObject) -> bool:
-        """Return whether the API object has these conditions, too.
+        """Return whether the API object has this phase and these conditions, too.
 
-        While a node is silent, its pods are marked not ready.
+        While a node is silent, its pods are marked not ready. After a restore of etcd, all may be older.
         """
-        seen = {c["type"]: c["status"] for c in (self.context.pod.get("status") or {}).get("conditions") or []}
+        found = self.context.pod.get("status") or {}
+        if found.get("phase") != status["phase"]:
+            return False
+        seen = {c["type"]: c["status"] for c in found.get("conditions") or []}
         return all(seen.get(c["type"], c["status"]) == c["status"] for c in status["conditions"])
 
     def _path(self) -> str:
