@@ -133,7 +133,9 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """The living processes of the cluster with this state folder, with their names in `info`.
+    """The living processes of the cluster with this state folder.
+
+    `info` has their names.
 
     Their command or environment names the folder.
     """

@@ -1,4 +1,4 @@
-"""The implementations of the cluster client for contract tests, each with a cluster."""
+"""Implementations of the cluster client for contract tests, with a cluster each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A control API for tests, over real HTTP, with a reviewer of tokens that can hold and fail."""
+"""A control API for tests, over real HTTP.
+
+Its reviewer of tokens can hold and fail.
+"""
 
 from __future__ import annotations
 

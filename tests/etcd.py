@@ -1,4 +1,7 @@
-"""The etcd of a local cluster: a backup, and a restore, with the commands of docs/how-to/restore-etcd.md."""
+"""The etcd of a local cluster: a backup, and a restore.
+
+The commands are those of docs/how-to/restore-etcd.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The contract of lists, watches and the answers to deletions, on which the caches rely.
+"""The contract of lists, watches and answers to deletions.
+
+The caches rely on it.
 
 It holds for the cluster in memory and for a real API server.
 """

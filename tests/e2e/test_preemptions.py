@@ -138,7 +138,10 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
 
 
 def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: Cluster, tmp_path: Path) -> None:
-    """EC2 recommends to leave the node first, so a pod is ready ahead of time, and no node is missing afterwards."""
+    """EC2 recommends to leave the node first.
+
+    So a pod is ready ahead of time, and no node is missing afterwards.
+    """
     pools = [{"name": kind, "provider": "eks", "capacityType": kind} for kind in ("on-demand", "spot")]
     with rehearsal(
         operator_cluster,

@@ -1,4 +1,7 @@
-"""A restore of etcd from a backup, while a job trains a later generation than the backup knows."""
+"""A restore of etcd from a backup, while a job trains a later generation.
+
+The backup knows an earlier one.
+"""
 
 from __future__ import annotations
 

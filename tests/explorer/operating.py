@@ -218,7 +218,10 @@ def _problems(observed: Observed, decided: Any, going: set[str]) -> Iterator[str
 
 
 def _problems_of_hints(observed: Observed, decided: Plan, nodes: Sequence[Node]) -> Iterator[str]:
-    """A hint may create one pod more than nodes.max, and no more. It never ends a generation."""
+    """A hint may create one pod more than nodes.max, and no more.
+
+    It never ends a generation.
+    """
     before, after = observed.job.status.generation, decided.status.generation
     calm = not any(node.deadline is not None or node.died is not None for node in nodes)
     trained = before is not None and before.state is GenerationState.ACTIVE

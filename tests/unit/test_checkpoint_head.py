@@ -24,7 +24,10 @@ ROUNDS = 200
 
 
 def of_start(start: str, step: int, generation: int = 2) -> Commit:
-    """A commit as the checkpointer names it: by the start of its generation, and by the save."""
+    """A commit as the checkpointer names it.
+
+    The name is of the start of its generation, and of the save.
+    """
     attempt = Attempt.new(generation, step, f"{start}-{step:016x}").prefix
     return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="")
 
@@ -75,7 +78,7 @@ def test_a_fence_holds_before_the_first_commit() -> None:
 
 
 def test_of_a_generation_that_was_started_twice_the_first_to_commit_goes_on() -> None:
-    """As after a restore of etcd, if ranks run on that the restored cluster doesn't know."""
+    """Ranks run on that the restored cluster doesn't know."""
     storage = MemoryStorage()
     commit(storage, of_start("job-g1", 10, generation=1))
     for _ in ("job-g2-1", "job-g2-2"):

@@ -60,7 +60,10 @@ def num_created(scene: Scene) -> int:
 
 
 def replaced(scene: Scene) -> bool:
-    """Whether the fifth pod is deleted, and as many are created as if it weren't there."""
+    """Whether the fifth pod is deleted and replaced.
+
+    As many are created as if it weren't there.
+    """
     deleted = [(each.name, each.reason) for each in scene.plan().actions if isinstance(each, DeletePod)]
     assert deleted in ([], [("job-5", "it waits for nodes of a pool that was edited or removed")])
     assert num_created(scene) == num_created(scene.without_pod(5)) - (not deleted)

@@ -1,4 +1,7 @@
-"""Pods that are created ahead of time, while a cloud recommends to leave a member's node."""
+"""Pods that are created ahead of time.
+
+Meanwhile, a cloud recommends to leave a member's node.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ NO_NODE: dict[str, Any] = {
 
 
 def job(max_prewarmed: int = 1, **spot: Any) -> Scene:
-    """Pods 1 and 2 on on-demand nodes and 3 and 4 on spot nodes train. nodes.max is 4."""
+    """Pods 1 and 2 on on-demand nodes and 3 and 4 on spot nodes train.
+
+    nodes.max is 4.
+    """
     spot = {"pricePerHour": 1.0, "maxPrewarmed": max_prewarmed, **spot}
     return training_job(capacity={"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": spot})
 
@@ -140,7 +146,10 @@ def test_members_come_first_even_if_they_are_warm_a_little_later() -> None:
 
 
 def test_a_pod_on_demand_has_no_stand_in() -> None:
-    """Otherwise the generation would have more spot nodes than the job allows, and be drained for it."""
+    """Otherwise the generation would have too many spot nodes.
+
+    It would be drained for that.
+    """
     scene = with_spare(hinted(job(), 4)).generation(state=ENDED, ended_at=NOW, reason="NodeLost")
     scene = scene.all_say(phase=AgentPhase.IDLE, progress=None).says(2, age=CANDIDATE_REPORT_AGE + 1)
     plan = scene.plan()

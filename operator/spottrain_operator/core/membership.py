@@ -282,7 +282,10 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
 
 
 def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
-    """Whether its agent was heard just now, or is one that a new operator has yet to hear."""
+    """Whether its agent may join.
+
+    It was heard just now, or is one that a new operator has yet to hear.
+    """
     if facts.received_at is not None:
         return facts.silence < SILENT_ON_LOST_NODE
     ready_since = facts.pod.ready_since

@@ -14,7 +14,7 @@ _OF_PLACEMENT = {"provider", "node_selector", "tolerations"}
 
 
 def pool_hash(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | None) -> str | None:
-    """Hash of what the pool `name` says about its nodes; None if there is no such pool.
+    """Hash of what the pool says about its nodes; None if there is no such pool.
 
     Defaults are left out, as in the hash of the pod template. Pools of one name and type count as one.
     """
@@ -24,7 +24,9 @@ def pool_hash(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | No
 
 
 def asks_for_current_nodes(pod: PodView, spec: TrainingJobSpec) -> bool:
-    """Whether `pod` asks for the nodes of a pool as it is now, or for any nodes if the job has no pools.
+    """Whether `pod` asks for nodes as the job's pools are now.
+
+    If the job has no pools, it asks for any nodes.
 
     Pods that an older release created have no hash. Their pool only has to be there.
     """

@@ -46,7 +46,7 @@ def lacks_claim(pod: PodView) -> bool:
 
 
 def lacks_labelled_node(pod: PodView) -> bool:
-    """Whether `pod` lacks a node for no other reason than the nodes' labels and taints."""
+    """Whether only the nodes' labels and taints keep `pod` from one."""
     return _known_advice(pod) is None
 
 
@@ -67,7 +67,10 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec) -> str:
 
 
 def _of_device(spec: TrainingJobSpec) -> str:
-    """What the job asks for. How much nodes offer isn't known here: no pod of the job is on them."""
+    """What the job asks for.
+
+    How much nodes offer isn't known here: no pod of the job is on them.
+    """
     if spec.resources is not None:
         return "If no node offers this device, correct its name in resources, or install its device plugin"
     num = spec.processes_per_node

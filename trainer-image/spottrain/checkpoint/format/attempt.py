@@ -48,7 +48,7 @@ class Attempt:
 
 
 def start_of(prefix: str) -> str | None:
-    """The id of the generation's start (`attempt_id`) that wrote the attempt at `prefix`.
+    """The id of the start (`attempt_id`) that wrote the attempt at `prefix`.
 
     None if the prefix doesn't have that form.
     """
