@@ -39,7 +39,10 @@ class OperatorProcess:
         namespace: str = NAMESPACE,
         main: Callable[[], int] | None = None,
     ) -> None:
-        """`main` runs in a fork of this process instead of the command. This saves the imports of each start."""
+        """Configure the process.
+
+        `main` runs in a fork of this process instead of the command. This saves the imports of each start.
+        """
         self._namespace = namespace
         self._main = main
         port, health_port, metrics_port = free_ports(3)

@@ -73,7 +73,7 @@ def _tell(verdict: Verdict) -> None:
 
 
 def _print_table(verdicts: list[Verdict]) -> None:
-    """Print the runs of each scenario and disturbance, and how many were wrong or not reached."""
+    """Print how many runs of each kind were made, wrong and not reached."""
     kinds = list(dict.fromkeys(verdict.outcome.disturbance.kind for verdict in verdicts))
     table = Table("", *kinds, "all", title="Runs (wrong, not reached)")
     for scenario in (*dict.fromkeys(verdict.outcome.scenario for verdict in verdicts), None):

@@ -1,4 +1,7 @@
-"""Simulated agents whose ranks stop after the same step, commit it, and resume from it."""
+"""Simulated agents whose ranks agree.
+
+They stop after the same step, commit it, and resume from it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ DRAIN_SECONDS = 0.3
 
 
 class Course:
-    """The steps of one job, on which its ranks agree. `start_step` is that of the commit from which they resumed."""
+    """The steps of one job, on which its ranks agree.
+
+    `start_step` is that of the commit from which they resumed.
+    """
 
     def __init__(self) -> None:
         self._generation = 0

@@ -1,4 +1,7 @@
-"""What can be done to an operator: kills, lost events, late events, stale lists, refusals for now."""
+"""What can be done to an operator.
+
+Kills, lost events, late events, stale lists, refusals for now.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ AT_WRITES = (Kind.KILLED_BEFORE, Kind.KILLED_AFTER, Kind.KILLED_STALE, Kind.THRO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A disturbance. `number` says at which write, or event, of the scenario; the first one is 1."""
+    """A disturbance.
+
+    `number` says at which write, or event, of the scenario; the first one is 1.
+    """
 
     kind: Kind = Kind.UNDISTURBED
     number: int = 0

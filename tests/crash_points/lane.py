@@ -1,4 +1,7 @@
-"""An operator with a namespace, a proxy and kubelets of its own, which does one run after the other."""
+"""An operator with a namespace, a proxy and kubelets of its own.
+
+A lane does one run after the other.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,10 @@ class Lane:
             await asyncio.sleep(quiet - waited)
 
     async def _clean_up(self, run: Run) -> None:
-        """Leave nothing to the next run, and let an operator that is shown late events end with them."""
+        """Leave nothing to the next run.
+
+        An operator that is shown late events ends with them.
+        """
         if self._restarting is not None:
             await self._restarting
             self._restarting = None

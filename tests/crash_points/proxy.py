@@ -214,7 +214,10 @@ class ApiProxy:
 async def api_proxy(
     server: ApiServer, folder: Path, kill: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[tuple[ApiProxy, Path]]:
-    """Run a proxy with the cluster's certificates. Yields it, and a kubeconfig that points at it."""
+    """Run a proxy with the cluster's certificates.
+
+    Yields it, and a kubeconfig that points at it.
+    """
     credentials = server.plane.credentials
     trust = ssl.create_default_context(cafile=credentials.authority.certificate_file)
     trust.load_cert_chain(credentials.admin.certificate, credentials.admin.key)

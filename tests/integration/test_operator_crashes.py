@@ -1,6 +1,6 @@
-"""The operator is killed, or refused for now, at some of its writes, on a real API server.
+"""The operator is killed, or refused for now, at some of its writes.
 
-`make crash-points` tries all of them.
+The API server is a real one. `make crash-points` tries all of them.
 """
 
 from __future__ import annotations

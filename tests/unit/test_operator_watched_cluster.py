@@ -205,7 +205,10 @@ async def test_after_a_conflict_the_job_is_read(world: World) -> None:
 
 
 async def test_with_a_job_its_pods_are_read(world: World) -> None:
-    """Its status may count pods that the watch has not shown. The next pass would create others in their place."""
+    """Its status may count pods that the watch has not shown.
+
+    The next pass would create others in their place.
+    """
     old = await world.job()
     await world.direct.replace_job_status(old | {"status": {"lastSequence": 1}})
     await world.direct.create_pod(world.pod(1))
@@ -216,7 +219,7 @@ async def test_with_a_job_its_pods_are_read(world: World) -> None:
 
 
 async def test_a_job_is_read_whose_status_does_not_count_a_pod(world: World) -> None:
-    """To an old spec, the pods of a new one would be of an older template, and be deleted."""
+    """To an old spec, the pods of a new one would seem old, and be deleted."""
     world.direct.hides = Kind.JOBS
     async with world.watched():
         world.changes.clear()
@@ -239,7 +242,10 @@ async def test_pods_are_read_that_the_status_of_another_operator_counts(world: W
 
 
 async def test_a_job_that_no_cache_holds_is_read() -> None:
-    """Otherwise pods that are seen before their job would be deleted as those of a job that is gone."""
+    """Otherwise pods that are seen before their job would be deleted.
+
+    They would be taken for those of a job that is gone.
+    """
     world = World()
     assert (await world.job())["metadata"]["uid"] == world.uid
 

@@ -269,7 +269,7 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
 
 
 def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
-    """Whether its agent was heard just now, or is one that a new operator has yet to hear."""
+    """Whether its agent was heard just now, or a new operator has yet to hear it."""
     if facts.received_at is not None:
         return facts.silence < SILENT_ON_LOST_NODE
     ready_since = facts.pod.ready_since
