@@ -2,7 +2,7 @@
 
 The API server is a real one.
 
-`make crash-points` tries all of them.
+The API server is a real one. `make crash-points` tries all of them.
 """
 
 from __future__ import annotations
