@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from typing import Any
+from urllib.parse import urlsplit
 
 # What Python tells an audit hook of, before it does it (docs.python.org, "Audit events table"): all that changes a
 # folder, and each piece of a request, its head and its body apart.
@@ -29,7 +30,8 @@ class KillPoint:
     """
 
     def __init__(self, uri: str) -> None:
-        self.folder = uri.removeprefix("file://")
+        where = urlsplit(uri)
+        self.place = uri if where.netloc else where.path  # a folder of this machine: what its operations name
         # Shared, and without a lock, as a process that is killed would leave it locked.
         self._operations = multiprocessing.get_context("fork").RawValue("i", 0)
         self._in_writer = multiprocessing.get_context("fork").RawValue("b", 0)
@@ -56,7 +58,7 @@ class KillPoint:
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if self._rank is None or event not in OPERATIONS:
             return
-        if not event.startswith("http.") and event != "fcntl.flock" and not str(args[0]).startswith(self.folder):
+        if not event.startswith("http.") and event != "fcntl.flock" and not str(args[0]).startswith(self.place):
             return
         number = self._operations.value = self._operations.value + 1
         if number != self.kill_at:

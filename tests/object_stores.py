@@ -214,10 +214,14 @@ class JobStore:
     """An empty place for one job's checkpoints.
 
     It includes what another process needs to get at it.
+
+    Attributes:
+        is_folder: Whether the store is a folder on this machine: no server, and no connection to one.
     """
 
     kind: str
     uri: str
+    is_folder: bool = False
     endpoint_url: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -230,7 +234,7 @@ def job_store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     """One on each of the stores."""
     kind = request.param
     if kind == "file":
-        return JobStore(kind=kind, uri=f"file://{tmp_path}/checkpoints")
+        return JobStore(kind=kind, uri=f"file://{tmp_path}/checkpoints", is_folder=True)
     server: ObjectStore = request.getfixturevalue(f"{kind}_store")
     environment = {}
     if kind == "s3":

@@ -115,6 +115,11 @@ class Run:
         found: dict[str, float] = json.loads((self.folder / "result.json").read_text())
         return found
 
+    def step_losses(self) -> dict[str, float]:
+        """What `Training.step_loss` has given in the newest generation, by step."""
+        found: dict[str, float] = json.loads((self.folder / "result.exact.json").read_text())
+        return found
+
     def seen(self) -> list[list[int]]:
         """The step numbers in the script's own variable at the end, by rank."""
         return [
@@ -163,6 +168,7 @@ class Run:
             "errnos": [f"{self.folder}/errno", f"{self.folder}/errno-{rank}"],
             "kill_at": self.kill_at.get(rank),
             "frozen": False,
+            "step_loss": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,
             "result": str(self.folder / "result.pt"),

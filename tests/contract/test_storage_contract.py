@@ -23,7 +23,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain.checkpoint.stores.uri import open_storage
+from spottrain.checkpoint.stores.uri import SCHEMES, open_storage
 
 Open = Callable[[], CheckpointStorage]
 ROUNDS = 20
@@ -308,7 +308,7 @@ def test_a_process_that_is_forked_within_a_write_keeps_nobody_from_the_next(
 @pytest.mark.parametrize(
     ("uri", "sentence"),
     [
-        ("ftp://host/x", "unknown scheme; use one of file://, s3://, gs://"),
+        ("ftp://host/x", "unknown scheme; use one of " + ", ".join(f"{scheme}://" for scheme in SCHEMES)),
         ("/just/a/path", "unknown scheme"),
         ("file://relative/folder", "not an absolute path of a folder"),
         ("s3:///prefix", "names no bucket"),

@@ -91,6 +91,18 @@ def value_at(settings: Any, path: Place) -> Any:
     return settings
 
 
+def setting(path: Place) -> Any:
+    try:
+        return value_at(SETTINGS, path)
+    except KeyError:
+        pytest.fail(f"{'.'.join(path)} is not in SETTINGS: add a value other than the default there")
+
+
+def test_a_new_setting_needs_a_value() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"^batch\.colour is not in SETTINGS: add a value"):
+        setting(("batch", "colour"))
+
+
 def with_value(settings: dict[str, Any], path: Place, value: object) -> dict[str, Any]:
     """A copy of the settings that has `value` at `path`."""
     name, *rest = path
@@ -99,10 +111,11 @@ def with_value(settings: dict[str, Any], path: Place, value: object) -> dict[str
 
 @pytest.mark.parametrize("path", FIELDS, ids=".".join)
 def test_every_setting_of_the_spec_reaches_the_ranks(path: Place, tmp_path: Path) -> None:
+    wanted = setting(path)
     config = TrainerConfig.read(handed_on(assigned().to_json(), tmp_path))
     assert config is not None
-    assert value_at(config.to_dict(), path) == value_at(SETTINGS, path)
-    assert value_at(SETTINGS, path) != FIELDS[path].get("default"), "choose another value than the default"
+    assert value_at(config.to_dict(), path) == wanted
+    assert wanted != FIELDS[path].get("default"), "choose another value than the default"
 
 
 def test_ranks_have_the_defaults_of_the_spec(tmp_path: Path) -> None:

@@ -97,15 +97,15 @@ def resumed_from(run: Run) -> int:
     return step
 
 
-def damages(run: Run, newest: Commit, store: str) -> Iterator[tuple[str, Way]]:
+def damages(run: Run, newest: Commit, store: JobStore) -> Iterator[tuple[str, Way]]:
     """All of them, or a few on each store, in other ways each."""
     keys = shards(run.storage(), newest)
     if EVERYTHING:
         yield from itertools.product(keys, WAYS)
-    elif store == "file":
+    elif store.is_folder:
         yield from zip(keys, WAYS, strict=False)
     else:
-        yield keys[1], flip if store == "s3" else swap
+        yield keys[1], flip if store.kind == "s3" else swap
 
 
 def assert_head_is_made_anew(run: Run, newest: Commit) -> None:
@@ -138,7 +138,7 @@ def test_damaged_frozen_weights_fail_the_job_with_a_sentence_and_are_good_again_
     files = [key for key, _ in storage.list(base) if key.endswith(FROZEN_SUFFIX)]
     assert len(files) == WORLD_SIZE
     assert [key for key, _ in storage.list(ATTEMPTS) if key.endswith(FROZEN_SUFFIX)] == files
-    ways = (cut, flip, delete) if EVERYTHING or job_store.kind == "file" else (flip,)
+    ways = (cut, flip, delete) if EVERYTHING or job_store.is_folder else (flip,)
     for key, how in itertools.product(files if EVERYTHING else files[1:], ways):
         whole = storage.get(key)[0]
         damaged = how(whole, b"")
@@ -161,7 +161,7 @@ def test_every_damage_is_noticed_and_the_commit_before_is_resumed(run: Run, job_
     assert_drained(run)
     newest, before = committed(run)
     storage = run.storage()
-    cases = list(damages(run, newest, job_store.kind))
+    cases = list(damages(run, newest, job_store))
     for key, how in cases:
         whole = storage.get(key)[0]
         damaged = how(whole, storage.get(key.replace(newest.attempt, before.attempt))[0])

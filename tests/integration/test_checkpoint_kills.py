@@ -28,6 +28,12 @@ EVERYTHING = "SPOTTRAIN_KILL_POINTS" in os.environ
 POINTS = EACH if EVERYTHING else 12
 RANK_POINTS, RANK_STEPS = (40, 60) if EVERYTHING else (1, 8)
 
+FEW = (
+    "KillPoint has seen too few operations on this store: tests/kill_point.py counts those that Python reports to an "
+    "audit hook (files, http.client). If the store's client makes them in C, let the store report each operation by "
+    "sys.audit(NAME, URI) before it makes it, and add NAME to OPERATIONS there."
+)
+
 
 @pytest.mark.timeout(900)
 def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobStore) -> None:
@@ -42,8 +48,8 @@ def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobSto
     wrong = {what: count[what] for what in ("torn", "lost", "left_over", "wrongly_kept")}
     assert not any(wrong.values()), ended.stdout
     assert count["most_saves_redone"] <= 1
-    assert count["points"] >= (200 if POINTS == EACH else POINTS)
-    assert count["in_writer"] > 0 or POINTS != EACH
+    assert count["points"] >= (200 if POINTS == EACH else POINTS), FEW
+    assert count["in_writer"] > 0 or POINTS != EACH, FEW
 
 
 @pytest.fixture(scope="module")
@@ -91,4 +97,4 @@ def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not
     audit = read_audit(run.folder / "audit")
     assert audit.problems(RANK_STEPS) == []
     print(f"\n{job_store.kind}: {kills} ranks killed, {audit.num_redone} steps redone, at most {most_redone} at once")
-    assert kills > 0
+    assert kills > 0, FEW

@@ -37,13 +37,23 @@ def run(fork: Any, tmp_path: Path) -> Any:
     return run
 
 
+def place(store: JobStore) -> dict[str, Any]:
+    """What a scenario needs to know of a store."""
+    return {
+        "uri": store.uri,
+        "endpoint_url": store.endpoint_url,
+        "environment": store.environment,
+        "is_folder": store.is_folder,
+    }
+
+
 def test_the_writer_stores_what_the_rank_has_staged(run: Any, job_store: JobStore) -> None:
-    found, log = run("save", job_store.uri, endpoint_url=job_store.endpoint_url, environment=job_store.environment)
+    found, log = run("save", **place(job_store))
 
     assert log == ""
     memory = [path for path in found["held"] if "spottrain-staging" in path]
     assert len(memory) == 1, found["held"]  # not of former sizes
-    if job_store.kind == "file":
+    if job_store.is_folder:
         assert len(found["held"]) == 2, found["held"]  # and the connection, but nothing of the rank's
         assert found["grown"] <= 2, "staging memory of former sizes is still open"
     reader = Checkpointer(job_store.open(), generation=2, attempt_id="b", rank=0, world_size=1)
@@ -55,10 +65,10 @@ def test_the_writer_stores_what_the_rank_has_staged(run: Any, job_store: JobStor
 
 
 def test_the_writer_is_ready_before_the_first_save(run: Any, job_store: JobStore) -> None:
-    found, _ = run("prepare", job_store.uri, endpoint_url=job_store.endpoint_url, environment=job_store.environment)
+    found, _ = run("prepare", **place(job_store))
 
     assert found["mapped"] >= 12_000_000
-    if job_store.kind != "file":
+    if not job_store.is_folder:
         assert found["connected"]
 
 

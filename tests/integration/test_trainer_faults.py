@@ -94,6 +94,20 @@ def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_pat
     assert {step.world for step in audit.steps} == {1, 2, 4}
 
 
+def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: Any) -> None:
+    """Also where the world size does not divide the batch, and ranks run micro-batches that do not count."""
+    losses = {}
+    for world_size in (1, 3):
+        run = Run(tmp_path / str(world_size), fork, settings={"step_loss": True})
+        run.generate(world_size, steps=6)
+        assert_succeeded(run)
+        losses[world_size] = run.step_losses()
+        late = run.losses()
+        assert {step: losses[world_size][step] for step in late} == pytest.approx(late, rel=1e-6)
+    assert list(losses[1]) == [str(number) for number in range(1, 7)]
+    assert losses[3] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_path: Path, fork: Any) -> None:
     """Also after a loss without notice, which undoes them together with the model."""

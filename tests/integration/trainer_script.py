@@ -176,12 +176,15 @@ with spottrain.session() as session:
         stateful={"seen": seen},
     )
     losses: dict[int, float] = {}
+    exact: dict[int, float] = {}
     for step in training.steps(total=RANK_SETTINGS["steps"]):
         for x, y in step.micro_batches():
             loss = (training.model(x) - y).square().mean()
             strike(step.number)
             step.backward(spoilt(loss, step.number))
         step.update()
+        if RANK_SETTINGS["step_loss"]:
+            exact[step.number] = training.step_loss()
         seen.steps.append(training.step)
         if RANK_SETTINGS["leave_after"] == step.number:
             break
@@ -192,3 +195,4 @@ with spottrain.session() as session:
     if session.rank == 0:
         torch.save(parameters, RANK_SETTINGS["result"])
         Path(RANK_SETTINGS["result"]).with_suffix(".json").write_text(json.dumps(losses))
+        Path(RANK_SETTINGS["result"]).with_suffix(".exact.json").write_text(json.dumps(exact))

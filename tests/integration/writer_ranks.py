@@ -89,7 +89,7 @@ def prepare() -> dict[str, Any]:
     before = len(sockets(writer.pid))
     saver.prepare(state(1))
     mapped, give_up_at = 0, time.monotonic() + 30
-    while not (mapped and (URI.startswith("file:") or len(sockets(writer.pid)) > before)):
+    while not (mapped and (SETTINGS["is_folder"] or len(sockets(writer.pid)) > before)):
         assert time.monotonic() < give_up_at, open_files(writer.pid)
         mapped = mapped_staging(writer.pid)
         time.sleep(0.01)

@@ -402,6 +402,10 @@ def test_every_constant_has_a_boundary() -> None:
     assert {name for name in vars(timing) if name.isupper()} == set(BOUNDARIES)
 
 
+def test_stuck_peers_are_stuck_before_they_have_stopped_stepping() -> None:
+    assert timing.SILENT_WHILE_STUCK < timing.STEPPING
+
+
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_the_decision_changes_at_the_constant(name: str) -> None:
     constant, boundary = getattr(timing, name), BOUNDARIES[name]

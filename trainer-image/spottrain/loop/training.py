@@ -79,11 +79,21 @@ class Training:
     def loss(self) -> float:
         """Mean loss over the newest global batch that all ranks have reported.
 
-        That batch is one or two steps old. NaN for up to two steps after the start of a generation, until the first
-        loss is known.
+        In step N, before or after its update, it is that of step N-2; on a GPU, of step N-3. NaN in the first steps
+        of a generation, until it is known. It costs nothing; `step_loss` is exact.
         """
         loss = self._reporter.progress.loss
         return math.nan if loss is None else loss
+
+    def step_loss(self) -> float:
+        """Mean loss over the global batch of the step under way.
+
+        Call it in the loop after the last `Step.backward` of the step, before or after `Step.update`. At any world
+        size it is the mean over the same samples: only rounding differs. A collective that waits for all ranks, and
+        for the accelerator: call it on all ranks alike, every so many steps.
+        """
+        [loss] = self._agreement.total([self._meter.value()])
+        return loss
 
     def steps(self, total: int) -> Iterator[Step]:
         """The remaining steps of the run.
