@@ -143,6 +143,8 @@ _CONTAINERS = ("podTemplate.initContainers[].", "podTemplate.sidecars[].")
 for _above in ("", *_CONTAINERS):
     OTHER[f"{_above}resources.requests"] = [{"cpu": 1, "memory": "1Gi"}, {}]
     OTHER[f"{_above}resources.limits"] = [{"memory": "4Gi", "ephemeral-storage": "1Gi"}, {}]
+for _above in _CONTAINERS:
+    OTHER[f"{_above}resources.limits{{}}"] = [2**30, "2Gi"]  # of memory
 for _above in ("podTemplate.", *_CONTAINERS):
     OTHER[f"{_above}volumeMounts"] = [[*_BESIDE["volumeMounts"], {"name": "data", "mountPath": "/data"}], []]
     OTHER[f"{_above}volumeMounts[].name"] = ["data"]
@@ -166,9 +168,11 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("resources", REMOVED, "podTemplate.network needs the node's network devices"),
     ("resources.requests", {"cpus": 1}, f"resources.requests: {_NO_RESOURCE}"),
     ("resources.requests", {"memory": "128Gi"}, "an amount in requests is larger than the one in limits"),
+    ("resources.requests", {"memory": "400m"}, "resources.requests: the amount of memory is below 1Mi"),
     ("resources.requests", {"nvidia.com/gpu": 1}, "give devices and huge pages in limits"),
     ("resources.requests{}", "-1", "not a Kubernetes quantity of 0 or more"),
     ("resources.limits", {"gpus": 1}, f"resources.limits: {_NO_RESOURCE}"),
+    ("resources.limits", {"memory": 16}, "resources.limits: the amount of memory is below 1Mi"),
     ("resources.limits{}", "500m", "the amount of a device, such as nvidia.com/gpu, has to be a whole number"),
     ("resources.claims", REMOVED, "podTemplate.network needs the node's network devices"),
     ("resources.claims[].name", "own2", _UNKNOWN_CLAIM),

@@ -164,6 +164,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative": (limits(memory="-1Gi"), wrong("resources.limits[memory]", '"-1Gi"')),
     "negative-number": (limits(cpu=-1), wrong("resources.limits[cpu]", "-1")),
     "empty-amount": (limits(cpu=""), wrong("resources.limits[cpu]", '""')),
+    "bytes-of-memory": (limits(memory=16), "resources.limits: the amount of memory is below 1Mi"),
+    "thousandths-of-memory": (
+        {"resources": {"requests": {"memory": "400m"}, "limits": {"memory": "16Gi"}}},
+        "resources.requests: the amount of memory is below 1Mi",
+    ),
+    "bytes-of-memory-in-a-sidecar": (
+        sidecar(resources={"limits": {"memory": "64"}}),
+        "resources.limits: the amount of memory is below 1Mi",
+    ),
     "amount-with-a-space": (limits(memory="16 Gi"), wrong("resources.limits[memory]", '"16 Gi"')),
     "amount-in-words": (limits(cpu="lots", memory="16Gi"), wrong("resources.limits[cpu]", '"lots"')),
     "fraction-that-is-not-text": (
