@@ -95,7 +95,10 @@ def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_pat
 
 
 def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: Any) -> None:
-    """Also where the world size does not divide the batch, and ranks run micro-batches that do not count."""
+    """Also where the world size does not divide the batch.
+
+    Then ranks run micro-batches that do not count.
+    """
     losses = {}
     for world_size in (1, 3):
         run = Run(tmp_path / str(world_size), fork, settings={"step_loss": True})

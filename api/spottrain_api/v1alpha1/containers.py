@@ -115,7 +115,7 @@ LEAST_MEMORY = "1Mi"
 
 
 def _is_memory(given: str) -> str:
-    """The CEL test whether `given` is 0, which stands for none, or enough for a process.
+    """The CEL test whether `given` is 0, for none, or enough for a process.
 
     What isn't an amount breaks a rule of its own.
     """
