@@ -85,8 +85,9 @@ class ChildProcess:
             return
         if not kill and self.spec.stop_seconds:
             process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), self.spec.stop_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.spec.stop_seconds):
+                    await process.wait()
         if process.returncode is None:
             process.kill()
             await process.wait()

@@ -336,7 +336,8 @@ class Agent:
                 else:
                     self._rhythm.lose_contact()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
 
     def _report(self) -> AgentReport:
         state = self._state

@@ -118,7 +118,8 @@ async def wait_for_rendezvous_store(endpoint: str) -> None:
     give_up_at = time.monotonic() + RENDEZVOUS_STORE_TIMEOUT_SECONDS
     while time.monotonic() < give_up_at:
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), 1.0)
+            async with asyncio.timeout(1.0):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, TimeoutError):
             await asyncio.sleep(RENDEZVOUS_STORE_RETRY_SECONDS)
             continue

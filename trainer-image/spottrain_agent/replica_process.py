@@ -53,7 +53,8 @@ class ReplicaProcess:
         if self._writer is not None:
             self._writer.write(f"{token}\n".encode())
         try:
-            await asyncio.wait_for(self._answered.wait(), ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._answered.wait()
         except TimeoutError:
             logger.warning(
                 "the process that holds replicas did not start in %.0f s; training continues without it",

@@ -158,7 +158,8 @@ class ContainerWorker:
             self._event("Warning", "BackOff", f"Back-off restarting failed container {self.record.name}")
             self._set(Waiting(reason="CrashLoopBackOff", message=message))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._stopping.wait()
             if self._stopping.is_set():
                 self._set(ended)
 
@@ -234,7 +235,8 @@ class ContainerWorker:
             self._event("Warning", "Failed", f"Error: {message}")
             self._set(Waiting(reason=reason, message=message))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _container_run(self) -> ContainerRun:
         context, spec, number = self._context, self._spec, self.record.restart_count
@@ -278,7 +280,7 @@ class ContainerWorker:
             directory = self._directory / f"exec-{self._exec_count}"
             try:
                 runtime = self._context.runtime
-                return await _execute(runtime, runtime.exec_command(run, command), directory, timeout)
+                return await run_command(runtime, runtime.exec_command(run, command), directory, timeout)
             finally:
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
@@ -348,7 +350,8 @@ class ContainerWorker:
     async def _end(self, container: RunningContainer, grace_seconds: float) -> None:
         container.terminate()
         try:
-            await asyncio.wait_for(self._ended.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self._ended.wait()
         except TimeoutError:
             container.kill()
 
@@ -375,15 +378,22 @@ class ContainerWorker:
             await self._ended.wait()
 
 
-async def _execute(
+async def run_command(
     runtime: ContainerRuntime, command: HostCommand, directory: Path, timeout: float
 ) -> tuple[int, str]:
+    """Run a command in a container.
+
+    Returns:
+        Its exit code, and the end of its output.
+    """
     try:
         container = await runtime.execute(command, directory)
     except StartError as error:
         return 128, str(error)
+    waiting = asyncio.ensure_future(container.wait())
     try:
-        ended = await asyncio.wait_for(asyncio.shield(waiting := asyncio.ensure_future(container.wait())), timeout)
+        async with asyncio.timeout(timeout):
+            ended = await asyncio.shield(waiting)
     except (TimeoutError, asyncio.CancelledError):
         container.kill()
         await waiting

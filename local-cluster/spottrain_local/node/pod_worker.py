@@ -226,7 +226,8 @@ class PodWorker:
                 reason, message = "FailedMount", f"MountVolume.SetUp failed for {error}"
             self.context.events.record(self.context.pod, "Warning", reason, message)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _SETUP_RETRY_SECONDS)
+                async with asyncio.timeout(_SETUP_RETRY_SECONDS):
+                    await self._stop.wait()
 
     async def _keep_volumes_fresh(self) -> None:
         while True:
