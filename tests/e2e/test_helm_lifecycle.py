@@ -23,7 +23,7 @@ from spottrain_api.contract import LABEL_JOB, LABEL_LEADER
 from spottrain_cli.main import main
 from spottrain_local.spec import ClusterSpec, NodePool
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 NODES = ClusterSpec(
     nodes=[

@@ -34,7 +34,7 @@ ONE_SPOT_NODE: dict[str, Any] = {
 }
 NOTICE_SECONDS = 20.0
 
-pytestmark = [pytest.mark.cluster, pytest.mark.history, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.history, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

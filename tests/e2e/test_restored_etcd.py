@@ -17,7 +17,7 @@ from etcd import Etcd
 from spottrain.checkpoint import open_storage, read_head
 from spottrain_local.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(240)]
 
 # The on-demand member stays, and the backup knows it. The spot member is replaced, so the backup knows another one.
 ONE_OF_EACH = {

@@ -15,6 +15,7 @@ SHAPE = Shape(layers=6, width=256, context=128, micro_batch=2, vocabulary=5000)
 WIDE = Shape(layers=2, width=512, context=16, micro_batch=1, vocabulary=1000)
 
 
+@pytest.mark.nightly
 def test_the_estimate_is_near_the_measured_peak() -> None:
     cases = [Case(shape=SHAPE, strategy="ddp"), Case(shape=SHAPE, strategy="fsdp", checkpointed=True)]
     for case, (measured, estimated) in zip(
