@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from spottrain_operator.control_api.certificate_keeper import CertificateKeeper,
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
-from spottrain_operator.control_api.sockets import BACKLOG, bound, keep_tls_buffers_small
+from spottrain_operator.control_api.sockets import Port, keep_tls_buffers_small
 from spottrain_operator.controller import Controller, PassResult, Priority
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import RECORD_INTERVAL
@@ -170,7 +170,7 @@ class Operator:
             LeadershipLostError: The lease is lost.
         """
         async with AsyncExitStack() as stack:
-            open_control_api = await self._serve(stack)
+            control = await self._serve(stack)
             await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
@@ -179,7 +179,8 @@ class Operator:
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
             if self._is_prepared():
-                await open_control_api()
+                for port in control:
+                    await port.open()
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
                 if not self._election.is_leader and not stop.is_set():
@@ -210,11 +211,11 @@ class Operator:
         await self._label.drop()
         await self._election.acquire()
 
-    async def _serve(self, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    async def _serve(self, stack: AsyncExitStack) -> list[Port]:
         """Serve probes and metrics.
 
-        Returns what opens the control API. Before this process can answer agents, they are refused at once, which
-        costs it nothing, instead of a handshake a second for each of them.
+        Returns the ports of the control API, which are closed until this process can answer agents. Otherwise each of
+        them would shake hands once a second to be refused.
         """
         api = ControlApi(
             reviewer=self._cluster,
@@ -228,47 +229,31 @@ class Operator:
         keep_tls_buffers_small()
         keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
         stack.callback(keeping.cancel)
-        control, metrics = (
-            api.application(),
-            metrics_application(self._metrics.exposition, settings.metrics_token_file),
-        )
-        sites = [await self._site(stack, "control API", control, settings.port, tls)]
+        control = [self._port(stack, "control API", api.application(), settings.port, tls)]
         if settings.plain_port is not None:
-            plain = await self._site(stack, "control API without TLS", api.application(), settings.plain_port)
-            sites.append(plain)
-        probes = health_application(self._is_probed_ready)
-        await (await self._site(stack, "probes", probes, settings.health_port))()
-        metrics_tls = tls if settings.metrics_token_file else None
-        await (await self._site(stack, "metrics", metrics, settings.metrics_port, metrics_tls))()
+            plain = self._port(stack, "control API without TLS", api.application(), settings.plain_port)
+            control.append(plain)
+        metrics = metrics_application(self._metrics.exposition, settings.metrics_token_file)
+        for port in (
+            self._port(stack, "probes", health_application(self._is_probed_ready), settings.health_port),
+            self._port(
+                stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
+            ),
+        ):
+            await port.open()
+        return control
 
-        async def open_control_api() -> None:
-            for start in sites:
-                await start()
-
-        return open_control_api
-
-    async def _site(
+    def _port(
         self,
         stack: AsyncExitStack,
         name: str,
         application: web.Application,
-        port: int,
+        number: int,
         tls: ssl.SSLContext | None = None,
-    ) -> Callable[[], Awaitable[None]]:
-        """Take the port. Returns what starts to listen on it."""
-        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
-        await runner.setup()
-        listener = bound(self._settings.host, port)
-        stack.callback(listener.close)
-        stack.push_async_callback(runner.cleanup)
-
-        async def start() -> None:
-            await web.SockSite(runner, listener, ssl_context=tls).start()
-            listener.listen(BACKLOG)  # asyncio's own number is also that of the connections that it accepts at a time
-            logger.info("%s on %s:%d", name, self._settings.host, port)
-
-        return start
+    ) -> Port:
+        port = Port(name, application, self._settings.host, number, tls)
+        stack.push_async_callback(port.close)
+        return port
 
     def _build_controller(self) -> Controller:
         reconciler = Reconciler(

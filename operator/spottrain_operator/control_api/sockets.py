@@ -1,12 +1,18 @@
-"""The socket of the control API.
+"""The operator's ports.
 
-Its connections end soon after a peer has gone without a word, and take little memory, because each agent holds one.
+Their connections end soon after a peer has gone without a word, and take little memory, because each agent holds one.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
+import ssl
 from asyncio import sslproto
+
+from aiohttp import web
+
+logger = logging.getLogger(__name__)
 
 # Seconds of silence after which the kernel asks a peer, and between two such questions; how many may go unanswered.
 IDLE_SECONDS = 1
@@ -24,6 +30,38 @@ def keep_tls_buffers_small() -> None:
     It keeps a buffer of 256 KiB for each connection: 2 GiB for the agents of a thousand jobs.
     """
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+
+
+class Port:
+    """A port that is taken at once, and serves from `open` on.
+
+    Until then, the kernel refuses clients, which costs the operator nothing.
+    """
+
+    def __init__(
+        self, name: str, application: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Take the port.
+
+        Raises:
+            OSError: Somebody else has it.
+        """
+        self._name = name
+        self._tls = tls
+        self._socket = bound(host, port)
+        # A poll whose agent goes away ends at once: that is how a lost member is noticed.
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+
+    async def open(self) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket, ssl_context=self._tls).start()
+        # asyncio's own number is also that of the connections that it accepts at a time.
+        self._socket.listen(BACKLOG)
+        logger.info("%s on %s:%d", self._name, *self._socket.getsockname()[:2])
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+        self._socket.close()
 
 
 def bound(host: str, port: int) -> socket.socket:
