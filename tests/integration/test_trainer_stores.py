@@ -166,6 +166,7 @@ def test_a_rank_that_cannot_reach_the_store_is_not_waited_for(run: Run) -> None:
     with training(run):
         refuse_writes(unreachable, errno.EHOSTUNREACH)
         failure = await_failure(run)
+        assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
         assert "was given up, because rank 1 failed: " in failure.message
         wait_for(lambda: run.progress(1).checkpoint_failure, "rank 1 says why itself")
         own = run.progress(1).checkpoint_failure

@@ -10,9 +10,19 @@ import torch
 from memory_storage import MemoryStorage
 from rank_parts import save_task
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageFull, StorageUnavailable
+from spottrain.checkpoint.errors import (
+    CheckpointError,
+    RankFailed,
+    SaveFailed,
+    StorageFull,
+    StorageUnavailable,
+    error_from_json,
+    error_to_json,
+)
 from spottrain.checkpoint.format.head import HEAD_KEY
 from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.world.failures import save_failure
+from spottrain_api.contract import FailureReason
 
 
 class BrokenStorage(MemoryStorage):
@@ -51,6 +61,19 @@ def test_a_save_ends_also_when_what_follows_its_failure_fails(
     with pytest.raises(CheckpointError, match=str(first)):
         broken.handle.wait()
     assert str(then) in caplog.text
+
+
+def test_what_another_rank_met_is_the_reason_that_rank_0_reports() -> None:
+    storage = BrokenStorage(StorageFull("the disk is full"))
+    save_task(storage, 1).run()
+    given_up = save_task(storage, 0)
+    given_up.run()
+    with pytest.raises(RankFailed) as failed:
+        given_up.handle.wait()
+    failure = save_failure(failed.value)
+    assert failure.reason is FailureReason.CHECKPOINT_STORAGE_FULL
+    assert failure.message == "The checkpoint at step 10 was given up, because rank 1 failed: the disk is full"
+    assert failure == save_failure(error_from_json(error_to_json(failed.value)))
 
 
 @pytest.mark.parametrize("in_background", [False, True])

@@ -103,6 +103,21 @@ class SaveFailed(CheckpointError):
     """This save did not become a commit. The newest commit is still valid."""
 
 
+class RankFailed(SaveFailed):
+    """This save was given up, because another rank's part failed; `cause` is that rank's error.
+
+    `told` is its JSON, from `error_to_json`.
+    """
+
+    def __init__(self, step: int, rank: int, told: list[Any]) -> None:
+        super().__init__(step, rank, told)
+        self.cause = error_from_json(told)
+
+    def __str__(self) -> str:
+        step, rank, _ = self.args
+        return f"The checkpoint at step {step} was given up, because rank {rank} failed: {self.cause}"
+
+
 class FrozenWeightsGone(SaveFailed):
     """Frozen weights that this save refers to are gone.
 
@@ -120,7 +135,7 @@ def error_to_json(error: CheckpointError) -> list[Any]:
     It names the nearest class of this module, and has the error's arguments.
     """
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
-    return [kind.__name__, *(arg if isinstance(arg, int) else str(arg) for arg in error.args)]
+    return [kind.__name__, *(arg if isinstance(arg, (int, list)) else str(arg) for arg in error.args)]
 
 
 def error_from_json(told: list[Any]) -> CheckpointError:

@@ -22,6 +22,7 @@ from spottrain.checkpoint.errors import (
     CheckpointMismatch,
     CorruptCheckpoint,
     Fenced,
+    RankFailed,
     StorageDenied,
     StorageFull,
     StorageMissing,
@@ -130,9 +131,10 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
 def save_failure(error: CheckpointError) -> Failure:
     """Why a checkpoint was not made, or not read.
 
-    The generation continues without it.
+    The generation continues without it. If another rank's part failed, its error has the reason.
     """
-    return Failure(reason=_reason(error, FailureReason.CHECKPOINT_SAVE_FAILED), message=str(error))
+    cause = error.cause if isinstance(error, RankFailed) else error
+    return Failure(reason=_reason(cause, FailureReason.CHECKPOINT_SAVE_FAILED), message=str(error))
 
 
 def _reason(error: CheckpointError, other: FailureReason) -> FailureReason:

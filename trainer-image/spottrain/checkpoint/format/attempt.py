@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spottrain.checkpoint.errors import CorruptCheckpoint, SaveFailed
+from spottrain.checkpoint.errors import CorruptCheckpoint, RankFailed, SaveFailed
 from spottrain.checkpoint.format.manifest import DataFile, Receipt, data_key, frozen_key, receipt_key
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
@@ -114,9 +114,7 @@ def _read_receipt(storage: CheckpointStorage, attempt: Attempt, rank: int, world
     except ValueError as error:
         raise CorruptCheckpoint(f"The receipt of rank {rank} at step {attempt.step} is damaged.") from error
     if receipt.error is not None:
-        raise SaveFailed(
-            f"The checkpoint at step {attempt.step} was given up, because rank {rank} failed: {receipt.error}"
-        )
+        raise RankFailed(attempt.step, rank, list(receipt.error))
     if (receipt.rank, receipt.world_size) != (rank, world_size):
         raise CorruptCheckpoint(
             f"The receipt of rank {rank} of {world_size} at step {attempt.step} was written by rank "

@@ -98,7 +98,8 @@ class Receipt(_Model):
 
     rank: NonNegativeInt
     world_size: int
-    error: str | None = None
+    error: tuple[Any, ...] | None = None
+    """Why its part is not stored, from `error_to_json`."""
     file: DataFile = DataFile(size=0, crc32=())
     entries: tuple[Entry, ...] = ()
     frozen: DataFile | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed
+from spottrain.checkpoint.errors import CheckpointError, RankFailed, SaveFailed, error_to_json
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.head import read_head
@@ -76,9 +76,7 @@ class SaveHandle:
         The part of rank 0 needs no giving up.
         """
         if rank != 0 and self.error is not None:
-            raise SaveFailed(
-                f"The checkpoint at step {self.step} was given up, because rank {rank} failed: {self.error}"
-            )
+            raise RankFailed(self.step, rank, error_to_json(self.error))
 
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises the error of `give_up` as soon as it is called."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageError, StorageFull, error_to_json
 from spottrain.checkpoint.format.attempt import Attempt, collect_receipts
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.frozen_files import FrozenFiles
@@ -155,7 +155,9 @@ class SaveTask:
             logger.exception("Clean-up after the failed checkpoint at step %d failed, too", self.attempt.step)
 
     def _report(self, error: CheckpointError) -> None:
-        failure = Receipt(rank=self.receipt.rank, world_size=self.receipt.world_size, error=str(error))
+        failure = Receipt(
+            rank=self.receipt.rank, world_size=self.receipt.world_size, error=tuple(error_to_json(error))
+        )
         self.storage.put(receipt_key(self.attempt.prefix, failure.rank), serialise(failure)[0])
 
     def _discard(self) -> None:
