@@ -13,6 +13,7 @@ import yaml
 
 from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
+from minimal_job import MINIMAL
 from pod_tokens import SigningIssuer
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.crd import CRDS
@@ -22,14 +23,6 @@ from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watch_client import KubernetesWatch
-
-SPEC: dict[str, Any] = {
-    "image": "local/none",
-    "entrypoint": {"script": "train.py"},
-    "nodes": {"max": 2},
-    "batch": {"global": 8},
-    "checkpoint": {"uri": "s3://bucket/prefix"},
-}
 
 
 class MemorySetup:
@@ -50,7 +43,7 @@ class MemorySetup:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"namespace": self.namespace, "name": name},
-            "spec": SPEC,
+            "spec": MINIMAL,
         }
         self.direct.put_job(job)
 
@@ -77,7 +70,7 @@ class RealSetup:
         self.nodes: list[str] = sorted(kubectl.ready_nodes())
 
     def put_job(self, name: str) -> None:
-        job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": SPEC}
+        job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": MINIMAL}
         self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
 
     def token_for(self, pod: str, uid: str, audience: str) -> str:

@@ -155,8 +155,10 @@ class MemoryCluster:
         job = self.jobs.get(key)
         if job is None or job["metadata"]["uid"] != uid:
             return
+        self._show()  # watches show a job that came and went at once, too
         del self.jobs[key]
         self.pods = {k: p for k, p in self.pods.items() if not _owned_by(p, uid)}
+        self._show()
 
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
         self.num_reads["pods"] += 1

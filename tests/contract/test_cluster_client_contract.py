@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from cluster_setups import SPEC, RealSetup, Setup, pod_of, pods_of, put_job
+from cluster_setups import RealSetup, Setup, pod_of, pods_of, put_job
+from minimal_job import MINIMAL
 from spottrain_api.contract import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
@@ -53,7 +54,7 @@ async def test_a_status_write_leaves_the_spec_alone(setup: Setup, job: Manifest)
     changed = job | {"spec": job["spec"] | {"image": "other"}, "status": {"phase": "Running"}}
     if isinstance(setup, RealSetup):
         written = await setup.cluster.replace_job_status(changed)
-        assert written["spec"]["image"] == SPEC["image"]
+        assert written["spec"]["image"] == MINIMAL["image"]
         assert written["metadata"]["generation"] == job["metadata"]["generation"]
 
 
