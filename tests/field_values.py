@@ -136,6 +136,7 @@ OTHER: dict[str, list[Any]] = {
     "checkpoint.interval": ["auto", "30s", "5m", "1steps"],
     "resources.claims": [[{"name": "own"}], [{"name": "own"}, {"name": "own", "request": "second"}]],
     "resources.claims[].name": ["shared"],
+    "podTemplate.shmSize": [2**30, "2Gi"],
     "podTemplate.imagePullPolicy": ["IfNotPresent", "Never"],
     "podTemplate.imagePullSecrets[]": [{"name": "other"}],
 }
@@ -187,6 +188,7 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("podTemplate.volumeMounts[].name", "nothing", _UNKNOWN_VOLUME),
     ("podTemplate.volumeMounts[].mountPath", "/dev/shm", "mountPath has to be absolute, and neither"),
     ("podTemplate.shmSize", "0", "not a Kubernetes quantity above 0"),
+    ("podTemplate.shmSize", 16, "podTemplate.shmSize: below 1Mi"),
     ("podTemplate.initContainers[].name", "helper", _ALIKE),
     ("podTemplate.sidecars[].name", "trainer", _TAKEN),
     (

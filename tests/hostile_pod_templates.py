@@ -215,6 +215,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "give devices and huge pages in limits",
     ),
     "shared-memory-of-nothing": (template(shmSize="0"), wrong("podTemplate.shmSize", '"0"', "above 0")),
+    "bytes-of-shared-memory": (template(shmSize=64), "podTemplate.shmSize: below 1Mi"),
     "negative-shared-memory": (template(shmSize="-1Gi"), wrong("podTemplate.shmSize", '"-1Gi"', "above 0")),
     "shared-memory-nan": (template(shmSize="NaN"), wrong("podTemplate.shmSize", '"NaN"', "above 0")),
     "claim-of-another-namespace": (

@@ -111,16 +111,16 @@ _REQUEST, _LIMIT = "self.requests[name]", "self.limits[name]"
 _REQUEST_AND_LIMIT_KNOWN = f"({is_quantity(_REQUEST)} && {is_quantity(_LIMIT)})"
 _REQUEST_COMPARED = f"{as_quantity(_REQUEST)}.compareTo({as_quantity(_LIMIT)})"
 # A runtime refuses to start a container with less than some MiB. Who writes 16 or 400m means another unit.
-_LEAST_MEMORY = "1Mi"
+LEAST_MEMORY = "1Mi"
 
 
-def _is_memory(given: str) -> str:
+def is_memory(given: str) -> str:
     """The CEL test whether `given` is 0, for none, or enough for a process.
 
     What isn't an amount breaks a rule of its own.
     """
     compared = f"{as_quantity(given)}.compareTo(quantity"
-    return f"!{is_quantity(given)} || {compared}('0')) == 0 || {compared}('{_LEAST_MEMORY}')) >= 0"
+    return f"!{is_quantity(given)} || {compared}('0')) == 0 || {compared}('{LEAST_MEMORY}')) >= 0"
 
 
 class Amounts(Resource):
@@ -138,8 +138,8 @@ class Amounts(Resource):
         ),
         *(
             (
-                f"!has(self.{field}) || !('memory' in self.{field}) || " + _is_memory(f"self.{field}['memory']"),
-                f"resources.{field}: the amount of memory is below {_LEAST_MEMORY}, too little for any process; a "
+                f"!has(self.{field}) || !('memory' in self.{field}) || " + is_memory(f"self.{field}['memory']"),
+                f"resources.{field}: the amount of memory is below {LEAST_MEMORY}, too little for any process; a "
                 "number alone counts bytes, and m means thousandths, so write one such as 16Gi",
             )
             for field in ("requests", "limits")

@@ -13,6 +13,7 @@ from pydantic import Field
 from spottrain_api.contract import GROUP
 from spottrain_api.settings import FreeForm, Resource
 from spottrain_api.v1alpha1.containers import (
+    LEAST_MEMORY,
     OWN_PREFIX,
     RUN_DIR,
     Container,
@@ -20,6 +21,7 @@ from spottrain_api.v1alpha1.containers import (
     Name,
     ObjectName,
     VolumeMount,
+    is_memory,
 )
 from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
@@ -183,6 +185,10 @@ class PodTemplate(Resource):
             f"!{list(_RIGHTS_BY_ANNOTATION)}.exists(prefix, key.startsWith(prefix)))",
             "podTemplate.annotations: an annotation sets a container's AppArmor profile or its devices of the host, "
             "which only the operator may; remove it",
+        ),
+        (
+            f"!has(self.shmSize) || {is_memory('self.shmSize')}",
+            f"podTemplate.shmSize: below {LEAST_MEMORY}; a number alone counts bytes, write one such as 16Gi",
         ),
         (
             "!has(self.volumes) || self.volumes.all(a, self.volumes.exists_one(b, a.name == b.name))",
