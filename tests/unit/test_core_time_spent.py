@@ -68,6 +68,24 @@ def test_steps_up_to_the_newest_of_an_earlier_generation_are_redone() -> None:
     assert times(status) == {"restart": 10, "redone": round(again, 3), "productive": round(50 + 39 - again, 3)}
 
 
+def test_a_generation_whose_start_was_recorded_is_a_restart() -> None:
+    """A pass between its start and its first step records a progress without any step."""
+    scene = training_job().status(
+        transitions=(Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, seconds_without_step=10.0),),
+        time=TimeStatus(until=at(50), productive_seconds=50.0),
+        start_time=START,
+        progress=ProgressStatus(step=50, last_step_at=at(49)),
+        accounted_at=None,
+    )
+    scene = scene.generation(number=2, first_step_at=None)
+    starts = progress(generation=2, start_step=50, step=50, first_step_at=None, last_step_at=None)
+    scene = scene.all_say(generation=2, progress=starts).decided().later(60)
+    assert scene.observed.job.status.progress.last_step_at is None
+    stepped = progress(generation=2, start_step=50, step=60, first_step_at=at(90), last_step_at=at(95))
+    status = scene.all_say(generation=2, progress=stepped).plan().status
+    assert times(status) == {"restart": 40, "productive": 55}
+
+
 def test_a_clock_that_is_ahead_gains_no_time() -> None:
     scene = training_job().status(accounted_at=None, time=TimeStatus(until=at(90)), start_time=at(90))
     status = scene.all_say(progress=progress(last_step_at=NOW + timedelta(hours=1))).plan().status

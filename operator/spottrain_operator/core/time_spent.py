@@ -104,9 +104,17 @@ def _add(time: TimeStatus, until: datetime, part: str) -> TimeStatus:
 def _gap(status: TrainingJobStatus) -> str:
     """The part to which time between two generations belongs.
 
-    It applies if there are enough nodes.
+    It applies if there are enough nodes. The progress alone doesn't tell: that of a generation that starts has no step.
     """
-    return "start_up_seconds" if status.progress.last_step_at is None else "restart_seconds"
+    time = status.time
+    stepped = status.progress.last_step_at is not None or (time is not None and any(_since_first_step(time)))
+    return "restart_seconds" if stepped else "start_up_seconds"
+
+
+def _since_first_step(time: TimeStatus) -> tuple[float, ...]:
+    """The parts that begin with the first step of the job."""
+    steps = (time.productive_seconds, time.data_wait_seconds, time.commit_stall_seconds, time.redone_seconds)
+    return (*steps, time.restart_seconds, time.unreported_seconds)
 
 
 def _share_redone(status: TrainingJobStatus, step: int, newest: int) -> float:
