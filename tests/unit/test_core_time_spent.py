@@ -69,9 +69,9 @@ def test_steps_up_to_the_newest_of_an_earlier_generation_are_redone() -> None:
 
 
 def test_a_generation_whose_start_was_recorded_is_a_restart() -> None:
-    """A pass between its start and its first step records a progress without any step."""
+    """A pass between start and first step records a progress without a step."""
     scene = training_job().status(
-        transitions=(Transition(generation=1, reason="NodeLost", at=at(50), last_step=50, seconds_without_step=10.0),),
+        transitions=(Transition(generation=1, reason="NodeLost", at=at(50), last_step=50),),
         time=TimeStatus(until=at(50), productive_seconds=50.0),
         start_time=START,
         progress=ProgressStatus(step=50, last_step_at=at(49)),

@@ -105,7 +105,8 @@ def assert_ended_well(world: World) -> None:
     assert not world.problems, world.story()
     assert status.phase is Phase.SUCCEEDED, f"{status.phase} {status.message}\n{world.story()}"
     world.run(120)
-    assert not world.pods, f"{world.pods}\n{world.story()}"
+    # A pod that was found dead on a node that came back stays for its log.
+    assert all(pod.failed for pod in world.pods.values()), f"{world.pods}\n{world.story()}"
     assert world.trainings.head is not None
     assert world.trainings.head.step == world.total_steps
     assert all(t.seconds_without_step is not None for t in status.transitions), world.story()
@@ -124,6 +125,8 @@ def test_notices_never_redo_a_step(seed: int) -> None:
 
 @settings(max_examples=15, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6), crashes=st.sampled_from([0.0, 0.02]))
+@example(seed=174571, crashes=0.0)  # a pod without a node is deleted in the pass that would report it
+@example(seed=724190, crashes=0.0)  # the job succeeds while nodes with its pods are away, and they come back
 def test_preemptions_of_all_kinds_are_never_failures(seed: int, crashes: float) -> None:
     world = world_of(seed, crashes=crashes)
     disturb(world, PREEMPTIONS, num=12)

@@ -10,7 +10,7 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import advice, missing, places, spot_sentence
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
-from spottrain_operator.core.model import PodView
+from spottrain_operator.core.model import DeletePod, PodView
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
 
@@ -26,7 +26,8 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     if refusal is not None and missing(situation, draft):
         message = f"{refusal.message}. The operator retries; existing pods continue"
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
-    waiting = [facts.pod for facts in situation.pods.values() if not facts.pod.deleting]
+    goes = {action.uid for action in draft.actions if isinstance(action, DeletePod)}
+    waiting = [facts.pod for uid, facts in situation.pods.items() if not facts.pod.deleting and uid not in goes]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
         return _heed_container(situation, draft, cannot_start)

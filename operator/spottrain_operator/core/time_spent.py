@@ -104,7 +104,7 @@ def _add(time: TimeStatus, until: datetime, part: str) -> TimeStatus:
 def _gap(status: TrainingJobStatus) -> str:
     """The part to which time between two generations belongs.
 
-    It applies if there are enough nodes. The progress alone doesn't tell: that of a generation that starts has no step.
+    It applies if there are enough nodes. A generation that starts has a progress without a step.
     """
     time = status.time
     stepped = status.progress.last_step_at is not None or (time is not None and any(_since_first_step(time)))
