@@ -48,13 +48,20 @@ from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
 from spottrain_api.contract import API_VERSION, KIND
+from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_local.processes import watch_children_by_pidfd
+from spottrain_operator.cluster.observe import job_view
+from spottrain_operator.cluster.write_back import as_written
+from spottrain_operator.core.model import Observed
+from spottrain_operator.core.plan import plan
 
 SEED = 20261122
 NOTICE_SECONDS = 120.0
 SHARE_NOTICED = 0.1
 PATIENCE_SECONDS = 150.0
 SAMPLE_SECONDS = 1.0
+# Of a job that has been over for an hour, the operator keeps only the phase.
+FINISHED_AGO = timedelta(hours=2)
 NUM_SOURCES = 200
 Result = dict[str, Any]
 
@@ -87,10 +94,11 @@ class Bench:
 
     async def create_finished(self, num_jobs: int) -> None:
         """Jobs that have succeeded, with as much history as one of 8 members has."""
+        status = finished_status()
         for number in range(num_jobs):
             name = f"old{number}"
             made = await self.server.client.create(JOBS_PATH, job(name, 8))
-            body = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "status": finished_status()}
+            body = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "status": status}
             path = f"{JOBS_PATH}/{name}/status"
             await self.server.client.request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
@@ -211,8 +219,9 @@ def job(name: str, num_members: int) -> dict[str, Any]:
 
 
 def finished_status() -> dict[str, Any]:
-    """The status of a job of 8 members that has succeeded after some preemptions."""
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    """The status in which the operator leaves a job that has succeeded."""
+    ended = datetime.now(UTC) - FINISHED_AGO
+    at = ended.isoformat(timespec="seconds").replace("+00:00", "Z")
     members = [
         {
             **{"pod": f"old-{rank}", "podUID": f"{rank:036d}", "podUid": f"{rank:036d}", "address": "10.0.0.1"},
@@ -220,36 +229,33 @@ def finished_status() -> dict[str, Any]:
         }
         for rank in range(8)
     ]
-    commit = {"generation": 9, "step": 5000, "manifest": "attempts/g9/manifest.json", "committedAt": now}
+    commit = {"generation": 9, "step": 5000, "manifest": "attempts/g9/manifest.json", "committedAt": at}
     transition = {
-        **{"at": now, "reason": "Preempted", "message": "notice for node-1", "lastStep": 100, "resumedFrom": 100},
+        **{"at": at, "reason": "Preempted", "message": "notice for node-1", "lastStep": 100, "resumedFrom": 100},
         **{"worldSizeBefore": 8, "worldSizeAfter": 7, "secondsWithoutStep": 4.2},
     }
-    kinds = ("CheckpointsHealthy", "Preempted", "Progressing", "Ready", "SpotAvailable", "Suspended")
-    condition = {
-        "status": "False",
-        "reason": "Succeeded",
-        "message": "Trained to step 5000",
-        "lastTransitionTime": now,
-    }
-    return {
+    status = {
         "phase": "Succeeded",
         "message": "Trained to step 5000",
         "observedGeneration": 1,
-        "startTime": now,
-        "completionTime": now,
-        "accountedAt": now,
+        "startTime": at,
+        "completionTime": at,
+        "accountedAt": at,
         "lastSequence": 20,
         "commit": commit,
         "generation": {
             **{"number": 9, "state": "Ended", "rendezvousID": "old-g9", "rendezvousEndpoint": "10.0.0.1:29500"},
-            **{"worldSize": 8, "members": members, "templateHash": "t", "startedAt": now, "endedAt": now},
-            **{"firstStepAt": now, "reason": "Succeeded"},
+            **{"worldSize": 8, "members": members, "templateHash": "t", "startedAt": at, "endedAt": at},
+            **{"firstStepAt": at, "reason": "Succeeded"},
         },
         "transitions": [{"generation": number, **transition} for number in range(8)],
-        "conditions": [{"type": kind, **condition} for kind in kinds],
-        "progress": {"step": 5000, "totalSteps": 5000, "display": "5000/5000", "loss": 2.5, "lastStepAt": now},
+        "progress": {"step": 5000, "totalSteps": 5000, "display": "5000/5000", "loss": 2.5, "lastStepAt": at},
     }
+    meta = {"namespace": "default", "uid": "u", "generation": 1, "creationTimestamp": at}
+    known = job("old", 8)
+    view = job_view(known | {"metadata": known["metadata"] | meta, "status": status})
+    left = plan(Observed(job=view, template_hash="t", operator_started_at=ended), ended).status
+    return as_written(left, TrainingJobStatus(), {})
 
 
 def _session(number: int) -> aiohttp.ClientSession:

@@ -125,7 +125,7 @@ async def test_reads_ask_the_api_server_nothing(world: World) -> None:
     world.direct.num_reads.clear()
     assert (await world.job())["metadata"]["uid"] == world.uid
     assert await world.names() == ["gpt-1"]
-    assert len(await world.cluster.list_jobs()) == 1
+    assert len(list(await world.cluster.list_jobs())) == 1
     assert world.direct.num_reads.total() == 0
 
 

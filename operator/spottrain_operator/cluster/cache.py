@@ -10,7 +10,7 @@ is kept as JSON text. Every reader gets a separate copy, and a text takes a tent
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pydantic_core import from_json
@@ -87,8 +87,9 @@ class ObjectCache:
         kept = self._kept.get(key)
         return None if kept is None else kept.object()
 
-    def all(self) -> list[Manifest]:
-        return [kept.object() for _, kept in sorted(self._kept.items())]
+    def all(self) -> Iterator[Manifest]:
+        """The objects that there are now, by name. Each is parsed when its turn comes."""
+        return (kept.object() for _, kept in sorted(self._kept.items()))
 
     def found_by(self, index: Index) -> list[Manifest]:
         """The objects with this index, by name."""

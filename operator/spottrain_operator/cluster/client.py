@@ -6,7 +6,7 @@ pass the same contract tests: `kubernetes_client.py`, and the one in memory that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -136,8 +136,8 @@ class ClusterClient(Protocol):
 
     async def get_job(self, key: JobKey) -> Manifest | None: ...
 
-    async def list_jobs(self) -> list[Manifest]:
-        """The jobs of all namespaces."""
+    async def list_jobs(self) -> Iterable[Manifest]:
+        """The jobs of all namespaces. Read them one by one: there may be thousands."""
         ...
 
     async def replace_job_status(self, job: Manifest) -> Manifest:

@@ -28,6 +28,7 @@ from spottrain_operator.cluster.client import (
     WatchEvent,
 )
 from spottrain_operator.cluster.kubernetes_client import serviceaccount_dir
+from spottrain_operator.cluster.watch_client import PAGE_SIZE
 
 # The inactivity timeout finds a watch that died silently: the server sends a bookmark every minute.
 WATCH_SERVER_SECONDS = 300
@@ -35,6 +36,8 @@ WATCH_CLIENT_SECONDS = 330
 WATCH_INACTIVITY_SECONDS = 70
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 30
+# The task of a job ends so long after its last event.
+IDLE_SECONDS = 0.1
 # Between tries of a request, until kopf gives up and is started again. They stay short, so that the operator hears of
 # changes soon after an outage.
 PAUSES = (0.5, 1.0, 2.0, 2.0, 2.0)
@@ -150,12 +153,15 @@ def build_registry(put: Callable[[RawEvent], None]) -> kopf.OperatorRegistry:
 def build_settings() -> kopf.OperatorSettings:
     """Settings of kopf, with a limit on every wait.
 
-    kopf adds no finalizers, annotations or events of its own, and looks for no other kinds of resources.
+    kopf adds no finalizers, annotations or events of its own, and looks for no other kinds of resources. It lists the
+    jobs in pages, and keeps no task for a job that nothing happens to: there may be thousands.
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
+    settings.watching.chunk_size = PAGE_SIZE
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.watching.server_timeout = WATCH_SERVER_SECONDS
     settings.watching.client_timeout = WATCH_CLIENT_SECONDS
     settings.watching.inactivity_timeout = WATCH_INACTIVITY_SECONDS

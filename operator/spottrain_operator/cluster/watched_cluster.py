@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from spottrain_api.contract import LABEL_JOB, LABEL_SEQUENCE
@@ -146,7 +146,7 @@ class WatchedCluster:
                 self._unsure_jobs.add(key)
         self._on_change(Kind.PODS, change)
 
-    async def list_jobs(self) -> list[Manifest]:
+    async def list_jobs(self) -> Iterable[Manifest]:
         return self._jobs.all()
 
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
@@ -262,6 +262,16 @@ async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKe
         raise
 
 
+async def _list(watches: WatchClient, kind: Kind, cache: ObjectCache) -> int:
+    """Take a list, and return its version.
+
+    Nothing else of it is kept: it may hold thousands of objects.
+    """
+    listing = await watches.list_kind(kind, keep=cache.trim)
+    cache.replace_all(listing)
+    return listing.version
+
+
 async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synced: asyncio.Event) -> None:
     """List once, then watch.
 
@@ -273,9 +283,7 @@ async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synce
         begun, before = time.monotonic(), version
         try:
             if version is None:
-                listing = await watches.list_kind(kind, keep=cache.trim)
-                cache.replace_all(listing)
-                version = listing.version
+                version = await _list(watches, kind, cache)
                 is_synced.set()
             async for event in watches.watch_kind(kind, version):
                 cache.take(event)

@@ -104,9 +104,9 @@ class SaveFailed(CheckpointError):
 
 
 class RankFailed(SaveFailed):
-    """This save was given up, because another rank's part failed; `cause` is that rank's error.
+    """This save was given up, because another rank's part failed.
 
-    `told` is its JSON, from `error_to_json`.
+    `cause` is that rank's error; `told` is its JSON, from `error_to_json`.
     """
 
     def __init__(self, step: int, rank: int, told: list[Any]) -> None:
