@@ -51,7 +51,8 @@ SUITES: Mapping[str, Suite] = {
     ),
     "kr8s": Suite(
         version="0.20.15",
-        requirements=("kubernetes", "lightkube", "pykube-ng"),
+        # Its release is older than the newest of these, and does not work with them.
+        requirements=("httpx-ws<0.9", "kubernetes<37", "kubernetes-asyncio", "lightkube", "pykube-ng"),
         tests="kr8s/tests",
         # Its own options name plugins. Its cluster comes from pytest-kind, for which we have a stand-in.
         options=("-p", "pytest_kind.plugin", "-o", "addopts=", "--keep-cluster"),
@@ -127,9 +128,20 @@ def _cluster(folder: Path, runtime: Runtime) -> Iterator[Path]:
     cluster.down(delete=True)
     cluster.up(DEFAULT_SPEC.model_copy(update={"runtime": runtime}))
     try:
+        _add_system_pod(cluster.kubeconfig)
         yield cluster.kubeconfig
     finally:
         cluster.down()
+
+
+def _add_system_pod(kubeconfig: Path) -> None:
+    """Add a pod to kube-system.
+
+    The clients' own clusters, kind and k3s, run parts of the control plane in pods, and tests list these.
+    """
+    command = [find_kubectl(), f"--kubeconfig={kubeconfig}", "create", "deployment", "metrics-server"]
+    command += ["--namespace=kube-system", "--image=none", "--", "sleep", "infinity"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _run(name: str, source: Path, python: Path, root: Path, kubeconfig: Path) -> Path:
