@@ -123,10 +123,10 @@ def _without_session(situation: Situation, generation: GenerationStatus) -> str:
 def _what_is_missing(situation: Situation, draft: Draft) -> str:
     kept, needed = places(situation, draft.status).kept, situation.spec.nodes.min
     up = len(situation.candidates(kept))
-    starting = [f for f in coming(situation, set(kept)) if f.pod.node is not None and not f.pod.waiting_message]
-    if starting and up + len(starting) >= needed and situation.refusal is None:
+    placed = [f for f in coming(situation, set(kept)) if f.pod.node is not None]
+    if placed and up + len(placed) >= needed and situation.refusal is None:
         # The nodes are there: advice about nodes would mislead.
-        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(starting)}"
+        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(placed)}"
     text = f"Waiting for nodes: {up} of at least {needed} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
@@ -148,10 +148,14 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
-def _what_they_do(starting: list[PodFacts]) -> str:
-    """Count what pods on nodes do before they are ready."""
-    doing = Counter(_what_it_does(facts) for facts in starting)
-    return "; ".join(f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items()))
+def _what_they_do(placed: list[PodFacts]) -> str:
+    """Count what pods on nodes do before they are ready, and quote the first that can't start."""
+    doing = Counter(_what_it_does(facts) for facts in placed if not facts.pod.waiting_message)
+    said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
+    stuck = min((f.pod for f in placed if f.pod.waiting_message), key=lambda pod: pod.sequence, default=None)
+    if stuck is not None:
+        said.append(f"{stuck.name}: {stuck.waiting_reason}: {stuck.waiting_message}")
+    return "; ".join(said)
 
 
 def _what_it_does(facts: PodFacts) -> str:
