@@ -221,9 +221,8 @@ class MemoryCluster:
     async def create_event(self, event: Manifest) -> None:
         self.events.append(_copied(event))
 
-    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
-        about = [event for event in self.events if event["involvedObject"].get("uid") == uid]
-        return _copied(about[-1]) if about else None
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        return [_copied(event) for event in self.events if event["involvedObject"].get("uid") == uid]
 
     # --- WatchClient --------------------------------------------------------------------------------------
 

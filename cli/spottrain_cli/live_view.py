@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from spottrain_api.contract import CapacityType, ConditionType
@@ -75,7 +75,11 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
     reached = progress.display or ("no step made" if over else "waiting for the first step")
     if stalled and progress.last_step_at is not None:
         reached += f", last step {duration(at - progress.last_step_at)} ago"
-    grid = Table.grid(padding=(0, 2))
+    if progress.eta_seconds is not None and not (stalled or over or status.phase is Phase.SUSPENDED):
+        reached += f"   {seconds(progress.eta_seconds)} to go"
+    grid = Table.grid(
+        "", "", Column(no_wrap=True), padding=(0, 2)
+    )  # if it's narrow, the sentences in the middle wrap
     grid.add_row(
         "Step",
         ProgressBar(total=progress.total_steps, completed=progress.step, width=40)
@@ -86,9 +90,7 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
     curve = sparkline(losses)
     if progress.loss is not None:
         speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second and not stalled else ""
-        known = progress.eta_seconds is not None and not stalled and not over and status.phase is not Phase.SUSPENDED
-        eta = f"   {seconds(progress.eta_seconds or 0.0)} to go" if known else ""
-        grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}{eta}"))
+        grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}"))
     if progress.data_wait_ratio is not None and not stalled:
         waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
         advice = "try a higher num_workers" if waits_long else ""

@@ -6,7 +6,6 @@ In a TrainingJob: see trainingjob.yaml. By hand: torchrun --nproc-per-node 2 exa
 from __future__ import annotations
 
 import argparse
-import math
 
 import torch
 from data import StandardLibrary
@@ -43,9 +42,10 @@ def main() -> None:
                 logits = training.model(inputs)
                 step.backward(functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
             step.update()
-            # After a start or a resume, the loss is NaN until the first one is known.
-            if session.rank == 0 and step.number % 10 == 0 and not math.isnan(training.loss):
-                print(f"step {step.number}: loss {training.loss:.3f}", flush=True)
+            if step.number % 10 == 0:
+                loss = training.step_loss()  # a collective, on all ranks
+                if session.rank == 0:
+                    print(f"step {step.number}: loss {loss:.3f}", flush=True)
 
 
 if __name__ == "__main__":

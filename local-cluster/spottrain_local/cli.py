@@ -16,7 +16,7 @@ from rich.table import Table
 from spottrain_api.wording import counted
 from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
-from spottrain_local.install import chart_folder, install_operator
+from spottrain_local.install import chart_folder, check_operator_image, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
 from spottrain_local.spec import Runtime, load_spec
 
@@ -115,6 +115,7 @@ def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_op
     ~/.local/state/spottrain.
     """
     console = Console(stderr=True)
+    with_operator = not no_operator and (chart_folder() / "Chart.yaml").exists()
     spec = cluster.with_runtime(load_spec(nodes_file) if nodes_file else None, runtime)
     ensure_binaries(console)
     started = time.monotonic()
@@ -124,11 +125,11 @@ def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_op
             display.update(f"Starting the cluster: waiting for {', '.join(waiting_for)} …")
 
         def install() -> None:
-            if not no_operator and (chart_folder() / "Chart.yaml").exists():
+            if with_operator:
                 display.update("Installing spottrain: CRD and operator …")
                 install_operator(cluster)
 
-        status = cluster.up(spec, show, install)
+        status = cluster.up(spec, show, install, check_operator_image if with_operator else None)
     seconds = time.monotonic() - started
     console.print(f"The cluster {status['name']} is ready after {seconds:.1f} s: {_summary(status)}.")
     console.print("Point kubectl at it with:")

@@ -58,34 +58,49 @@ class Cluster:
         spec: ClusterSpec | None = None,
         progress: Callable[[Sequence[str]], None] | None = None,
         install: Callable[[], None] | None = None,
+        check: Callable[[ClusterSpec], None] | None = None,
     ) -> Status:
         """Start the cluster if needed, wait until it is ready, and return its status.
+
+        If that fails halfway, what runs stays up to be looked at. The next `up` continues with it.
 
         Args:
             spec: The nodes. Default: those of the last time, otherwise `DEFAULT_SPEC`.
             progress: Called with what `up` still waits for.
             install: Called as soon as the control plane is ready, while nodes join.
+            check: Called before anything starts, to refuse what `install` would.
 
         Raises:
             LocalClusterError: The cluster did not become ready, or runs with different nodes.
         """
         running = self.status()
         if running is None:
-            self._check_runtime(spec or self._last_spec())
+            wanted = spec or self._last_spec()
+            self._check_runtime(wanted)
+            if check:
+                check(wanted)
             self._write_spec(spec)
             supervisor = self._start_supervisor()
         else:
             if spec and spec != self.spec():
                 raise LocalClusterError(
                     f"The cluster {self.layout.name} runs with different nodes, or a different runtime. Run "
-                    "`spottrain local down` first."
+                    f"{self.command('down')} first."
                 )
             supervisor = None
         deadline = time.monotonic() + UP_SECONDS
-        if install:
-            self._wait_for(PARTS[:1], supervisor, progress, deadline)
-            install()
-        return self._wait_for(PARTS, supervisor, progress, deadline)
+        try:
+            if install:
+                self._wait_for(PARTS[:1], supervisor, progress, deadline)
+                install()
+            return self._wait_for(PARTS, supervisor, progress, deadline)
+        except LocalClusterError as error:
+            if self.status() is None:
+                raise
+            raise LocalClusterError(
+                f"{error}\nThe cluster {self.layout.name} runs, as far as it came. {self.command('up')} continues, "
+                f"and {self.command('down')} stops it."
+            ) from error
 
     def down(self, *, delete: bool = False) -> bool:
         """Stop the cluster, and return whether it was running.
@@ -135,10 +150,15 @@ class Cluster:
         """
         status = self.status()
         if status is None:
-            name = self.layout.name
-            option = "" if name == DEFAULT_NAME else f" --name {name}"
-            raise LocalClusterError(f"The cluster {name} is not running. Start it with `spottrain local up{option}`.")
+            raise LocalClusterError(
+                f"The cluster {self.layout.name} is not running. Start it with {self.command('up')}."
+            )
         return status
+
+    def command(self, verb: str) -> str:
+        """Return the command for this cluster, as a sentence quotes it."""
+        name = self.layout.name
+        return f"`spottrain local {verb}{'' if name == DEFAULT_NAME else f' --name {name}'}`"
 
     def _ask(self, verb: str, nodes: Sequence[str], **more: object) -> Status:
         self.running_status()
@@ -269,7 +289,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise LocalClusterError(
                     f"The cluster {self.layout.name} was not ready after {UP_SECONDS:.0f} s; it still waits for"
-                    f" {', '.join(waiting_for)}. See the logs in {self.layout.logs}, then `spottrain local down`."
+                    f" {', '.join(waiting_for)}. See the logs in {self.layout.logs}."
                 )
             time.sleep(POLL_SECONDS)
 

@@ -69,9 +69,14 @@ def operator_image() -> str:
     return f"localhost/spottrain-operator:{chart['appVersion']}"
 
 
-def _check_operator_image() -> None:
+def check_operator_image(spec: ClusterSpec) -> None:
+    """Check that podman has the operator's image, if pods run in containers.
+
+    Raises:
+        LocalClusterError: It hasn't.
+    """
     image = operator_image()
-    if subprocess.run(["podman", "image", "exists", image], check=False).returncode:
+    if spec.runtime == "podman" and subprocess.run(["podman", "image", "exists", image], check=False).returncode:
         raise LocalClusterError(
             f"podman has no image {image}. Build it with `make images REGISTRY=localhost BUILDER=podman`, or use "
             "`--no-operator`."
@@ -87,8 +92,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
     binaries = find_binaries()
     if binaries is None:
         raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
-    if cluster.spec().runtime == "podman":
-        _check_operator_image()
+    check_operator_image(cluster.spec())
     with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
@@ -134,6 +138,6 @@ def _run(command: Sequence[str], kubeconfig: Path, more_env: dict[str, str] | No
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise LocalClusterError(
-            f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nThe cluster itself runs. See"
+            f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nSee"
             f" `kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} get pods`."
         )

@@ -38,12 +38,12 @@ from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
-    may_wait_for_volumes,
     node_view,
     owned_by,
     pod_view,
     refusal,
-    with_newest_event,
+    wants_events,
+    with_events,
 )
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import template_hash
@@ -202,11 +202,11 @@ class Reconciler:
 
         What keeps it from starting usually blocks its siblings, too.
         """
-        first = next((pod for pod in pods if may_wait_for_volumes(pod)), None)
+        first = next((pod for pod in pods if wants_events(pod)), None)
         if first is None:
             return tuple(pods)
-        event = await self._cluster.newest_event(key.namespace, uid=first.uid)
-        return tuple(with_newest_event(pod, event) if pod is first else pod for pod in pods)
+        events = await self._cluster.events_about(key.namespace, uid=first.uid)
+        return tuple(with_events(pod, events) if pod is first else pod for pod in pods)
 
     async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
         found = job.get("status") or {}

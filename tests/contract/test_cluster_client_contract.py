@@ -137,21 +137,19 @@ async def test_only_the_very_job_is_deleted(setup: Setup, job: Manifest) -> None
     assert await setup.cluster.get_job(key) is None
 
 
-async def test_the_newest_event_about_an_object(setup: Setup, job: Manifest) -> None:
+async def test_events_about_an_object(setup: Setup, job: Manifest) -> None:
     uid = job["metadata"]["uid"]
-    assert await setup.cluster.newest_event(setup.namespace, uid=uid) is None
+    assert await setup.cluster.events_about(setup.namespace, uid=uid) == []
     recorder = EventRecorder(setup.cluster)
     for number in range(3):
         await recorder.record(job, Event(type="Normal", reason="Counted", message=str(number)))
-    event = await setup.cluster.newest_event(setup.namespace, uid=uid)
-    assert event is not None
-    assert event["message"] == "2"
+    events = await setup.cluster.events_about(setup.namespace, uid=uid)
+    assert [event["message"] for event in events] == ["0", "1", "2"]
 
 
 async def test_a_long_event_is_cut_to_the_bytes_that_kubernetes_takes(setup: Setup, job: Manifest) -> None:
     await EventRecorder(setup.cluster).record(job, Event(type="Warning", reason="Failure", message="é" * 2000))
-    event = await setup.cluster.newest_event(setup.namespace, uid=job["metadata"]["uid"])
-    assert event is not None
+    [event] = await setup.cluster.events_about(setup.namespace, uid=job["metadata"]["uid"])
     assert event["message"] == "é" * 500
 
 

@@ -134,8 +134,8 @@ def test_pods_have_what_a_kubelet_gives_them(cluster: Cluster, base_image: str) 
     def status(name: str) -> dict[str, Any]:
         return dict((kubectl.get("pod", name)["status"].get("containerStatuses") or [{}])[0].get("state") or {})
 
-    def waiting(name: str) -> str:
-        return str(status(name).get("waiting", {}).get("reason"))
+    def waiting(name: str, field: str = "reason") -> str:
+        return str(status(name).get("waiting", {}).get(field))
 
     wait_for(lambda: "terminated" in status("looks"), "the pod has ended")
     lines = [str(USER), "map", "secret", str(GROUP_ID), "default", "10"]
@@ -144,6 +144,8 @@ def test_pods_have_what_a_kubelet_gives_them(cluster: Cluster, base_image: str) 
     assert (ended["exitCode"], ended["message"]) == (0, "over\n")
     wait_for(lambda: waiting("never") == "ErrImageNeverPull", "the image is missing")
     wait_for(lambda: waiting("missing") == "ImagePullBackOff", "the image cannot be pulled")
+    backs_off = 'Back-off pulling image "localhost/nothing:1": ErrImagePull: '
+    wait_for(lambda: waiting("missing", "message").startswith(backs_off), "the registry's answer is kept")
 
 
 def test_nothing_is_left_of_a_supervisor_that_was_killed(cluster: Cluster) -> None:

@@ -196,7 +196,12 @@ FIXED = [
     ("strategy", {"strategy": "fsdp"}, "strategy can't change while a job exists"),
     ("precision", {"precision": "bf16"}, "precision can't change while a job exists"),
     ("seed", {"seed": 7}, "seed can't change while a job exists"),
-    ("uri", {"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri can't change while a job exists"),
+    (
+        "uri",
+        {"checkpoint": {"uri": "s3://bucket/other"}},
+        "checkpoint.uri can't change while a job exists, as its commits may be there; to correct it, make a new job: "
+        "delete this one and apply it again",
+    ),
 ]
 
 

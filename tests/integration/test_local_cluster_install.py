@@ -6,9 +6,13 @@ The installation uses the Helm chart, which contains the CRDs.
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cluster_fixtures import SMALL, Kubectl, throw_away_cluster
 from helm_release import HelmRelease, older_chart
+from spottrain_local.binaries import find_binaries
+from spottrain_local.cli import local
+from spottrain_local.cluster import open_cluster
 from spottrain_local.install import NAMESPACE, install_operator
 
 pytestmark = pytest.mark.cluster
@@ -29,3 +33,35 @@ def test_the_operator_is_installed_and_upgraded(tmp_path: Path) -> None:
         install_operator(cluster)
         again = kubectl.list("pod", NAMESPACE)
         assert {pod["metadata"]["uid"] for pod in again} == {pod["metadata"]["uid"] for pod in pods}
+
+
+def test_a_cluster_whose_installation_fails_stays_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binaries = find_binaries()
+    assert binaries is not None
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    for program in binaries.folder.iterdir():
+        if program.name != "helm":
+            (assets / program.name).symlink_to(program)
+    (assets / "helm").write_text("#!/bin/sh\necho Error: no such chart >&2; exit 1\n")
+    (assets / "helm").chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path / "home"))
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text("nodes: []\n")
+    cluster = open_cluster("broken")
+    try:
+        failed = CliRunner().invoke(local, ["up", "--name", "broken", "--nodes", str(nodes)])
+        assert failed.exit_code == 1
+        assert "Error: no such chart" in failed.output
+        assert (
+            "The cluster broken runs, as far as it came. `spottrain local up --name broken` continues, "
+            "and `spottrain local down --name broken` stops it."
+        ) in failed.output
+        assert cluster.status() is not None
+        (assets / "helm").write_text("#!/bin/sh\nexit 0\n")
+        assert CliRunner().invoke(local, ["up", "--name", "broken"]).exit_code == 0
+    finally:
+        cluster.down()

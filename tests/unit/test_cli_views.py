@@ -71,6 +71,21 @@ def test_a_narrow_terminal_cuts_no_name_and_no_phase() -> None:
     assert "…" not in console.file.getvalue()
 
 
+def test_a_narrow_terminal_keeps_figures_on_their_lines() -> None:
+    job = snapshot()
+    progress = job.status.progress.model_copy(
+        update={"display": "130/1000", "tokens_per_second": 123_456.7, "eta_seconds": 7500.0}
+    )
+    job = replace(job, status=job.status.model_copy(update={"progress": progress}))
+    console = Console(file=StringIO(), width=80)
+    console.print(job_view(job, at(20), [1.0, 2.0] * 20))
+    assert isinstance(console.file, StringIO)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    assert [line.rpartition("━ ")[2] for line in lines if line.startswith("Step")] == ["130/1000 2h05m to go"]
+    assert f"Loss {'▁█' * 20} 1.2500 123,457 tokens/s" in lines
+    assert any(line.endswith("0 steps redone, 0 failures") for line in lines)
+
+
 def test_the_table_has_namespaces_if_there_are_several() -> None:
     here, there = snapshot(), replace(snapshot(), namespace="research", name="bert")
     console = Console(file=StringIO(), width=160)

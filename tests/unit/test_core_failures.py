@@ -76,6 +76,15 @@ def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
     assert failures == ["Generation 1 has ended: pod job-1: ValueError: x"]
 
 
+@pytest.mark.parametrize(("error", "said"), [("ValueError: x", "ValueError: x"), ("x" * 500, "x" * 288 + "…")])
+def test_the_message_of_a_job_that_is_retried_has_the_cause(error: str, said: str) -> None:
+    scene = failed(training_job(), FailureReason.SCRIPT_ERROR, error)
+    stopping = scene.plan().status.message
+    assert stopping == f"Stopping generation 1 with 4 nodes (Failure): pod job-1: {said}"
+    again = scene.decided().later(6).plan().status
+    assert again.message == f"Starting generation 2 with 4 nodes. Generation 1 failed: pod job-1: {said}"
+
+
 def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
     error = Failure(
         reason=FailureReason.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", rank=5, traceback="  in main"
@@ -184,6 +193,11 @@ def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_ab
     assert told["EarlierJob"].type == "Normal"
     assert told["EarlierJob"].message.endswith("or starts at step 0 if it committed nothing")
     assert "Failure" not in told
+    assert [(t.reason, t.message) for t in status.transitions] == [("EarlierJob", told["EarlierJob"].message)]
+    stopping = scene.plan().status
+    assert stopping.message.startswith(
+        "Stopping generation 1 with 4 nodes (Failure): An earlier job has used the folder"
+    )
 
 
 def test_a_script_without_the_library_is_not_taken_for_one_that_hangs() -> None:

@@ -17,6 +17,8 @@ from spottrain_operator.cluster.observe import pod_view
 from spottrain_operator.core.model import PodView
 
 NO_SECRET = 'secret "keys" not found'
+NOT_UP = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
+NO_KEYS = {"waiting_reason": "CreateContainerConfigError", "waiting_message": NO_SECRET}
 TOO_LARGE = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: 0/6 nodes are available."
 
 
@@ -173,8 +175,16 @@ def test_the_advice_names_where_the_job_asks_for_devices(spec: dict[str, Any], d
             lambda s: s.pod(1, ready=False, ready_since=None).forgets(1),
             "1 of at least 2 ready; 1 pod creating the container",
         ),
+        (
+            lambda s: s.says(1, warm=False).pod(2, **NOT_UP, **NO_KEYS),
+            f"0 of at least 2 ready; 1 pod loading torch; job-2: CreateContainerConfigError: {NO_SECRET}",
+        ),
+        (
+            lambda s: s.pod(1, **NOT_UP, **NO_KEYS).pod(2, **NOT_UP, **NO_KEYS),
+            f"0 of at least 2 ready; job-1: CreateContainerConfigError: {NO_SECRET}",
+        ),
     ],
-    ids=["both", "one", "silent", "container"],
+    ids=["both", "one", "silent", "container", "secret", "secrets"],
 )
 def test_a_job_whose_pods_start_gets_no_advice_about_nodes(change: Change, said: str) -> None:
     """Also if further pods find no node."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from scene import START, Scene, at, failed, pod, training_job, waiting_job
-from spottrain_api.contract import AgentPhase, FailureReason
+from spottrain_api.contract import AgentPhase, CapacityType, FailureReason
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 
@@ -96,6 +96,22 @@ def test_one_pod_of_an_edited_template_is_tried_before_those_of_the_old_one_are_
         GenerationState.DRAINING,
         "Edited",
     )
+
+
+def test_events_say_that_an_edit_replaces_pods_that_wait() -> None:
+    def created(scene: Scene) -> list[str]:
+        return [event.message for event in scene.plan().events if event.reason == "PodsCreated"]
+
+    waits = edited(replace(waiting_job(2, nodes={"min": 2, "max": 2}), now=at(8)))
+    for sequence in (1, 2):
+        waits = waits.pod(sequence, node=None, ready=False)
+    assert created(waits) == ["Creating 1 on-demand pod, the first since the job was edited"]
+    accepted = waits.decided().with_pod(
+        pod(3, capacity_type=CapacityType.ON_DEMAND, template_hash="t2", node=None, ready=False)
+    )
+    assert created(accepted) == ["Creating 1 on-demand pod in place of pods from before the edit"]
+    replaced = accepted.decided().without_pod(1).without_pod(2)
+    assert created(replaced) == ["Creating 1 on-demand pod"], "the operator was killed before it created it"
 
 
 def test_while_an_edited_template_is_refused_the_old_pods_go_on() -> None:

@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from spottrain_local.binaries import CONTROL_PLANE
+from spottrain_local.cli import local
 from spottrain_local.cluster import Cluster
 from spottrain_local.layout import ClusterLayout, LocalClusterError
 from spottrain_local.podman import check_podman, last_line
@@ -44,6 +47,22 @@ def test_podmans_complaint_is_passed_on(tools: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalClusterError, match=sentence):
         check_podman(Path("/probe"), tmp_path)
     assert list(tmp_path.iterdir()) == [tools]
+
+
+def test_the_operators_image_is_missed_before_anything_starts(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tools, "ip", "exit 0")
+    tool(tools, "podman", '[ "$1" = run ]')
+    for program in CONTROL_PLANE:
+        tool(tools, program, "exit 0")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tools))
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path / "home"))
+    said = CliRunner().invoke(local, ["up", "--runtime", "podman"])
+    assert said.exit_code == 1
+    # Without root it gets no further than that.
+    assert ("podman has no image" if os.geteuid() == 0 else "needs root") in said.output
+    assert not list(tmp_path.glob("home/default/*"))
 
 
 @pytest.mark.parametrize(

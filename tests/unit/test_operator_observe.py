@@ -16,14 +16,15 @@ from spottrain_operator.cluster.client import ForbiddenError, InvalidObjectError
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
-    may_wait_for_volumes,
     node_view,
     pod_view,
     refusal,
-    with_newest_event,
+    wants_events,
+    with_events,
 )
 from spottrain_operator.cluster.trimmed import trimmed_node
 from spottrain_operator.cluster.write_back import as_written
+from spottrain_operator.core.model import PodView
 
 AT = "2026-01-01T00:00:05Z"
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -107,11 +108,35 @@ def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> Non
     made = pod(status)
     made["spec"]["nodeName"] = "n"
     waiting = pod_view(made)
-    assert may_wait_for_volumes(waiting)
-    assert not may_wait_for_volumes(pod_view(pod(status))), "it has no node yet"
-    assert with_newest_event(waiting, {"reason": "Pulling"}) == waiting
-    told = with_newest_event(waiting, {"reason": "FailedMount", "message": 'secret "keys" not found'})
+    assert wants_events(waiting)
+    assert not wants_events(pod_view(pod(status))), "it has no node yet"
+    assert with_events(waiting, []) == waiting
+    unmounted = {"reason": "FailedMount", "message": 'secret "keys" not found'}
+    assert with_events(waiting, [unmounted, {"reason": "Pulling"}]) == waiting
+    told = with_events(waiting, [{"reason": "Scheduled"}, unmounted])
     assert (told.waiting_reason, told.waiting_message) == ("FailedMount", 'secret "keys" not found')
+
+
+def test_an_image_that_cannot_be_pulled_keeps_the_answer_of_its_registry() -> None:
+    def waits(message: str) -> PodView:
+        state = container(waiting={"reason": "ImagePullBackOff", "message": message})
+        return pod_view(pod({"phase": "Pending", "containerStatuses": state}))
+
+    silent, telling = waits('Back-off pulling image "a:1"'), waits('Back-off … "a:1": ErrImagePull: not found')
+    assert not wants_events(telling)
+    assert wants_events(silent)
+    answer = 'Failed to pull image "a:1": unauthorized'
+    events = [
+        {"reason": "Failed", "message": 'Failed to pull image "a:1": timed out'},
+        {"reason": "Failed", "message": answer + "!" * 2000},
+        {"reason": "Failed", "message": "Error: ErrImagePull"},
+        {"reason": "BackOff", "message": 'Back-off pulling image "a:1"'},
+    ]
+    told = with_events(silent, events)
+    assert told.waiting_reason == "ImagePullBackOff"
+    assert (told.waiting_message or "").startswith(answer + "!")
+    assert len(told.waiting_message or "") <= 1000
+    assert with_events(silent, events[2:]) == silent, "the event has expired"
 
 
 @pytest.mark.parametrize(

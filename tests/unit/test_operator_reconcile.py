@@ -216,3 +216,21 @@ async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:
             told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
             assert told is not None
             assert told.watcher == mark
+
+
+async def test_a_job_whose_image_cannot_be_pulled_quotes_the_event() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.reconciler.reconcile(KEY)
+    backing_off = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "a:1"'}
+    for pod in cluster.pods.values():
+        pod["status"] = {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": backing_off}}],
+        }
+        for message in ('Failed to pull image "a:1": unauthorized', "Error: ErrImagePull"):
+            about = {"uid": pod["metadata"]["uid"]}
+            await cluster.create_event({"involvedObject": about, "reason": "Failed", "message": message})
+    await world.reconciler.reconcile(KEY)
+    assert 'ImagePullBackOff: Failed to pull image "a:1": unauthorized' in world.status["message"]

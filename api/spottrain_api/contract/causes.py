@@ -22,5 +22,7 @@ class Cause(StrEnum):
     NODE_LOST = "NodeLost"
     # The job's status went back, and pods run a later generation.
     STATUS_RESTORED = "StatusRestored"
+    # The generation was numbered below those of an earlier job at checkpoint.uri. It doesn't count.
+    EARLIER_JOB = "EarlierJob"
     # The end.
     SUCCEEDED = "Succeeded"

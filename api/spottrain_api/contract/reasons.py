@@ -81,6 +81,10 @@ CAUSES: Mapping[Cause, Reason] = {
         meaning="A member was lost without notice. Training resumes from the newest commit or from peers' memory. "
         "It does not count as a failure."
     ),
+    Cause.EARLIER_JOB: Reason(
+        meaning="The job's first generation was numbered below those of an earlier job at checkpoint.uri, so it "
+        "could not commit. The next one is numbered above them. It does not count as a failure."
+    ),
     Cause.SUCCEEDED: Reason(meaning="The script ended on all ranks with exit code 0."),
 }
 

@@ -28,7 +28,8 @@ class Checkpoint(CheckpointConfig):
         ),
         (
             "self.uri == oldSelf.uri",
-            "checkpoint.uri can't change while a job exists: its commits are there; make a new job",
+            "checkpoint.uri can't change while a job exists, as its commits may be there; to correct it, make a "
+            "new job: delete this one and apply it again, or apply it under another name",
         ),
     )
     uri: Annotated[

@@ -113,7 +113,8 @@ class GenerationStatus(StatusResource):
         str | None,
         Field(
             description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, "
-            "Failure, Hang, Preempted, NodeLost, StatusRestored or Succeeded, or the reason of the condition Failed."
+            "Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or Succeeded, or the reason of the "
+            "condition Failed."
         ),
     ] = None
     requested_at: Annotated[
@@ -175,7 +176,7 @@ class Transition(StatusResource):
         str,
         Field(
             description="Why it ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, Failure, Hang, "
-            "Preempted, NodeLost or StatusRestored."
+            "Preempted, NodeLost, StatusRestored or EarlierJob."
         ),
     ]
     message: Annotated[str, Field(description="Why it ended, in a sentence.")] = ""

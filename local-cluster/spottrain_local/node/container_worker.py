@@ -227,7 +227,8 @@ class ContainerWorker:
             if reason == ERR_IMAGE_PULL:
                 image = self._spec.get("image", "")
                 delay = self._pull_backoff.delay(0)
-                await self._wait_as("ImagePullBackOff", f'Back-off pulling image "{image}"', delay)
+                text = f'Back-off pulling image "{image}": {ERR_IMAGE_PULL}: {message}'
+                await self._wait_as("ImagePullBackOff", text, delay)
         return None
 
     async def _wait_as(self, reason: str, message: str, seconds: float) -> None:

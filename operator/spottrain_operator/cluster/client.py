@@ -199,8 +199,8 @@ class ClusterClient(Protocol):
 
     async def create_event(self, event: Manifest) -> None: ...
 
-    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
-        """The newest event about the object with this uid."""
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        """Events about the object with this uid, the newest last."""
         ...
 
 

@@ -202,10 +202,10 @@ class KubernetesCluster:
     async def create_event(self, event: Manifest) -> None:
         await self._call(self._core.create_namespaced_event, event["metadata"]["namespace"], event)
 
-    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
         selector = f"involvedObject.uid={uid}"
         answer = await self._call(self._core.list_namespaced_event, namespace, field_selector=selector)
-        return max(answer["items"], key=_happened_at, default=None)
+        return sorted(answer["items"], key=_happened_at)
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         body = {

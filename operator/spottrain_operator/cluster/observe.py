@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     CapacityType,
     Notice,
+    WaitingReason,
     accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
@@ -140,20 +142,36 @@ def pod_view(pod: Manifest) -> PodView:
     )
 
 
-def may_wait_for_volumes(pod: PodView) -> bool:
-    """Whether its containers don't exist yet.
+def wants_events(pod: PodView) -> bool:
+    """Whether the kubelet may report only in events why the pod doesn't start."""
+    return _may_wait_for_volumes(pod) or _backs_off(pod)
 
-    The kubelet reports only in events why that is so.
-    """
+
+def _may_wait_for_volumes(pod: PodView) -> bool:
+    """Whether its containers don't exist yet."""
     waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
     return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
 
 
-def with_newest_event(pod: PodView, event: Manifest | None) -> PodView:
-    """Add the newest event of the kubelet, if it explains why the pod doesn't start."""
-    if event is None or event.get("reason") != "FailedMount":
+def _backs_off(pod: PodView) -> bool:
+    """Whether it waits for an image, and doesn't say why the last pull failed.
+
+    Kubelets say so from Kubernetes 1.32 on.
+    """
+    return pod.waiting_reason == WaitingReason.IMAGE_PULL_BACK_OFF and (
+        WaitingReason.ERR_IMAGE_PULL not in (pod.waiting_message or "")
+    )
+
+
+def with_events(pod: PodView, events: Sequence[Manifest]) -> PodView:
+    """Add what the kubelet's events, the newest last, say of why the pod doesn't start."""
+    if _backs_off(pod):
+        said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
+        cause = next((message for message in said if message.startswith("Failed to pull image")), None)
+        return replace(pod, waiting_message=_quoted(cause)) if cause else pod
+    if not events or events[-1].get("reason") != "FailedMount":
         return pod
-    return replace(pod, waiting_reason="FailedMount", waiting_message=_quoted(event.get("message")))
+    return replace(pod, waiting_reason="FailedMount", waiting_message=_quoted(events[-1].get("message")))
 
 
 def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:

@@ -171,8 +171,8 @@ class WatchedCluster:
         read = await self._cluster.get_nodes(missing) if missing else []
         return [*cached.values(), *read]
 
-    async def newest_event(self, namespace: str, *, uid: str) -> Manifest | None:
-        return await self._cluster.newest_event(namespace, uid=uid)
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        return await self._cluster.events_about(namespace, uid=uid)
 
     # --- writes -------------------------------------------------------------------------------------------
 

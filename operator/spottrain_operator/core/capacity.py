@@ -270,6 +270,10 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
     if places(situation, draft.status, leaving=_leaving(draft)).missing_prewarmed:
         text += " ahead of time: the cloud recommends to leave a member's node"
+    elif situation.tries_template and situation.pods:
+        text += ", the first since the job was edited"
+    elif any(not situation.pods[uid].current for uid in _leaving(draft)):
+        text += " in place of pods from before the edit"
     return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
 
 

@@ -15,13 +15,18 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_api.wording import counted
+from spottrain_api.wording import counted, one_line
 from spottrain_operator.core.capacity import advice, places, spot_sentence
-from spottrain_operator.core.causes import PREEMPTIONS
+from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.failure_policy import missing_program
+from spottrain_operator.core.failure_policy import (
+    EARLIER_JOB,
+    failure_message,
+    meets_an_earlier_job,
+    missing_program,
+)
 from spottrain_operator.core.growth import coming
-from spottrain_operator.core.members import says_nothing
+from spottrain_operator.core.members import members_of, says_nothing
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
@@ -35,6 +40,8 @@ _PHASES = {
     GenerationState.STOPPING: Phase.RECOVERING,
     GenerationState.ENDED: Phase.RECOVERING,
 }
+# Characters of a failure in the job's message. Its event has all of it.
+_FIRST_WORDS = 300
 
 
 def describe(situation: Situation, draft: Draft) -> Draft:
@@ -92,25 +99,40 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         return _what_is_missing(situation, draft)
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
-    return _of_generation(situation, status, generation, phase)
+    return _of_generation(situation, draft, generation, phase)
 
 
-def _of_generation(
-    situation: Situation, status: TrainingJobStatus, generation: GenerationStatus, phase: Phase
-) -> str:
+def _of_generation(situation: Situation, draft: Draft, generation: GenerationStatus, phase: Phase) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
     if phase is Phase.DRAINING:
         until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
-        return f"Stopping {name} ({generation.reason})"
+        return f"Stopping {name} ({generation.reason}){_of_failure(situation, draft, generation)}"
     sentence = standstill_sentence(situation, generation)
     stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
-        return f"Starting {name}{stands_still}"
+        return f"Starting {name}{stands_still}{_after_failure(draft.status)}"
     unseen = f"; {_without_session(situation, generation)}" if generation.first_step_at is None else ""
-    note = f". {status.progress.message}" if status.progress.message else ""  # what did not go as planned
-    return f"Training in {name}{unseen}{stands_still}{note}"
+    note = draft.status.progress.message  # what did not go as planned
+    return f"Training in {name}{unseen}{stands_still}{f'. {note}' if note else ''}"
+
+
+def _of_failure(situation: Situation, draft: Draft, generation: GenerationStatus) -> str:
+    """The first words of why its ranks failed."""
+    if generation.reason != Cause.FAILURE:
+        return ""
+    earlier = meets_an_earlier_job(situation, draft, generation)
+    said = EARLIER_JOB if earlier else failure_message(members_of(situation, generation))
+    return f": {one_line(said, most=_FIRST_WORDS)}"
+
+
+def _after_failure(status: TrainingJobStatus) -> str:
+    """The same of the generation before, if its failure counted, while nobody knows whether this one does better."""
+    last = status.transitions[-1] if status.transitions else None
+    if last is None or last.reason not in FAILURES or not status.failures:
+        return ""
+    return f". Generation {last.generation} failed: {one_line(last.message, most=_FIRST_WORDS)}"
 
 
 def _without_session(situation: Situation, generation: GenerationStatus) -> str:
@@ -123,10 +145,10 @@ def _without_session(situation: Situation, generation: GenerationStatus) -> str:
 def _what_is_missing(situation: Situation, draft: Draft) -> str:
     kept, needed = places(situation, draft.status).kept, situation.spec.nodes.min
     up = len(situation.candidates(kept))
-    starting = [f for f in coming(situation, set(kept)) if f.pod.node is not None and not f.pod.waiting_message]
-    if starting and up + len(starting) >= needed and situation.refusal is None:
+    placed = [f for f in coming(situation, set(kept)) if f.pod.node is not None]
+    if placed and up + len(placed) >= needed and situation.refusal is None:
         # The nodes are there: advice about nodes would mislead.
-        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(starting)}"
+        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(placed)}"
     text = f"Waiting for nodes: {up} of at least {needed} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
@@ -148,10 +170,14 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
-def _what_they_do(starting: list[PodFacts]) -> str:
-    """Count what pods on nodes do before they are ready."""
-    doing = Counter(_what_it_does(facts) for facts in starting)
-    return "; ".join(f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items()))
+def _what_they_do(placed: list[PodFacts]) -> str:
+    """Count what pods on nodes do before they are ready, and quote the first that can't start."""
+    doing = Counter(_what_it_does(facts) for facts in placed if not facts.pod.waiting_message)
+    said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
+    stuck = min((f.pod for f in placed if f.pod.waiting_message), key=lambda pod: pod.sequence, default=None)
+    if stuck is not None:
+        said.append(f"{stuck.name}: {stuck.waiting_reason}: {stuck.waiting_message}")
+    return "; ".join(said)
 
 
 def _what_it_does(facts: PodFacts) -> str:

@@ -11,6 +11,7 @@ from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.failure_policy import (
+    EARLIER_JOB,
     charge_failure,
     failure_message,
     failure_traceback,
@@ -102,7 +103,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     members = members_of(situation, generation)
     if any(m.state in STILL_IN for m in members) or _awaits_culprit(situation, generation, members):
         return draft
-    cause = _cause(generation, members)
+    cause = _cause(situation, draft, generation)
     message = _message(situation, generation, members, cause)
     draft = record_progress(situation, draft, at_once=True)
     draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, generation))
@@ -110,19 +111,14 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     draft = draft.update_generation(
         state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
     )
-    meets_earlier = meets_an_earlier_job(situation, draft, generation)
-    if meets_earlier:
-        message = (
-            "An earlier job has used the folder at checkpoint.uri. This one resumes from its newest commit, or "
-            "starts at step 0 if it committed nothing"
-        )
-        draft = draft.record(EventReason.EARLIER_JOB, message)
+    if cause is Cause.EARLIER_JOB:
+        draft = draft.record(cause, message)
     elif generation.reason == Cause.FAILURE:
         text = f"Generation {generation.number} has ended: {message}{failure_traceback(members)}"
         draft = draft.record(cause, text, warning=True)
     status = draft.status
     if cause in FAILURES:
-        spared = meets_earlier or missing_program(situation, draft)
+        spared = missing_program(situation, draft)
         return draft if spared else charge_failure(situation, draft, generation, message)
     if cause in PREEMPTIONS:
         without_notice = status.preemptions_without_notice + (cause is Cause.NODE_LOST)
@@ -144,9 +140,13 @@ def _awaits_culprit(situation: Situation, generation: GenerationStatus, members:
     return seconds_between(generation.requested_at, situation.now) < CULPRIT_GRACE
 
 
-def _cause(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> Cause:
+def _cause(situation: Situation, draft: Draft, generation: GenerationStatus) -> Cause:
     cause = Cause(generation.reason) if generation.reason is not None else Cause.FAILURE
-    return Cause.NODE_LOST if cause in FAILURES and culprits(generation, members) else cause
+    if cause not in FAILURES:
+        return cause
+    if meets_an_earlier_job(situation, draft, generation):
+        return Cause.EARLIER_JOB
+    return Cause.NODE_LOST if culprits(generation, members_of(situation, generation)) else cause
 
 
 def _message(
@@ -156,6 +156,8 @@ def _message(
         return failure_message(members)
     if cause is Cause.HANG:
         return hang_message(situation, generation)
+    if cause is Cause.EARLIER_JOB:
+        return EARLIER_JOB
     gone = [m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.doom is not None)]
     names = ", ".join(m.member.node for m in gone)
     if cause is Cause.PREEMPTED:
