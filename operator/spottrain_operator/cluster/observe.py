@@ -164,7 +164,10 @@ def _backs_off(pod: PodView) -> bool:
 
 
 def with_events(pod: PodView, events: Sequence[Manifest]) -> PodView:
-    """Add what the kubelet's events, the newest last, say of why the pod doesn't start."""
+    """Add what the kubelet's events say of why the pod doesn't start.
+
+    The newest is the last.
+    """
     if _backs_off(pod):
         said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
         cause = next((message for message in said if message.startswith("Failed to pull image")), None)

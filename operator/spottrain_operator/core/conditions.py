@@ -128,7 +128,10 @@ def _of_failure(situation: Situation, draft: Draft, generation: GenerationStatus
 
 
 def _after_failure(status: TrainingJobStatus) -> str:
-    """The same of the generation before, if its failure counted, while nobody knows whether this one does better."""
+    """Why the generation before failed, if its failure counted.
+
+    It is said until this one is known to do better.
+    """
     last = status.transitions[-1] if status.transitions else None
     if last is None or last.reason not in FAILURES or not status.failures:
         return ""
@@ -171,7 +174,10 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
 
 
 def _what_they_do(placed: list[PodFacts]) -> str:
-    """Count what pods on nodes do before they are ready, and quote the first that can't start."""
+    """Count what pods on nodes do before they are ready.
+
+    The first that can't start is quoted.
+    """
     doing = Counter(_what_it_does(facts) for facts in placed if not facts.pod.waiting_message)
     said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
     stuck = min((f.pod for f in placed if f.pod.waiting_message), key=lambda pod: pod.sequence, default=None)
