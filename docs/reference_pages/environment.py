@@ -13,8 +13,9 @@ from .markdown import entry
 
 # Set by people: in the spec's `env`, in the chart's values, or in a shell.
 IN_A_JOB: Mapping[str, str] = {
-    contract.ENV_AUDIT_DIR: "Folder. Every rank appends the ids of the samples of each step to a file there. The "
-    "only name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
+    contract.ENV_AUDIT_DIR: "Folder, created if it is missing. Every rank appends the ids of the samples of each "
+    "step to a file there. On a local cluster whose pods are processes, any folder of the machine does. The only "
+    "name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
     "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
     "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
     "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",

@@ -249,7 +249,10 @@ def kill(cluster: Cluster, nodes: tuple[str, ...]) -> None:
 @_nodes
 @with_sentences
 def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
-    """Start fresh instances for nodes that are gone."""
+    """Start fresh instances for nodes that are gone.
+
+    Nodes that are not gone are named in the error; the others are restored all the same.
+    """
     cluster.restore(nodes)
     click.echo(f"Started fresh instances: {', '.join(nodes)}.")
 

@@ -165,27 +165,32 @@ class Cloud:
             await asyncio.gather(*(self._end(instance) for instance in instances))
 
     async def restore(self, nodes: Iterable[str]) -> None:
-        """Start fresh instances for nodes that are gone, under the same names."""
-        async with self._changing:
-            await self._restore(nodes)
+        """Start fresh instances for nodes that are gone, under the same names.
 
-    async def _restore(self, nodes: Iterable[str]) -> None:
-        instances = self._known(nodes)
-        for instance in instances:
-            if not instance.gone:
-                raise LocalClusterError(
-                    f"The node {instance.node} is not gone, so there is nothing to restore."
-                    " `spottrain local cancel` takes back a notice."
-                )
-        for instance in instances:
-            self._drop_pending(instance.node)
-            # In a cloud the replacement has a different name, so no pod that is bound to the old node starts on it.
-            await self._machines.forget(instance.node, with_pods=True)
-            self._machines.erase(instance.node)
-            instance.gone, instance.interruption = False, None
-            instance.instance_id = new_instance_id(self._pools[instance.node].provider)
-            self._save()
-            self._machines.start(instance)
+        Raises:
+            LocalClusterError: Some nodes are not gone. Those that are gone were restored.
+        """
+        async with self._changing:
+            instances = self._known(nodes)
+            there = [instance for instance in instances if not instance.gone]
+            fresh = [instance for instance in instances if instance.gone]
+            for instance in fresh:
+                await self._restore(instance)
+            if there:
+                sentences = [_not_gone(instance) for instance in there]
+                if fresh:
+                    sentences.append(f"Started fresh instances: {', '.join(instance.node for instance in fresh)}.")
+                raise LocalClusterError(" ".join(sentences))
+
+    async def _restore(self, instance: Instance) -> None:
+        self._drop_pending(instance.node)
+        # In a cloud the replacement has a different name, so no pod that is bound to the old node starts on it.
+        await self._machines.forget(instance.node, with_pods=True)
+        self._machines.erase(instance.node)
+        instance.gone, instance.interruption = False, None
+        instance.instance_id = new_instance_id(self._pools[instance.node].provider)
+        self._save()
+        self._machines.start(instance)
 
     def _check_interruptible(self, instance: Instance, kind: InterruptionKind) -> None:
         if instance.interruption and instance.interruption.takes_the_machine:
@@ -268,3 +273,13 @@ class Cloud:
     def _save(self) -> None:
         data = [item.model_dump(mode="json", by_alias=True) for item in self.instances()]
         write_atomically(self._record, json.dumps(data, indent=1))
+
+
+def _not_gone(instance: Instance) -> str:
+    interruption = instance.interruption
+    if interruption is None or not interruption.takes_the_machine:
+        return f"The node {instance.node} is not gone, so there is nothing to restore."
+    return (
+        f"The node {instance.node} is not gone yet: it goes at {interruption.deadline:%H:%M:%S} UTC. Restore it then,"
+        f" or let it stay: `spottrain local cancel {instance.node}`."
+    )

@@ -139,7 +139,11 @@ class Cluster:
         return self._ask("kill", nodes)
 
     def restore(self, nodes: Sequence[str]) -> Status:
-        """Bring fresh instances for nodes that are gone."""
+        """Bring fresh instances for nodes that are gone.
+
+        Raises:
+            LocalClusterError: Some nodes are not gone. Those that are gone were restored.
+        """
         return self._ask("restore", nodes)
 
     def running_status(self) -> Status:

@@ -109,6 +109,21 @@ async def test_a_restored_node_is_another_instance(cloud: Cloud, machines: Noted
     assert machines.forgotten == [("spot-0", True)]
 
 
+async def test_nodes_that_are_gone_are_restored_beside_one_that_is_not(cloud: Cloud, machines: NotedMachines) -> None:
+    await cloud.kill(["spot-0"])
+    cloud.preempt(["spot-1"], 60)
+    with pytest.raises(LocalClusterError) as refused:
+        await cloud.restore(["spot-1", "on-demand-0", "spot-0"])
+    goes_at = machines.announced["spot-1"].deadline
+    assert str(refused.value) == (
+        f"The node spot-1 is not gone yet: it goes at {goes_at:%H:%M:%S} UTC. Restore it then,"
+        " or let it stay: `spottrain local cancel spot-1`."
+        " The node on-demand-0 is not gone, so there is nothing to restore. Started fresh instances: spot-0."
+    )
+    assert set(machines.running) == {"spot-0", "spot-1", "on-demand-0"}
+    assert machines.erased == ["spot-0"]
+
+
 async def test_restoring_twice_at_once_starts_one(cloud: Cloud, machines: NotedMachines) -> None:
     await cloud.kill(["spot-0"])
     outcomes = await asyncio.gather(cloud.restore(["spot-0"]), cloud.restore(["spot-0"]), return_exceptions=True)

@@ -63,7 +63,9 @@ STOP_TIMEOUT = 20.0
 # A notice was a false alarm if its deadline passed this long ago and the node's pod still reports.
 NOTICE_EXPIRY = 90.0
 
-# When ranks fail, wait this long for a sign that a node was taken: its loss shows after its peers' errors.
+# When ranks fail, wait this long for a sign that a node was taken: its loss shows after its peers' errors. It
+# matters only once no member is in the generation, and a silent member is in until it counts as lost. So it may be
+# shorter than a silence.
 CULPRIT_GRACE = 5.0
 # A lost node's last report came before its peers failed, or so shortly after that it was on its way.
 CULPRIT_LAST_WORD = 1.0
