@@ -139,12 +139,12 @@ def train_with_spottrain(launch: Launch, shape: Shape, clock: Clock, last: int, 
             clock.step(step.number, loss.detach())
 
 
-def main() -> None:
+def main(new_clock: Callable[[torch.device, int, int], Clock] = Clock) -> None:
     way, folder, steps, every, result = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5]
     launch = Launch.from_environment()
     shape = shape_for(launch.device)
     first = every + WARM_UP  # so that the first save, which allocates its memory, doesn't count
-    clock = Clock(launch.device, first, first + steps)
+    clock = new_clock(launch.device, first, first + steps)
     last = first + steps
 
     def save(number: int, state: dict[str, Any]) -> None:
