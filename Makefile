@@ -111,9 +111,11 @@ CHECK_IMAGES = $(if $(REGISTRY),,$(error REGISTRY is not set: make images push R
 	$(if $(BUILDER),,$(error None of docker, podman and buildah is on the PATH: install one of them)) \
 	$(if $(filter-out $(VARIANTS),$(VARIANT)),$(error VARIANT=$(VARIANT) is none of: $(VARIANTS)))
 
-images: ## Build both images: make images REGISTRY=registry.example/team [VARIANT=cpu|devel]
+image-operator: ## Build the operator's image alone.
 	$(CHECK_IMAGES)
 	$(BUILDER) build -t $(OPERATOR_IMAGE) --build-arg BASE=$(PYTHON_BASE) .
+
+images: image-operator ## Build both images: make images REGISTRY=registry.example/team [VARIANT=cpu|devel]
 	$(BUILDER) build -t $(TRAINER_IMAGE) --build-arg BASE=$(TRAINER_BASE) --build-arg TORCH=$(TRAINER_TORCH) \
 		-f trainer-image/Dockerfile .
 
@@ -122,7 +124,7 @@ push: ## Push the images of `make images`, with the version as tag.
 	$(BUILDER) push $(OPERATOR_IMAGE)
 	$(BUILDER) push $(TRAINER_IMAGE)
 
-pins-images: $(STAMP) ## Pin the base images by digest, and torch for CPUs by hash. Needs skopeo, crane, docker or podman.
+pins-images: $(STAMP) ## Renew the digests of base images, and the hashes of torch for CPUs. Needs skopeo, crane, docker or podman.
 	$(BIN)/python release/pin_images.py
 	$(BIN)/python release/requirements.py --torch-cpu
 

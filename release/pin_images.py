@@ -1,4 +1,4 @@
-"""Add the digests of the base images to release/images.mk, or renew them.
+"""Renew the digests of the base images in release/images.mk.
 
 `make pins-images` runs it. It asks the registry with skopeo, crane, docker or podman, whichever is on the PATH.
 """

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from spottrain_local.binaries import find_binaries
+from spottrain_local.install import operator_image
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -71,9 +72,16 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert set(tags) == {PROJECT["version"]}
 
 
-def test_make_images_says_that_it_needs_a_registry() -> None:
+def test_the_operators_image_can_be_built_alone() -> None:
+    command = ["make", "--dry-run", "image-operator", "BUILDER=podman", "REGISTRY=localhost"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.findall(r" build -t (\S+) ", printed) == [operator_image()]
+
+
+@pytest.mark.parametrize("target", ["images", "image-operator"])
+def test_make_images_says_that_it_needs_a_registry(target: str) -> None:
     done = subprocess.run(
-        ["make", "images", "BUILDER=docker", "REGISTRY="], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["make", target, "BUILDER=docker", "REGISTRY="], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
     assert "REGISTRY is not set: make images push REGISTRY=" in done.stderr
@@ -119,7 +127,13 @@ def pin(file: Path, tools: Path, answer: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
-def test_base_images_are_pinned_by_digest_and_renewed(tmp_path: Path) -> None:
+def test_base_images_are_pinned_by_digest() -> None:
+    bases = re.findall(r"^\w+_BASE := (.*)$", (ROOT / "release/images.mk").read_text(), re.MULTILINE)
+    assert len(bases) == 2
+    assert all(re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", base) for base in bases)
+
+
+def test_the_pins_of_base_images_are_renewed(tmp_path: Path) -> None:
     file = tmp_path / "images.mk"
     shutil.copy(ROOT / "release/images.mk", file)
     for _ in range(2):
@@ -136,5 +150,5 @@ def test_what_a_registry_refuses_leaves_the_pins_as_they_are(tmp_path: Path) -> 
     shutil.copy(ROOT / "release/images.mk", file)
     done = pin(file, tmp_path, "echo no such manifest >&2; exit 1")
     assert done.returncode == 1
-    assert "python:3.11-slim: crane got no digest, and images.mk stays as it is: no such manifest" in done.stderr
+    assert "python:3.11.16-slim: crane got no digest, and images.mk stays as it is: no such manifest" in done.stderr
     assert file.read_text() == (ROOT / "release/images.mk").read_text()
