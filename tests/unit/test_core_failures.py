@@ -303,16 +303,18 @@ WAITS = {"ready": False, "container_started": False, "waiting_reason": "FailedMo
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds", "fails"),
-    [(MISSING, 10, False), (MISSING, 25, True), ("waiting for attachment", 25, False)],
+    ("said", "seconds", "fails", "until"),
+    [(MISSING, 10, False, "00:00:20"), (MISSING, 25, True, ""), ("waiting for attachment", 25, False, "00:05:00")],
 )
 def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
-    said: str, seconds: float, fails: bool
+    said: str, seconds: float, fails: bool, until: str
 ) -> None:
-    scene = replace(waiting_job(1), now=at(seconds)).pod(1, **WAITS, waiting_message=said)
+    scene = replace(waiting_job(1), now=at(seconds)).pod(1, **WAITS, waiting_message=f"{said}.")
     status = scene.plan().status
     assert (status.phase is Phase.FAILED) == fails
     assert said in status.message
+    told = f"{said}. The job fails at {until} UTC if no pod starts before"
+    assert (told in status.message) == (not fails)
 
 
 def test_a_hang_says_which_limit_it_broke() -> None:

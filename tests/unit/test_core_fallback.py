@@ -6,6 +6,7 @@ The tests show what it says until on-demand nodes stand in, and when they don't.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 from scene import NOW, Scene, at, pod, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_operator.core.model import DeletePod
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
 NO_CLAIM = 'persistentvolumeclaim "data" not found. not found'
+TRIED_AGAIN = (
+    "On-demand nodes stand in for spot nodes, which are tried again at {} UTC (capacity.fallback.returnAfterSeconds)"
+)
 FIVE = {"nodes": {"min": 5, "max": 5}}
 
 
@@ -51,7 +56,7 @@ def spot_available(scene: Scene) -> Condition:
     [
         (
             {},
-            "The job has 4 of 5 spot nodes, and asks for no others. On-demand nodes stand in from "
+            "The job has 4 of 5 spot nodes, and asks for no on-demand nodes yet. On-demand nodes stand in from "
             "00:06:00 UTC (capacity.fallback). To have them at once, set capacity.onDemand.min",
         ),
         (
@@ -81,6 +86,12 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
     [
         (FULL, {}, "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
         (
+            FULL,
+            {"nodeSelector": {"node-type": "gpu-large", "disk": "fast"}},
+            "A job runs one pod a node: add nodes that have the labels of podTemplate.nodeSelector (disk=fast, "
+            "node-type=gpu-large), or lower nodes.min to train with fewer",
+        ),
+        (
             "0/7 nodes are available: 7 Insufficient nvidia.com/gpu.",
             {},
             "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device "
@@ -91,32 +102,41 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
         (
             NO_SPOT,
             {"nodeSelector": {"disk": "fast"}},
-            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector or "
-            "capacity",
+            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector "
+            "(disk=fast) or capacity",
         ),
     ],
-    ids=["one pod a node", "too large", "own labels"],
+    ids=["one pod a node", "one pod a node of these labels", "too large", "own labels"],
 )
 def test_on_demand_nodes_are_not_recommended_if_it_is_not_spot_nodes_that_lack(
     said: str, template: dict[str, Any], advice: str
 ) -> None:
     message = short_of_spot(said, capacity={}, podTemplate=template).plan().status.message
     assert f". {advice}. The job has 4 of 5 spot nodes" in message
-    assert message.endswith(
-        "On-demand nodes stand in from 00:06:00 UTC (capacity.fallback), if any has room for a pod"
-    )
+    assert message.endswith("On-demand nodes stand in from 00:06:00 UTC (capacity.fallback), if any fits")
 
 
 def test_the_fallback_says_when_spot_is_tried_again() -> None:
     scene = short_of_spot(capacity={}).later(270)
     [event] = [event for event in scene.plan().events if event.type == "Warning"]
-    told = "No spot node came within 310 s: on-demand nodes take their place"
+    told = "The job has 4 of 5 spot nodes after 310 s: on-demand nodes take the place of the others"
     assert (event.reason, event.message) == ("FellBack", told)
-    said = spot_available(scene.decided())
-    assert (said.reason, said.message) == (
-        "FellBack",
-        "On-demand nodes stand in for spot nodes, which are tried again at 00:21:10 UTC",
-    )
+    scene = scene.decided()
+    said, sentence = spot_available(scene), TRIED_AGAIN.format("00:21:10")
+    assert (said.reason, said.message) == ("FellBack", sentence)
+    assert scene.plan().status.message.endswith(sentence)
+
+
+def test_if_no_on_demand_node_stands_in_spot_nodes_are_tried_again_soon() -> None:
+    scene = short_of_spot(capacity={}).later(270).decided()
+    stand_in = pod(6, capacity_type=CapacityType.ON_DEMAND, phase="Pending", ready=False, ready_since=None, node=None)
+    since = scene.now + timedelta(seconds=20)
+    scene = scene.with_pod(replace(stand_in, ip=None, container_started=False, unschedulable_since=since)).later(20)
+    assert spot_available(scene).message == TRIED_AGAIN.format("00:11:30")
+    assert "SpotRetried" not in [event.reason for event in scene.later(299).plan().events]
+    tried = scene.later(300).plan()
+    assert "SpotRetried" in [event.reason for event in tried.events]
+    assert not any(isinstance(action, DeletePod) and action.name == "job-6" for action in tried.actions)
 
 
 @pytest.mark.parametrize("seconds", [0, 270], ids=["waits", "fell-back"])

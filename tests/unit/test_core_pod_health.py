@@ -98,7 +98,7 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
         f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 "
-        "UTC (capacity.fallback), if any has room for a pod"
+        "UTC (capacity.fallback), if any fits"
     )
     assert (
         f"6 Insufficient nvidia.com/gpu. {NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has"
@@ -181,7 +181,8 @@ def test_the_advice_names_where_the_job_asks_for_devices(spec: dict[str, Any], d
         ),
         (
             lambda s: s.pod(1, **NOT_UP, **NO_KEYS).pod(2, **NOT_UP, **NO_KEYS),
-            f"0 of at least 2 ready; job-1: CreateContainerConfigError: {NO_SECRET}",
+            f"0 of at least 2 ready; job-1: CreateContainerConfigError: {NO_SECRET}. The job fails at 00:00:20 UTC "
+            "if no pod starts before",
         ),
     ],
     ids=["both", "one", "silent", "container", "secret", "secrets"],

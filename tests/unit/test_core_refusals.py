@@ -43,6 +43,8 @@ def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fai
     status = scene.plan().status
     assert (status.phase is Phase.FAILED) == fails
     assert REFUSED in status.message
+    told = "The job fails at 00:00:10 UTC if no pod starts before" in status.message
+    assert told == (lasting and not fails)
 
 
 @pytest.mark.parametrize("lasting", [True, False])

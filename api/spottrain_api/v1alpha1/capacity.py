@@ -110,7 +110,12 @@ class Fallback(Resource):
         int, Field(ge=0, description="Seconds that a spot pod waits for a node before the fallback starts.")
     ] = 300
     return_after_seconds: Annotated[
-        int, Field(ge=1, description="Seconds from the start of a fallback until spot nodes are tried again.")
+        int,
+        Field(
+            ge=1,
+            description="Seconds from the start of a fallback until spot nodes are tried again. A job that doesn't "
+            "train tries them once its on-demand pods have waited for afterSeconds, too.",
+        ),
     ] = 900
 
 

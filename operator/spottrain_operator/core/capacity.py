@@ -6,6 +6,7 @@ They are an on-demand floor, spot pods above it, and on-demand pods if there is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from spottrain_api.contract import CapacityType, EventReason
 from spottrain_api.v1alpha1 import (
@@ -175,11 +176,11 @@ def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
     """If spot pods wait too long for a node, fall back to on-demand.
 
-    After a while, try spot again.
+    After a while, try spot again; earlier if the on-demand pods wait as long for a node, and no generation runs.
     """
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
-        if seconds_between(status.fallback_since, now) < fallback.return_after_seconds:
+        if now < _spot_again(situation, draft):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
@@ -191,8 +192,21 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
         return draft
     draft = draft.update(fallback_since=now)
-    message = f"No spot node came within {seconds_between(since, now):.0f} s: on-demand nodes take their place"
+    text = f"the job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
+    message = f"{text[0].upper()}{text[1:]}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def _spot_again(situation: Situation, draft: Draft) -> datetime:
+    """When a job that fell back tries spot nodes again."""
+    status, fallback = draft.status, situation.spec.capacity.fallback
+    assert status.fallback_since is not None
+    back = after(status.fallback_since, fallback.return_after_seconds)
+    stand_ins = (f.pod for f in situation.pods.values() if f.pod.capacity_type is CapacityType.ON_DEMAND)
+    waits = [pod.unschedulable_since for pod in stand_ins if pod.unschedulable_since is not None]
+    if draft.running is not None or not waits:
+        return back
+    return min(back, after(max(min(waits), status.fallback_since), fallback.after_seconds))
 
 
 def may_fall_back(spec: TrainingJobSpec) -> bool:
@@ -202,30 +216,41 @@ def may_fall_back(spec: TrainingJobSpec) -> bool:
 
 
 def spot_sentence(situation: Situation, draft: Draft) -> str:
-    """How many spot nodes the job has, and from when on-demand nodes stand in.
+    """How many spot nodes the job has, and when that changes.
 
-    Empty if no pod waits. Only nodes are counted: pods that this pass creates are not there yet, and those that it
-    deletes still are.
+    It says when on-demand nodes stand in, or when spot nodes are tried again. Empty if no pod waits.
     """
     since, spec = draft.status.spot_pending_since, situation.spec
-    if draft.finished or draft.status.fallback_since is not None or since is None:
+    if draft.finished:
         return ""
-    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
-    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
-    wanted = demand(spec)
-    text = f"the job has {placed} of {counted(wanted.spot, 'spot node')}"
-    if wanted.on_demand == 0:
-        text += ", and asks for no others"
+    if draft.status.fallback_since is not None:
+        again = f"{_spot_again(situation, draft):%H:%M:%S} UTC (capacity.fallback.returnAfterSeconds)"
+        return f"on-demand nodes stand in for spot nodes, which are tried again at {again}"
+    if since is None:
+        return ""
+    text = f"the job has {_spot_nodes(situation, draft)}"
+    if demand(spec).on_demand == 0:
+        text += ", and asks for no on-demand nodes yet" if may_fall_back(spec) else ", and asks for no others"
     if may_fall_back(spec):
         due = after(since, spec.capacity.fallback.after_seconds)
         text += f". On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback)"
         waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
         if all(lacks_only_spot(situation, pod) for pod in waiting):
             return f"{text}. To have them at once, set capacity.onDemand.min"
-        return f"{text}, if any has room for a pod"
+        return f"{text}, if any fits"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
         return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
     return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
+
+
+def _spot_nodes(situation: Situation, draft: Draft) -> str:
+    """How many of the spot nodes that the job wants it has.
+
+    Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
+    """
+    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
+    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
+    return f"{placed} of {counted(demand(situation.spec).spot, 'spot node')}"
 
 
 def lacks_only_spot(situation: Situation, pod: PodView) -> bool:

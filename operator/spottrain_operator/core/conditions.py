@@ -22,6 +22,7 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
     EARLIER_JOB,
     failure_message,
+    gives_up_at,
     meets_an_earlier_job,
     missing_program,
 )
@@ -32,7 +33,6 @@ from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.standstill import standstill_sentence
-from spottrain_operator.core.timing import after
 from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
@@ -96,7 +96,10 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         program = missing_program(situation, draft)
         if program and generation is not None and generation.template_hash == situation.run_hash:
             return f"{program} The job waits until it is edited, and keeps its nodes"
-        return _what_is_missing(situation, draft)
+        missing, until = _what_is_missing(situation, draft), gives_up_at(situation, draft)
+        if until is None:
+            return missing
+        return f"{missing.removesuffix('.')}. The job fails at {until:%H:%M:%S} UTC if no pod starts before"
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
     return _of_generation(situation, draft, generation, phase)
@@ -206,13 +209,10 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = _checkpoints(draft, status.generation, situation)
     draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
-    if status.fallback_since is not None and not draft.finished:
-        again = after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds)
-        message = f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC"
-        return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
-    spot = spot_sentence(situation, draft)
-    if spot:
+    if spot := spot_sentence(situation, draft):
         message = f"{spot[0].upper()}{spot[1:]}"
+        if status.fallback_since is not None:
+            return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
         return draft.condition(ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, message, now)
     return draft.condition(
         ConditionType.SPOT_AVAILABLE, True, ConditionReason.NONE_WAITS, "No spot pod waits for a node", now

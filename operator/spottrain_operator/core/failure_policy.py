@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from spottrain_api.contract import FATAL_REASONS, Cause, EndReason, Failure, FailureReason, Progress, WaitingReason
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
 from spottrain_api.wording import counted
@@ -16,7 +18,7 @@ from spottrain_operator.core.members import (
     members_of,
     worked_unseen,
 )
-from spottrain_operator.core.model import PodView
+from spottrain_operator.core.model import PodView, Refusal
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.standstill import standstill
@@ -27,6 +29,7 @@ from spottrain_operator.core.timing import (
     START_FAILURE_PATIENCE,
     START_FAILURE_WINDOW,
     STUCK_START,
+    after,
     seconds_between,
 )
 from spottrain_operator.core.transitions import open_transition
@@ -178,17 +181,18 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
 
     A job that had a generation waits to be corrected.
     """
-    if draft.status.generation is not None or situation.observed.job.not_understood or _has_started(situation):
+    if not _may_give_up(situation, draft):
         return draft
-    refusal = situation.refusal
-    if refusal is not None and refusal.lasting and not situation.pods:
-        if seconds_between(refusal.since, situation.now) <= REFUSAL_PATIENCE:
+    refusal = _lasting_refusal(situation)
+    if refusal is not None:
+        if situation.now <= after(refusal.since, REFUSAL_PATIENCE):
             return draft
         message = f"{_clause(refusal.message)}; provide what is missing, or change the job"
         return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
-    waiting = next((f for f in situation.pods.values() if _cannot_start(f, situation)), None)
+    stuck = (f.pod for f in situation.pods.values() if _cannot_start(f, situation))
+    waiting = next((pod for pod in stuck if situation.now > _last_chance(pod)), None)
     if waiting is not None:
-        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(waiting.pod))
+        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(waiting))
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
@@ -196,6 +200,30 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
         f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
     )
     return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
+
+
+def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
+    """When a new job fails, if no pod starts before.
+
+    None if what its pods wait for may last.
+    """
+    if not _may_give_up(situation, draft):
+        return None
+    refusal = _lasting_refusal(situation)
+    if refusal is not None:
+        return after(refusal.since, REFUSAL_PATIENCE)
+    return min((_last_chance(f.pod) for f in situation.pods.values() if _cannot_start(f, situation)), default=None)
+
+
+def _may_give_up(situation: Situation, draft: Draft) -> bool:
+    """Whether the job is new, is understood, and has no container that started."""
+    is_new = draft.status.generation is None
+    return is_new and not situation.observed.job.not_understood and not _has_started(situation)
+
+
+def _lasting_refusal(situation: Situation) -> Refusal | None:
+    refusal = situation.refusal
+    return refusal if refusal is not None and refusal.lasting and not situation.pods else None
 
 
 def _has_started(situation: Situation) -> bool:
@@ -214,12 +242,15 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     pod = facts.pod
     if not situation.is_of_template(pod) or facts.doom is not None or pod.container_started:
         return False
-    if pod.waiting_reason not in CANNOT_START:
-        return False
+    return pod.waiting_reason in CANNOT_START
+
+
+def _last_chance(pod: PodView) -> datetime:
+    """When the patience with a pod that can't start ends."""
     # A missing volume is never mounted, but a disk may take minutes to attach.
     slow = pod.waiting_reason == WaitingReason.FAILED_MOUNT and "not found" not in (pod.waiting_message or "")
     patience = STUCK_START if slow else START_FAILURE_PATIENCE
-    return seconds_between(pod.scheduled_at or pod.created_at, situation.now) > patience
+    return after(pod.scheduled_at or pod.created_at, patience)
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:

@@ -10,6 +10,7 @@ from spottrain_operator.core.model import PodView
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
+_ONE_A_NODE = "A job runs one pod a node: add nodes{}, or lower nodes.min to train with fewer"
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
 # scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
@@ -19,7 +20,7 @@ _ADVICE = (
         "pod affinity rules",
         "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
     ),
-    ("anti-affinity", "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer"),
+    ("anti-affinity", _ONE_A_NODE),
     ("insufficient", _NO_ROOM),
 )
 # The scheduler's words for a device of which no node has enough, or which no node offers.
@@ -58,10 +59,13 @@ def _known_advice(pod: PodView) -> str | None:
 def scheduler_advice(pod: PodView, spec: TrainingJobSpec) -> str:
     """What to change so that the scheduler finds a node for `pod`."""
     advice = _known_advice(pod)
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(spec.pod_template.node_selector.items()))
     if advice is None:
-        own = "podTemplate.nodeSelector or " if spec.pod_template.node_selector else ""
+        own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
         return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
+    if advice is _ONE_A_NODE:
+        return advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")
     words = scheduler_says(pod).lower()
     return f"{_of_device(spec)}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
 
