@@ -283,10 +283,10 @@ async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperato
     )
     pods.start("a")
     await pods.warm()
-    entrypoint = Entrypoint(module="trainer_package", args=("--lr", "1"), working_dir=str(pods.folder))
+    entrypoint = Entrypoint(module="trainer_package", args=("--log", "1"), working_dir=str(pods.folder))
     await operator.assign(pods.generation(1, entrypoint, ["a"]))
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
-    assert (pods.folder / "ran").read_text() == "__main__ trainer_package --lr 1 True"
+    assert (pods.folder / "ran").read_text() == "__main__ trainer_package --log 1 True"
     assert (pods.folder / "exit").read_text() == "bye"
 
 

@@ -157,7 +157,8 @@ class GenerationRun:
             entrypoint=self.assignment.entrypoint,
             run_dir=str(self.directory.path),
         )
-        logger.info("generation %d: torchrun %s", self.assignment.number, " ".join(request.torchrun_arguments))
+        command = (*request.torchrun_arguments, *request.entrypoint.args)
+        logger.info("generation %d: torchrun %s", self.assignment.number, " ".join(command))
         if self.assignment.node_rank != 0:
             await wait_for_rendezvous_store(self.assignment.rendezvous_endpoint)
         self._launcher = reaper.ended(await zygote.launch(request))
