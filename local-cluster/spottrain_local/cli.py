@@ -111,6 +111,9 @@ def local() -> None:
 def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool) -> None:
     """Start a local cluster and install spottrain into it.
 
+    A cluster that ran before continues. Its nodes that were taken away stay away: `spottrain local restore` brings
+    them back.
+
     The environment variable SPOTTRAIN_LOCAL_HOME names the folder for the state of clusters. Default:
     ~/.local/state/spottrain.
     """
@@ -231,7 +234,7 @@ def preempt(cluster: Cluster, nodes: tuple[str, ...], notice: float, kind: str, 
 def cancel(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     """Take a notice back: the nodes stay."""
     cluster.cancel(nodes)
-    click.echo(f"Cancelled: {', '.join(nodes)} stay.")
+    click.echo(f"Cancelled the notices of {', '.join(nodes)}.")
 
 
 @local.command()

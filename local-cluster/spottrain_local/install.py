@@ -78,8 +78,8 @@ def check_operator_image(spec: ClusterSpec) -> None:
     image = operator_image()
     if spec.runtime == "podman" and subprocess.run(["podman", "image", "exists", image], check=False).returncode:
         raise LocalClusterError(
-            f"podman has no image {image}. Build it with `make images REGISTRY=localhost BUILDER=podman`, or use "
-            "`--no-operator`."
+            f"podman has no image {image}. Build it with `make image-operator REGISTRY=localhost BUILDER=podman`, or "
+            "use `--no-operator`."
         )
 
 
@@ -110,8 +110,10 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
                 *("--take-ownership", "--force-conflicts"),
             ],
             cluster.kubeconfig,
-            # Helm keeps no files of its own in the user's folders.
-            {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")},
+            # Helm keeps no files of its own in the user's folders. What it learns of the API server is older than the
+            # CRDs, and kubectl would believe it.
+            {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")}
+            | {"KUBECACHEDIR": f"{folder}/discovery"},
         )
 
 

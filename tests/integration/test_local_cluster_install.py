@@ -18,12 +18,15 @@ from spottrain_local.install import NAMESPACE, install_operator
 pytestmark = pytest.mark.cluster
 
 
-def test_the_operator_is_installed_and_upgraded(tmp_path: Path) -> None:
+def test_the_operator_is_installed_and_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with throw_away_cluster(tmp_path / "install", SMALL) as cluster:
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
         # A developer may have applied the CRDs of another version by hand.
         kubectl("apply", "--server-side", "-f", str(older_chart(tmp_path) / "definitions"))
+        monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "discovery"))
         install_operator(cluster)
+        # What Helm learned before the CRDs were there would keep `kubectl explain tj` from finding them.
+        assert not (tmp_path / "discovery").exists()
         pods = kubectl.list("pod", NAMESPACE)
         by_part = {pod["metadata"]["name"].split("-")[1]: pod["spec"]["nodeName"] for pod in pods}
         assert by_part["operator"] == "system-0"
