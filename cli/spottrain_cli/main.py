@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -64,7 +64,10 @@ kubeconfig_option = click.option(
 @namespace_option
 @kubeconfig_option
 def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, kubeconfig: str | None) -> None:
-    """Show the state of JOB. Without JOB, list all jobs of the namespace."""
+    """Show the state of JOB. Without JOB, list all jobs of the namespace.
+
+    On a narrow terminal, the list leaves out columns.
+    """
     if job is not None and all_namespaces:
         raise UserError("--all-namespaces lists jobs: leave JOB out, or name its namespace with -n.")
     reader = JobReader(kubeconfig)
@@ -72,7 +75,7 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, k
     if job is None and watch:
         watch_jobs(reader, None if all_namespaces else namespace, console)
     elif job is None:
-        console.print(jobs_table(reader.jobs(None if all_namespaces else namespace), now()))
+        console.print(jobs_table(reader.jobs(None if all_namespaces else namespace), now(), console.width))
     elif watch:
         sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else 1)
     else:
@@ -101,38 +104,59 @@ def watch_jobs(reader: JobReader, namespace: str | None, console: Console) -> No
     """Show the table of jobs until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(jobs_table(reader.jobs(namespace), now()), refresh=True)
+            live.update(jobs_table(reader.jobs(namespace), now(), console.width), refresh=True)
             time.sleep(REFRESH_SECONDS)
 
 
-def jobs_table(jobs: Sequence[JobSnapshot], at: datetime) -> Table:
-    """One row for each job. On a narrow terminal, only the figures wrap."""
-    table = Table(box=None)
+def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> Table:
+    """One row for each job.
+
+    Args:
+        jobs: In the order of their rows.
+        at: Current time.
+        width: Characters in a line of the terminal. Columns that don't fit are left out, the least important first.
+    """
     several = len({job.namespace for job in jobs}) > 1
-    for column in (*(("Namespace",) if several else ()), "Job", "Phase"):
-        table.add_column(column, no_wrap=True, overflow="fold")
-    for column in ("Step", "Loss", "Tokens/s", "World", "Preempted", "Redone", "Goodput", "Cost", "Age"):
-        table.add_column(column, overflow="fold")
-    for job in jobs:
-        table.add_row(*((job.namespace,) if several else ()), *_job_row(job), duration(at - job.created_at))
+    columns = {
+        **({"Namespace": [job.namespace for job in jobs]} if several else {}),
+        **{name: [cell(job, at) for job in jobs] for name, cell in _CELLS.items()},
+    }
+    for name in _LEAST_IMPORTANT_FIRST:
+        if sum(max(map(len, (heading, *cells))) + 2 for heading, cells in columns.items()) <= width:
+            break
+        del columns[name]
+    table = Table(box=None)
+    for name in columns:
+        table.add_column(name, no_wrap=True, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     return table
 
 
-def _job_row(job: JobSnapshot) -> tuple[str, ...]:
-    status = job.status
-    loss, speed = status.progress.loss, status.progress.tokens_per_second
-    return (
-        job.name,
-        job.phase,
-        status.progress.display,
-        f"{loss:.4f}" if loss is not None else "",
-        f"{speed:,.0f}" if speed else "",
-        str(status.members.world_size),
-        str(status.preemptions),
-        str(status.steps_redone),
-        status.goodput_display or "",
-        status.cost.display if status.cost else "",
-    )
+def _loss(job: JobSnapshot, _at: datetime) -> str:
+    loss = job.status.progress.loss
+    return f"{loss:.4f}" if loss is not None else ""
+
+
+def _speed(job: JobSnapshot, _at: datetime) -> str:
+    speed = job.status.progress.tokens_per_second
+    return f"{speed:,.0f}" if speed else ""
+
+
+_CELLS: dict[str, Callable[[JobSnapshot, datetime], str]] = {
+    "Job": lambda job, _: job.name,
+    "Phase": lambda job, _: job.phase,
+    "Step": lambda job, _: job.status.progress.display,
+    "Loss": _loss,
+    "Tokens/s": _speed,
+    "World": lambda job, _: str(job.status.members.world_size),
+    "Preempted": lambda job, _: str(job.status.preemptions),
+    "Redone": lambda job, _: str(job.status.steps_redone),
+    "Goodput": lambda job, _: job.status.goodput_display or "",
+    "Cost": lambda job, _: job.status.cost.display if job.status.cost else "",
+    "Age": lambda job, at: duration(at - job.created_at),
+}
+_LEAST_IMPORTANT_FIRST = ("Redone", "Preempted", "Goodput", "Tokens/s", "World", "Cost", "Loss", "Age", "Step")
 
 
 @main.command()

@@ -63,12 +63,35 @@ def test_a_narrow_terminal_cuts_no_name_and_no_phase() -> None:
     pods = (PodSummary(name="my-long-experiment-1", node=node, capacity_type="on-demand", state="Running"),)
     view = shown(replace(snapshot(), pods=pods), width=80)
     assert "…" not in view
-    job = replace(snapshot(), name="my-long-experiment", status=TrainingJobStatus(phase=Phase.RECOVERING))
-    console = Console(file=StringIO(), width=80)
-    console.print(jobs_table([job], at(20)))
+
+
+def table_of(*jobs: JobSnapshot, width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    console.print(jobs_table(jobs, at(20), width))
     assert isinstance(console.file, StringIO)
-    assert "my-long-experiment  Recovering" in console.file.getvalue()
-    assert "…" not in console.file.getvalue()
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (160, ["Step", "Loss", "Tokens/s", "World", "Preempted", "Redone", "Goodput", "Cost", "Age"]),
+        (80, ["Step", "Loss", "Cost", "Age"]),
+        (60, ["Step", "Loss", "Age"]),
+        (40, []),
+    ],
+)
+def test_a_narrow_terminal_leaves_out_columns_and_wraps_none(width: int, columns: list[str]) -> None:
+    known = snapshot()
+    progress = known.status.progress.model_copy(update={"display": "1200/20000"})
+    job = replace(known, name="my-long-experiment", status=known.status.model_copy(update={"progress": progress}))
+    starting = replace(job, status=TrainingJobStatus(phase=Phase.RECOVERING))
+    header, first, second = table_of(job, starting, width=width)
+    assert header.split() == ["Job", "Phase", *columns]
+    assert "my-long-experiment  Running" in first
+    assert "my-long-experiment  Recovering" in second
+    assert not columns or "1200/20000" in first
+    assert "…" not in header + first + second
 
 
 def test_a_narrow_terminal_keeps_figures_on_their_lines() -> None:
@@ -88,11 +111,8 @@ def test_a_narrow_terminal_keeps_figures_on_their_lines() -> None:
 
 def test_the_table_has_namespaces_if_there_are_several() -> None:
     here, there = snapshot(), replace(snapshot(), namespace="research", name="bert")
-    console = Console(file=StringIO(), width=160)
-    console.print(jobs_table([here], at(20)))
-    console.print(jobs_table([here, there], at(20)))
-    assert isinstance(console.file, StringIO)
-    one, _, header, *rows = [line.split() for line in console.file.getvalue().splitlines()]
+    one = table_of(here, width=160)[0].split()
+    header, *rows = [line.split() for line in table_of(here, there, width=160)]
     assert one[:2] == ["Job", "Phase"]
     assert header[:3] == ["Namespace", "Job", "Phase"]
     assert [row[:2] for row in rows] == [["default", "gpt"], ["research", "bert"]]
