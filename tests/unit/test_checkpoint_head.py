@@ -61,7 +61,7 @@ def test_a_new_generation_fences_the_older_ones() -> None:
     assert fence(storage, 3).newest == new(10, generation=1)
     with pytest.raises(Fenced, match="Generation 2 may not commit any more: generation 3 has taken over"):
         commit(storage, new(20, generation=2))
-    with pytest.raises(Fenced) as refused:
+    with pytest.raises(Fenced, match="generation 3, of an earlier job or of this one, has used") as refused:
         fence(storage, 2)
     assert refused.value.fence == 3
     with pytest.raises(Fenced):

@@ -49,7 +49,12 @@ def fence(storage: CheckpointStorage, generation: int) -> Head:
     def raise_fence(head: Head | None) -> Head:
         if head is None:
             return Head(fence=generation)
-        _refuse_fenced(head, generation)
+        if head.fence > generation:
+            raise Fenced(
+                f"Generation {generation} may not commit: generation {head.fence}, of an earlier job or of this one, "
+                "has used this folder already. The next generation gets a higher number, and continues.",
+                head.fence,
+            )
         return head.model_copy(update={"fence": generation})
 
     return _update(storage, raise_fence)
