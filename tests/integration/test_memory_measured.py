@@ -10,12 +10,13 @@ from benchmarks.memory.cases import Case, Shape
 
 from integration.gpu_ranks import in_a_world_of_one, moved_as_a_whole, peaks_and_estimates
 
+pytestmark = pytest.mark.nightly
+
 SHAPE = Shape(layers=6, width=256, context=128, micro_batch=2, vocabulary=5000)
 # Next to no activations.
 WIDE = Shape(layers=2, width=512, context=16, micro_batch=1, vocabulary=1000)
 
 
-@pytest.mark.nightly
 def test_the_estimate_is_near_the_measured_peak() -> None:
     cases = [Case(shape=SHAPE, strategy="ddp"), Case(shape=SHAPE, strategy="fsdp", checkpointed=True)]
     for case, (measured, estimated) in zip(

@@ -18,7 +18,7 @@ from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
 
 # Three worlds, with some forty models in each.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).with_name("odd_models_script.py")
 NATIVE = ["ddp", "fsdp"]

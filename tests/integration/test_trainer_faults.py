@@ -125,7 +125,7 @@ def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_
     assert run.seen() == [list(range(1, STEPS + 1))] * 3
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed", marks=pytest.mark.nightly)])
 def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
     """A run with ten resizes uses every sample once and trains as a steady one.
 

@@ -23,6 +23,8 @@ from spottrain_operator.cluster.observe import job_view
 from spottrain_operator.cluster.pods import template_hash
 from training_world import TrainingWorld
 
+pytestmark = pytest.mark.no_cover
+
 MOST_TURNS = 60
 # Enough for the operator to see what has changed, and for its agents to do as it says.
 A_WHILE = 2

@@ -8,12 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from simulation import Node, World, spec_of
 from spottrain_api.contract import CapacityType, CommitRef
 from spottrain_api.v1alpha1 import Phase
+
+pytestmark = pytest.mark.no_cover
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 DISTURBED_SECONDS = 160.0
