@@ -285,13 +285,16 @@ def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) 
     wait_for(lambda: jobs.status(name).commit, "a commit is made", 60)
 
     def deleted() -> bool:
-        """SeaweedFS keeps half a bucket, and answers InternalError, if a commit comes while it deletes one."""
+        """Whether the bucket is gone.
+
+        A commit that comes while SeaweedFS deletes one leaves half of it, for which it answers InternalError.
+        """
         try:
             for found in s3.list_objects_v2(Bucket=VANISHING).get("Contents", ()):
                 s3.delete_object(Bucket=VANISHING, Key=found["Key"])
             s3.delete_bucket(Bucket=VANISHING)
         except ClientError as error:
-            return error.response["Error"]["Code"] == "NoSuchBucket"
+            return bool(error.response["Error"]["Code"] == "NoSuchBucket")
         return False
 
     def healthy() -> str | None:
@@ -307,7 +310,9 @@ def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) 
 
     missing = "CheckpointStorageMissing"
     wait_for(
-        lambda: deleted() and condition_of_saves().reason == missing, f"the reason says so: {condition_of_saves()}", 60
+        lambda: deleted() and condition_of_saves().reason == missing,
+        f"the reason says so: {condition_of_saves()}",
+        60,
     )
     condition = condition_of_saves()
     assert "does not exist: create it, or correct checkpoint.uri" in condition.message

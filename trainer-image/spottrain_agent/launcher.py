@@ -38,8 +38,8 @@ class LaunchRequest(Message):
 def torchrun_arguments(generation: GenerationAssignment, address: str, run_dir: Path) -> tuple[str, ...]:
     """The torchrun command line of one member, without the leading `torchrun`.
 
-    It has no arguments of the script: workers get those with the entrypoint. torchrun's parser would take some for abbreviations of its own options:
-    `--log` for `--log-dir`.
+    It has no arguments of the script: workers get those with the entrypoint. torchrun's parser would take some for
+    abbreviations of its own options: `--log` for `--log-dir`.
 
     The rendezvous is torchrun's static one, not c10d, because the operator has already decided who takes part and
     with which rank. It needs no polling (c10d looks once a second), and it keeps the operator's node ranks. With it,
