@@ -207,7 +207,11 @@ def is_charged(seconds: float) -> bool:
 def is_culprit(seconds: float) -> bool:
     """A member that was lost, and had spoken so long after the others failed."""
     scene = failed(training_job(), FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None).decided()
-    scene = replace(scene, now=scene.now + timedelta(seconds=6)).all_say().says(4, age=6 - seconds)
+    scene = (
+        replace(scene, now=scene.now + timedelta(seconds=2 * timing.SILENT_WHILE_OTHERS_ENDED))
+        .all_say()
+        .says(4, age=2 * timing.SILENT_WHILE_OTHERS_ENDED - seconds)
+    )
     generation = scene.observed.job.status.generation
     assert generation is not None
     found = culprits(generation, members_of(Situation(scene.observed, scene.now), generation))
