@@ -202,11 +202,12 @@ class Reconciler:
 
         What keeps it from starting usually blocks its siblings, too.
         """
-        first = next((pod for pod in pods if wants_events(pod)), None)
+        now = self._now()
+        first = next((pod for pod in pods if wants_events(pod, now)), None)
         if first is None:
             return tuple(pods)
         events = await self._cluster.events_about(key.namespace, uid=first.uid)
-        return tuple(with_events(pod, events) if pod is first else pod for pod in pods)
+        return tuple(with_events(pod, events, now) if pod is first else pod for pod in pods)
 
     async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
         found = job.get("status") or {}
