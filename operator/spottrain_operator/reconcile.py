@@ -3,8 +3,8 @@
 The pass observes, plans, writes the status, publishes assignments, acts, and records events.
 
 The order matters. Assignments follow from the status that the API server has accepted, so that a new operator finds
-every decision on which an agent may have acted. Nothing else stands before them: once they are published, the pass lets
-those of other jobs go first. If a pass fails halfway, the next one observes afresh and reaches the same result.
+every decision on which an agent may have acted. No other write stands before them: once they are published, the pass
+lets those of other jobs go first. If a pass fails halfway, the next one observes afresh and reaches the same result.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from spottrain_operator.core.situation import Situation
 class Draft:
     """The status to write, the actions to take and the events to record, so far.
 
-    `records`: what changes all the time goes to the status. It does now and then, and whenever something else changes.
+    `records`: whether what changes all the time goes to the status. It does now and then, and whenever something
+    else changes.
     """
 
     status: TrainingJobStatus
