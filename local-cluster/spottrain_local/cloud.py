@@ -201,7 +201,8 @@ class Cloud:
         if kind != "maintenance" and self._pools[instance.node].capacity_type != "spot":
             raise LocalClusterError(
                 f"The node {instance.node} is on-demand, and clouds take back only spot nodes. Use"
-                f" `spottrain local kill {instance.node}` for a failure, or `--kind maintenance`."
+                f" `spottrain local kill {instance.node}` for a failure, or `kubectl drain {instance.node}"
+                " --ignore-daemonsets` for a planned loss."
             )
 
     def _known(self, nodes: Iterable[str]) -> list[Instance]:
