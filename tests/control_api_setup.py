@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
-from spottrain_api.contract import TOKEN_AUDIENCE, AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract import TOKEN_AUDIENCE, Assignment, AssignmentAction, RelayReport
 from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
@@ -91,6 +91,6 @@ async def served() -> AsyncIterator[Setup]:
         yield result
 
 
-def report(**changes: object) -> AgentReport:
+def report(**changes: object) -> RelayReport:
     values = {"pod": POD.pod, "pod_uid": POD.uid, "rendezvous_port": 1234, "sent_at": NOW} | changes
-    return AgentReport.model_validate(values)
+    return RelayReport.model_validate(values)
