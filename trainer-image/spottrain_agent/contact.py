@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spottrain_agent.control_client import BackOff, ControlClient
 from spottrain_agent.relay import Relay
 from spottrain_agent.report_rhythm import ReportRhythm
-from spottrain_api.contract import AgentReport, Assignment, RelayAssignment
+from spottrain_api.contract import AgentReport, RelayAssignment
 
 # How often the agent looks for news of which nothing tells it.
 LOOK_SECONDS = 1.0
@@ -27,9 +27,10 @@ class Contact:
         self._news = asyncio.Event()
         self._rhythm = ReportRhythm()
         self._relay = Relay(address, self.report_soon)
+        self._is_known = False  # to whoever answers now
         self.num_reports = 0
 
-    async def keep(self, control: ControlClient, on_assignment: Callable[[Assignment], None]) -> None:
+    async def keep(self, control: ControlClient, on_assignment: Callable[[RelayAssignment], None]) -> None:
         """Stay in contact until cancelled."""
 
         def heed(assignment: RelayAssignment) -> None:
@@ -52,6 +53,7 @@ class Contact:
             await back_off.wait()
 
     def _lose_contact(self) -> None:
+        self._is_known = False
         self._rhythm.lose_contact()
         self._relay.lose_contact()
         self.report_soon()
@@ -61,9 +63,10 @@ class Contact:
             self._news.clear()
             report = self._report()
             if self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
+                self._is_known = True
                 taken = await control.send_report(self._relay.filled(self._numbered(report)))
                 self._relay.sent(taken=taken)
-                if taken:
+                if taken and self._is_known:
                     self._rhythm.sent(report, time.monotonic(), control.report_seconds)
                 else:
                     self._rhythm.lose_contact()
