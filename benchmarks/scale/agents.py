@@ -74,6 +74,7 @@ class SimulatedAgent:
         self._first_step_at: datetime | None = None
         self._task = asyncio.create_task(self._contact.keep(self._control, self._on_assignment))
         self._later: list[asyncio.TimerHandle] = []
+        self.node_rank: int | None = None
         self.drained_at: float | None = None
 
     @property
@@ -137,6 +138,7 @@ class SimulatedAgent:
     def _perform(self, command: Command) -> None:
         match command:
             case StartGeneration(assignment=assignment):
+                self.node_rank = assignment.node_rank
                 self._started_at, self._first_step_at = time.monotonic(), None
                 self._after(self.start_seconds, lambda: self.start_ranks(assignment))
             case RequestDrain(generation=number):

@@ -35,6 +35,11 @@ def of(pod: PodIdentity, **changes: object) -> AgentReport:
     return AgentReport(**dict(report(pod=pod.pod, pod_uid=pod.uid, **changes)))
 
 
+async def send_own(setup: Setup, report: AgentReport) -> int:
+    headers = {"Authorization": f"Bearer {setup.tokens[report.pod_uid]}"}
+    return (await setup.client.post("/v1/report", data=report.to_json(), headers=headers)).status
+
+
 async def send(setup: Setup, pod: PodIdentity = POD, *peers: AgentReport, present: tuple[str, ...] = ()) -> int:
     body = RelayReport(**dict(of(pod)) | {"peers": peers, "present": present}).to_json()
     headers = {"Authorization": f"Bearer {setup.tokens[pod.uid]}"}
@@ -177,11 +182,22 @@ async def test_before_the_operator_has_decided_the_relay_has_to_repeat_it(setup:
 
 async def test_an_older_report_of_the_same_process_changes_nothing(setup: Setup) -> None:
     """The relay hung with it, while the peer went to the operator itself."""
-    assert await send(setup, POD, of(PEER, relay_token="p", number=7, generation=2)) == 204
-    assert await send(setup, POD, of(PEER, relay_token="p", number=6, generation=1)) == 204
+    assert await send(setup, POD, of(PEER, process="p", number=7, generation=2)) == 204
+    assert await send(setup, POD, of(PEER, process="p", number=6, generation=1)) == 204
     assert known(setup)[PEER.uid].generation == 2
-    assert await send(setup, POD, of(PEER, relay_token="restarted", number=1)) == 204
+    assert await send(setup, POD, of(PEER, process="restarted", number=1)) == 204
     assert known(setup)[PEER.uid].generation == 0
+
+
+async def test_what_a_peer_has_said_of_its_own_relay_is_kept(setup: Setup) -> None:
+    """Its token doesn't cross the wire to the relay, and it may lead the next generation."""
+    assert await send_own(setup, of(PEER, process="p", relay_port=7, relay_token="secret")) == 204
+    setup.woken.clear()
+    assert await send(setup, POD, of(PEER, process="p", number=1)) == 204
+    assert known(setup)[PEER.uid].relay_token == "secret"
+    assert setup.woken == [(JOB, False)], "of the relay's own first report"
+    assert await send(setup, POD, of(PEER, process="restarted")) == 204
+    assert known(setup)[PEER.uid].relay_token is None
 
 
 # --- presence ------------------------------------------------------------------------------------------------

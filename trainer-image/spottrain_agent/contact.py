@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ class Contact:
         self._rhythm = ReportRhythm()
         self._relay = Relay(address, self.report_soon)
         self._is_known = False  # to whoever answers now
+        self._process = secrets.token_hex(8)
         self.num_reports = 0
 
     async def keep(self, control: ControlClient, on_assignment: Callable[[RelayAssignment], None]) -> None:
@@ -81,4 +83,4 @@ class Contact:
 
     def _numbered(self, report: AgentReport) -> AgentReport:
         self.num_reports += 1
-        return report.model_copy(update={"number": self.num_reports})
+        return report.model_copy(update={"process": self._process, "number": self.num_reports})

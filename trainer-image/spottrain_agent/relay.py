@@ -89,7 +89,10 @@ class Relay:
 
     def lead(self, peers: Mapping[str, Assignment]) -> None:
         """Set the peers, by pod uid, and what each is assigned."""
-        self._peers = {uid: (told.revision, told.to_json().encode()) for uid, told in peers.items()}
+        self._peers = {
+            uid: (told.revision, told.model_copy(update={"relay": None}).to_json().encode())  # it has the token
+            for uid, told in peers.items()
+        }
         self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
         self._unsent &= peers.keys()
         for uid in self._waiting.keys() - peers.keys():
@@ -217,6 +220,8 @@ class Relay:
 
         After an answer it asks again soon.
         """
+        if uid not in self.present:
+            self._told = None  # it may have been away without a word of this agent
         self._num_polls[uid] += 1
         leaving = self._leaving.pop(uid, None)
         if leaving is not None:

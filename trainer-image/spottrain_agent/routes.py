@@ -125,6 +125,7 @@ class RelayRoute:
             return RelayAssignment.from_json(await self._answer(response, nonce)), _lead(response)
 
     async def report(self, report: AgentReport) -> float:
+        report = report.model_copy(update={"relay_port": None, "relay_token": None})
         url, body = URL(f"http://{self.relay.address}{PATH_REPORT}"), report.to_json().encode()
         nonce, headers = _question(self.relay.token, "POST", url, body)
         async with self._session.post(url, data=body, headers=headers, timeout=REPORT_TIMEOUT) as response:

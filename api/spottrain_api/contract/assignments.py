@@ -168,9 +168,9 @@ class AgentReport(PeerMessage):
     - replica_port: port at which this member keeps replicated shards, its own and those of its peers.
     - held: what it holds of replicated steps, oldest first.
     - watch: whether it can hear the notices for its node. None on an on-demand node, and from older agents.
-    - relay_port, relay_token: where it would relay its peers, with node rank 0. None from older agents.
-    - number: how many reports the agent's process has made before. Of two reports with the same `relay_token`, the
-      higher number is newer, whichever way they came.
+    - relay_port, relay_token: where it would relay its peers, with node rank 0. None from older agents, and in what a
+      relay passes on: the token doesn't cross that wire.
+    - process, number: of two reports of a process, the one with the higher number is newer, whichever way they came.
     """
 
     pod: str
@@ -189,12 +189,13 @@ class AgentReport(PeerMessage):
     watch: NodeWatch | None = None
     relay_port: int | None = None
     relay_token: str | None = None
+    process: str = ""
     number: int = 0
     sent_at: datetime
 
     def is_older_than(self, other: AgentReport) -> bool:
         """Whether the same process made `other` later."""
-        return self.relay_token == other.relay_token and self.number < other.number
+        return self.process == other.process and self.number < other.number
 
     @property
     def stalled(self) -> bool:

@@ -192,7 +192,15 @@ class ReportBox:
         for peer in report.peers:
             identity = replace(relay, pod=peer.pod, uid=peer.pod_uid)
             if peer.pod_uid in led and job_of_pod(identity) == job:
-                self.put(identity, peer, received_at=received_at)
+                self.put(identity, self._with_relay(peer), received_at=received_at)
+
+    def _with_relay(self, report: AgentReport) -> AgentReport:
+        """The report with what the same process has said of its own relay, to the operator alone."""
+        known = self._reports.get(report.pod_uid)
+        if known is None or known.report.process != report.process:
+            return report
+        own = {"relay_port": known.report.relay_port, "relay_token": known.report.relay_token}
+        return report.model_copy(update=own)
 
     def _lose_relay(self, relay: str) -> None:
         for uid in self._relayed.get(relay, frozenset()):
