@@ -180,8 +180,12 @@ class Relay:
             raise web.HTTPBadRequest(text="not an agent report") from error
         uid = report.pod_uid
         await self._require_peer(uid)
-        self._reports[uid] = report
-        self._unsent.add(uid)
+        known = self._reports.get(uid)
+        if known is None or not report.is_older_than(known):
+            self._reports[uid] = report
+            self._unsent.add(uid)
+        elif uid not in self._unsent:
+            raise web.HTTPBadRequest(text="a newer report has come before")
         future = self._waiting.setdefault(uid, asyncio.get_running_loop().create_future())
         self._on_news()
         if not await asyncio.shield(future):
