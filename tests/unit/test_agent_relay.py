@@ -292,6 +292,8 @@ async def test_a_peer_whose_relay_fails_is_with_the_operator_soon(job: Job, fail
     peer = job.members[1]
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         relay = Relay(address=f"127.0.0.1:{server.sockets[0].getsockname()[1]}", token="t")
+        job.members[0].contact._relay.lead({})
+        await until(lambda: (job.setup.reports.num_present, job.relayed()) == (3, 0))
         begun = time.monotonic()
         job.setup.board.publish(
             JOB, {pod.uid: running(1, rank, relay if rank else None, watcher="m") for rank, pod in enumerate(PODS)}
