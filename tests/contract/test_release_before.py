@@ -70,7 +70,10 @@ def test_it_knows_all_values_that_it_is_sent(model: type[BaseModel]) -> None:
 
 @pytest.mark.parametrize(("model", "of_before"), [(RelayReport, AgentReport), (RelayAssignment, Assignment)])
 def test_messages_with_peers_are_read_as_those_without(model: type[PeerMessage], of_before: type[Message]) -> None:
-    """By whoever knows no relays. The other way round, a message without peers is one of an agent alone."""
+    """Whoever knows no relays reads them so.
+
+    The other way round, a message without peers is one of an agent alone.
+    """
     peers: Any = [sample(AgentReport)] if model is RelayReport else {"uid": sample(Assignment)}
     said = json.loads(model.model_validate(sample(of_before) | {"peers": peers, "present": ["uid"]}).to_json())
     jsonschema.validate(said, BEFORE[of_before.__name__]["schema"])

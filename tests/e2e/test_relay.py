@@ -1,4 +1,4 @@
-"""Agents on a local cluster: node rank 0 relays its peers, hangs, dies, and is preempted."""
+"""Node rank 0 relays its peers on a local cluster, and hangs, dies or goes."""
 
 from __future__ import annotations
 

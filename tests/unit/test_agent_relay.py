@@ -1,4 +1,4 @@
-"""Three agents' contact with a real control API, over real HTTP: node rank 0 relays the others."""
+"""Three agents' contact with a real control API: node rank 0 relays the others."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Job:
         return [views[pod.uid].report.phase if pod.uid in views else None for pod in PODS]
 
     def relayed(self) -> int:
-        """Number of members that the operator knows to be there, without a connection of theirs."""
+        """Number of members that are there without a connection to the operator."""
         return self.setup.reports.num_present - len(self.setup.reports._num_polls)
 
     async def until_relayed(self, number: int = 2) -> None:
@@ -236,7 +236,7 @@ async def test_the_relay_hears_only_who_knows_its_token(job: Job) -> None:
 
 
 async def test_a_peer_believes_no_answer_that_is_not_proven(job: Job) -> None:
-    """Somebody else at the relay's address hands out what it heard before, or its own."""
+    """Somebody else answers at the relay's address."""
     answers = [b"\n\n0000\n{}", b"\n\n\n", running(1, 1).to_json().encode()]
 
     async def answer(_: web.Request) -> web.Response:

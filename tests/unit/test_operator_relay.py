@@ -1,4 +1,4 @@
-"""What the operator takes from an agent that relays its peers, and what it tells it, over real HTTP."""
+"""What the operator takes from an agent that relays, and what it tells it."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_an_older_report_of_the_same_process_changes_nothing(setup: Setup)
 
 
 async def test_what_a_peer_has_said_of_its_own_relay_is_kept(setup: Setup) -> None:
-    """Its token doesn't cross the wire to the relay, and it may lead the next generation."""
+    """Its token doesn't cross the wire to the relay."""
     assert await send_own(setup, of(PEER, process="p", relay_port=7, relay_token="secret")) == 204
     setup.woken.clear()
     assert await send(setup, POD, of(PEER, process="p", number=1)) == 204

@@ -1,4 +1,7 @@
-"""The agent's contact with the operator: its assignments and reports, and those of the peers that it relays."""
+"""The agent's contact with the operator.
+
+It has the agent's assignments and reports, and those of the peers that it relays.
+"""
 
 from __future__ import annotations
 

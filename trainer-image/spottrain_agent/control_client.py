@@ -1,4 +1,7 @@
-"""The agent's client of the operator: through the relay of its generation if there is one. It never gives up."""
+"""The agent's client of the operator, directly or through a relay.
+
+Its long polls never give up.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ class Outage:
 
 
 class ControlClient:
-    """Talks to the operator, through the relay of the generation if there is one that works.
+    """Talks to the operator, through a relay if there is one that works.
 
     `report_seconds` is the longest pause between reports that the operator allows.
     """

@@ -1,4 +1,4 @@
-"""The relay: the agent of node rank 0 passes on what its peers report, and what they are assigned.
+"""The relay: node rank 0 passes on reports and assignments of its peers.
 
 So the operator has one connection for each job. Peers ask and report here as they would at the control API, and each
 side proves that it knows the relay's token. A peer is there as long as it holds a poll here. This agent's own reports
@@ -141,15 +141,16 @@ class Relay:
             self._reports.pop(uid, None)
 
     def lose_contact(self) -> None:
-        """Report anew of all peers: the operator that answers next may know nothing of them."""
+        """Report anew of all peers, to an operator that may know none of them."""
         self._unsent |= self.present & self._reports.keys()
         self._told = None
 
     # --- the peers ---------------------------------------------------------------------------------------
 
     async def _poll(self, request: web.Request) -> web.StreamResponse:
-        """Answer once the peer's assignment differs from `?after=`. Until then, write a line now and then.
+        """Answer once the peer's assignment differs from `?after=`.
 
+        Until then, write a line each second.
         The answer's first line proves it. It is cut off if this agent can't tell any more.
         """
         nonce = self._question(request)
@@ -171,7 +172,10 @@ class Relay:
         return response
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Answer once the operator has taken the report. 503: it has not, so the peer has to go there itself."""
+        """Answer once the operator has taken the report.
+
+        503: it has not, so the peer has to go there itself.
+        """
         body = await request.read()
         nonce = self._question(request, body)
         try:

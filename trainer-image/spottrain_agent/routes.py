@@ -1,4 +1,4 @@
-"""The two ways from an agent to the operator: its control API, and the relay of the agent's generation."""
+"""The ways from an agent to the operator: its control API, and a relay."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ class RefusedError(aiohttp.ClientError):
 
 
 class UnprovenError(aiohttp.ClientError):
-    """Whoever answers at the relay's address does not know its token, or the answer was cut off."""
+    """The answer does not prove that a relay gave it, or was cut off."""
 
 
 class Route(Protocol):
-    """Where to ask and report. Each method raises one of TRANSIENT_ERRORS if that fails."""
+    """Where to ask and report.
+
+    Each method raises one of TRANSIENT_ERRORS if that fails.
+    """
 
     async def poll(self, revision: str, seconds: float) -> Told:
-        """The assignment with another revision, if there is one within `seconds`, and the clock's lead.
+        """The assignment if a new one comes within `seconds`, and the clock's lead.
 
         The lead is how far this clock is ahead of that of whoever answers.
         """

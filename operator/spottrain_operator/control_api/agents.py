@@ -143,7 +143,7 @@ class ReportBox:
 
     @property
     def num_present(self) -> int:
-        """Number of agents that hold a long poll now, here or at a relay that holds one here."""
+        """Number of agents that hold a long poll now, here or at a relay."""
         return sum(1 + len(self._relayed.get(uid, ())) for uid in self._num_polls)
 
     @contextmanager
@@ -195,7 +195,7 @@ class ReportBox:
                 self.put(identity, self._with_relay(peer), received_at=received_at)
 
     def _with_relay(self, report: AgentReport) -> AgentReport:
-        """The report with what the same process has said of its own relay, to the operator alone."""
+        """The report with what the process has told the operator of its relay."""
         known = self._reports.get(report.pod_uid)
         if known is None or known.report.process != report.process:
             return report
@@ -224,7 +224,7 @@ class ReportBox:
             self._heard_at[uid] = self._now() - timedelta(seconds=ago)
 
     def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> bool:
-        """Keep a report. Return whether that was done: not if a later one has overtaken it.
+        """Keep a report, unless a later one has overtaken it. Returns whether it did.
 
         Args:
             sender: The pod that it is about.

@@ -125,7 +125,7 @@ class ControlApi:
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
 
     def _take_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
-        """Take what node rank 0 reports of the other members of its generation, and of nobody else."""
+        """Take what node rank 0 reports of the other members of its generation."""
         if (report.present or report.peers) and not self._board.has_decided(pod.uid):
             raise web.HTTPServiceUnavailable(
                 text="this operator has not decided on the job yet, so it doesn't know whom the pod may relay; retry "

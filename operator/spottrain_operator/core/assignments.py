@@ -59,7 +59,7 @@ def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
 
 
 def relay_for(job: JobView, pod_uid: str, reports: Mapping[str, ReportView]) -> Relay | None:
-    """Where the agent of a pod may ask and report, instead of the operator: at node rank 0 of its generation.
+    """The relay of a pod: the agent of node rank 0 of its generation.
 
     None for node rank 0 itself, for a pod that isn't a member, and if rank 0 can't relay or has not reported yet.
     """
