@@ -72,7 +72,7 @@ class OperatorProcess:
             [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder
         )
 
-    def wait_ready(self, seconds: float = 20.0) -> None:
+    def wait_ready(self, seconds: float = 60.0) -> None:
         wait_for(lambda: self.readiness() == 200, f"operator ready; its log:\n{self.log()}", seconds)
 
     def readiness(self) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -258,6 +259,7 @@ class LocalCloud:
     provider: Provider
     file: Path
     spot: bool = True
+    ahead: timedelta = timedelta(0)  # its clock, of this one
     source: SignalSource = field(init=False)
     fault: Fault | None = None
     num_requests: int = 0
@@ -274,9 +276,13 @@ class LocalCloud:
             zone="eu-central-1a",
             spot=self.spot,
             interruption_file=self.file,
+            now=self.now,
         )
         application.middlewares.append(self._misbehave)
         return application
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
 
     @web.middleware
     async def _misbehave(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -286,7 +292,10 @@ class LocalCloud:
         self.num_trapped += request.path == "/trap"
         if request.method == "POST":
             self.acknowledgements.append(await request.json())
-        return await handler(request) if self.fault is None else await misbehave(request, self.fault)
+        response = await handler(request) if self.fault is None else await misbehave(request, self.fault)
+        if not response.prepared:
+            response.headers["Date"] = format_datetime(self.now(), usegmt=True)
+        return response
 
     async def until_requests(self, num: int) -> None:
         """Wait until so many more requests have come."""
@@ -295,8 +304,7 @@ class LocalCloud:
             await self.requested.wait_for(lambda: self.num_requests >= wanted)
 
     def announce(self, kind: Literal["preempt", "rebalance", "maintenance"], deadline: datetime = DEADLINE) -> None:
-        now = datetime.now(UTC)
-        event = Interruption(id=f"{kind}-{deadline}", kind=kind, notice_at=now, deadline=deadline)
+        event = Interruption(id=f"{kind}-{deadline}", kind=kind, notice_at=self.now(), deadline=deadline)
         new = self.file.with_suffix(".new")
         new.write_text(event.model_dump_json(by_alias=True))
         new.replace(self.file)
@@ -369,5 +377,6 @@ async def until_trouble(source: SignalSource, has_trouble: bool, seconds: float 
     """
     give_up_at = time.monotonic() + seconds
     while (source.trouble is not None) != has_trouble or "yet" in (source.trouble or ""):
-        assert time.monotonic() < give_up_at, f"trouble is still {source.trouble!r}"
+        wanted = "some trouble" if has_trouble else "no trouble"
+        assert time.monotonic() < give_up_at, f"{source.name} should report {wanted}, and reports {source.trouble!r}"
         await asyncio.sleep(0.02)

@@ -4,7 +4,11 @@ A job has one pass at a time. Many jobs have theirs side by side, up to a limit.
 
 A wake reports that something may have changed, but not what. All wakes during a pass, or while one waits, lead to one
 more pass. A failed pass is retried after a growing pause with jitter. Only an urgent wake, for a notice or a loss,
-shortens that pause. Urgent passes have places of their own, so that none waits for bookkeeping.
+shortens that pause.
+
+Each priority has places of its own, so that an urgent pass never waits for bookkeeping. While urgent passes wait,
+each other priority has one place: the processor is for the urgent ones, and no flood of these stops the others. An
+urgent pass leaves its place as soon as the agents have their assignments: its rest is bookkeeping.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
+from typing import Protocol
 
 from spottrain_api.logs import about
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
@@ -31,16 +37,25 @@ CONFLICT_SECONDS = 0.1
 class Priority(IntEnum):
     """The order of the jobs.
 
-    Notices and losses go first, then the other jobs, then those that are over.
+    - URGENT: there is a notice or a loss, and the agents train on because they have not heard of it.
+    - ENDING: the same, but their generation ends already, or has ended. The next one waits for this.
+    - NORMAL: all else.
+    - LAST: the job is over.
     """
 
     URGENT = 0
-    NORMAL = 1
-    LAST = 2
+    ENDING = 1
+    NORMAL = 2
+    LAST = 3
 
 
 # Passes at once, by priority.
-PLACES: Mapping[Priority, int] = {Priority.URGENT: 16, Priority.NORMAL: 8, Priority.LAST: 1}
+PLACES: Mapping[Priority, int] = {
+    Priority.URGENT: 16,
+    Priority.ENDING: 16,
+    Priority.NORMAL: 8,
+    Priority.LAST: 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +70,19 @@ class PassResult:
     gone: bool = False
 
 
-Reconcile = Callable[[JobKey], Awaitable[PassResult]]
+class Published(Protocol):
+    """What a pass calls as soon as the agents have their assignments.
+
+    The rest of an urgent pass then waits for a place like any other pass.
+
+    - trains: whether the assignments let a generation train on. If they don't, what comes next is less urgent.
+    - has_rest: whether the pass has more to do.
+    """
+
+    async def __call__(self, *, trains: bool, has_rest: bool = True) -> None: ...
+
+
+Reconcile = Callable[[JobKey, Published], Awaitable[PassResult]]
 
 
 def backoff_seconds(num_failures: int, jitter: float) -> float:
@@ -73,16 +100,25 @@ def backoff_seconds(num_failures: int, jitter: float) -> float:
 class _Job:
     """A job that has passes.
 
-    - priority: of the next pass.
+    - asked: the most urgent wake since the newest pass began.
+    - trains: the agents train on, as far as is known.
     - wake, hurry: set by any wake, and by an urgent one.
     - turn: set once a place is free; None while it doesn't wait for one.
+    - place: the kind of place that it has.
     """
 
-    priority: Priority = Priority.LAST
+    asked: Priority = Priority.LAST
+    trains: bool = True
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    turn: asyncio.Future[Priority] | None = None
+    turn: asyncio.Future[None] | None = None
+    place: Priority | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def priority(self) -> Priority:
+        """The priority of the next pass."""
+        return self.asked if self.trains else max(self.asked, Priority.ENDING)
 
 
 class Controller:
@@ -90,7 +126,8 @@ class Controller:
 
     def __init__(self, reconcile: Reconcile, *, places: Mapping[Priority, int] = PLACES) -> None:
         self._reconcile = reconcile
-        self._free = dict(places)
+        self._places = places
+        self._num_taken = dict.fromkeys(Priority, 0)
         self._waiting: dict[Priority, dict[JobKey, _Job]] = {priority: {} for priority in Priority}
         self._jobs: dict[JobKey, _Job] = {}
         self._stopped = False
@@ -106,11 +143,8 @@ class Controller:
         if job is None:
             job = self._jobs[key] = _Job()
             job.task = asyncio.create_task(self._run(key, job), name=f"reconcile {key}")
-        if priority < job.priority:
-            if self._waiting[job.priority].pop(key, None) is not None:
-                self._waiting[priority][key] = job
-            job.priority = priority
-            self._admit()
+        job.asked = min(job.asked, priority)
+        self._move_up(key, job)
         job.wake.set()
         if priority is Priority.URGENT:
             job.hurry.set()
@@ -140,15 +174,15 @@ class Controller:
         num_failures = 0
         while not (result.gone and not job.wake.is_set()):
             await _wait(job.wake, result.requeue_after)
-            priority = await self._turn(key, job)
+            priority = await self._take_place(key, job, job.priority)
+            is_urgent.set(priority <= Priority.ENDING)
             job.wake.clear()
             job.hurry.clear()
-            job.priority = Priority.LAST
+            job.asked = Priority.LAST
             pause = 0.0
-            is_urgent.set(priority is Priority.URGENT)
             try:
                 with about(namespace=key.namespace, job=key.name):
-                    result = await self._reconcile(key)
+                    result = await self._reconcile(key, partial(self._published, key, job))
                 num_failures = 0
             except ConflictError:
                 pause = CONFLICT_SECONDS
@@ -164,36 +198,60 @@ class Controller:
                 pause = _pause(num_failures, priority)
                 logger.exception("%s: the pass failed; retrying in %.1f s", key, pause)
             finally:
-                self._free[priority] += 1
-                self._admit()
+                self._leave_place(job)
             if pause:
-                job.priority = min(job.priority, priority)  # what was urgent still is
+                job.asked = min(job.asked, priority)  # what was urgent still is
                 await _wait(job.hurry, pause)
                 job.wake.set()
         del self._jobs[key]
 
-    async def _turn(self, key: JobKey, job: _Job) -> Priority:
-        """Wait for a place. Returns the priority whose place it is."""
+    async def _published(self, key: JobKey, job: _Job, *, trains: bool, has_rest: bool = True) -> None:
+        job.trains = trains
+        if has_rest and is_urgent.get():
+            is_urgent.set(False)
+            self._leave_place(job)
+            await self._take_place(key, job, Priority.NORMAL)
+
+    async def _take_place(self, key: JobKey, job: _Job, priority: Priority) -> Priority:
+        """Wait for a place. Returns its kind, which may be better than `priority` by then."""
         job.turn = asyncio.get_running_loop().create_future()
-        self._waiting[job.priority][key] = job
+        self._waiting[priority][key] = job
         self._admit()
         try:
-            return await job.turn
+            await job.turn
         except asyncio.CancelledError:
-            self._waiting[job.priority].pop(key, None)
+            for waiting in self._waiting.values():
+                waiting.pop(key, None)
             raise
         finally:
             job.turn = None
+        assert job.place is not None
+        return job.place
+
+    def _leave_place(self, job: _Job) -> None:
+        if job.place is not None:
+            self._num_taken[job.place] -= 1
+            job.place = None
+            self._admit()
+
+    def _move_up(self, key: JobKey, job: _Job) -> None:
+        """Let a job that waits for a place wait for one of its priority, if that is better."""
+        for priority, waiting in self._waiting.items():
+            if priority > job.priority and waiting.pop(key, None) is not None:
+                self._waiting[job.priority][key] = job
+                self._admit()
 
     def _admit(self) -> None:
         """Give free places to those that wait, the first one first."""
         for priority, waiting in self._waiting.items():
-            while waiting and self._free[priority] > 0:
-                key = next(iter(waiting))
-                job = waiting.pop(key)
-                self._free[priority] -= 1
+            is_crowded = self._waiting[Priority.URGENT] and priority is not Priority.URGENT
+            places = 1 if is_crowded else self._places[priority]
+            while waiting and self._num_taken[priority] < places and not self._stopped:
+                job = waiting.pop(next(iter(waiting)))
+                self._num_taken[priority] += 1
+                job.place = priority
                 if job.turn is not None:
-                    job.turn.set_result(priority)
+                    job.turn.set_result(None)
 
 
 def _pause(num_failures: int, priority: Priority) -> float:
@@ -201,7 +259,7 @@ def _pause(num_failures: int, priority: Priority) -> float:
 
     No growing back-off delays a notice or a loss.
     """
-    return backoff_seconds(1 if priority is Priority.URGENT else num_failures, random.random())
+    return backoff_seconds(1 if priority <= Priority.ENDING else num_failures, random.random())
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:

@@ -39,7 +39,7 @@ from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import health_application, metrics_application
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.control_api.sockets import Port, keep_tls_buffers_small
-from spottrain_operator.controller import Controller, PassResult, Priority
+from spottrain_operator.controller import Controller, PassResult, Priority, Published
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
@@ -271,12 +271,12 @@ class Operator:
             record_interval=self._settings.record_interval,
         )
 
-        async def measured(key: JobKey) -> PassResult:
+        async def measured(key: JobKey, published: Published) -> PassResult:
             begun = time.perf_counter()
             try:
                 if not await self._namespaces.leads(key.namespace):
                     return await self._leave(key)
-                return await reconciler.reconcile(key)
+                return await reconciler.reconcile(key, published)
             except ConflictError:
                 self._metrics.reconcile_errors.labels("conflict").inc()
                 raise

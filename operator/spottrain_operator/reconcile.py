@@ -3,8 +3,8 @@
 The pass observes, plans, writes the status, publishes assignments, acts, and records events.
 
 The order matters. Assignments follow from the status that the API server has accepted, so that a new operator finds
-every decision on which an agent may have acted. If a pass fails halfway, the next one observes afresh and reaches the
-same result.
+every decision on which an agent may have acted. No other write stands before them: once they are published, the pass
+lets those of other jobs go first. If a pass fails halfway, the next one observes afresh and reaches the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spottrain_api.contract import (
     shutdown_grace_seconds,
 )
 from spottrain_api.logs import about
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.cluster.apply import apply
 from spottrain_operator.cluster.claims import RivalFinder
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
@@ -49,7 +49,7 @@ from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
-from spottrain_operator.controller import PassResult
+from spottrain_operator.controller import PassResult, Published
 from spottrain_operator.core.assignments import assignment_for, relay_for
 from spottrain_operator.core.model import (
     Action,
@@ -70,6 +70,10 @@ from spottrain_operator.tracing import ChangeTracer
 logger = logging.getLogger(__name__)
 
 Planner = Callable[[Observed, datetime], Plan]
+
+
+async def _alone(*, trains: bool, has_rest: bool = True) -> None:
+    """No other pass is under way."""
 
 
 class Reconciler:
@@ -113,15 +117,19 @@ class Reconciler:
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
 
-    async def reconcile(self, key: JobKey) -> PassResult:
+    async def reconcile(self, key: JobKey, published: Published = _alone) -> PassResult:
         """Make one pass over the job.
+
+        Args:
+            key: The job.
+            published: Called once the agents have their assignments. What follows can wait.
 
         Raises:
             ClusterError: The pass failed halfway and has to be repeated.
         """
         job = await self._cluster.get_job(key)
         if job is None:
-            await self._clean_up(key)
+            await self._clean_up(key, published)
             return PassResult(gone=True)
         pods = await self._pods(key, job)
         try:
@@ -134,11 +142,15 @@ class Reconciler:
         job = await self._write_status(job, view.status, decided.status)
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
+        generation = decided.status.generation
+        await published(
+            trains=generation is not None and generation.state is GenerationState.ACTIVE,
+            has_rest=bool(decided.status != view.status or decided.actions or decided.events),
+        )
         if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
             await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)
         await self._tell_address(key, pods)
-        generation = decided.status.generation
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
                 await self._events.record(job, event)
@@ -203,11 +215,12 @@ class Reconciler:
 
         What keeps it from starting usually blocks its siblings, too.
         """
-        first = next((pod for pod in pods if wants_events(pod)), None)
+        now = self._now()
+        first = next((pod for pod in pods if wants_events(pod, now)), None)
         if first is None:
             return tuple(pods)
         events = await self._cluster.events_about(key.namespace, uid=first.uid)
-        return tuple(with_events(pod, events) if pod is first else pod for pod in pods)
+        return tuple(with_events(pod, events, now) if pod is first else pod for pod in pods)
 
     async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
         found = job.get("status") or {}
@@ -293,7 +306,7 @@ class Reconciler:
             )
         return PassResult()
 
-    async def _clean_up(self, key: JobKey) -> None:
+    async def _clean_up(self, key: JobKey, published: Published) -> None:
         """Delete the pods of a deleted job.
 
         Kubernetes does so too, but may start half a minute late for a new CRD.
@@ -304,6 +317,7 @@ class Reconciler:
         orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
         self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
         self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
+        await published(trains=False)
         for meta in (each for each in orphans if "deletionTimestamp" not in each):
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._refusals.pop(key, None)

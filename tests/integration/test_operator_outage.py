@@ -51,7 +51,7 @@ def test_the_operator_outlives_an_outage_of_the_api_server(
 
         with stopped_api_server(local_cluster.layout.root):
             wait_for(lambda: operator.readiness() == 503, "the operator stops acting, for another may lead")
-        operator.wait_ready(30)
+        operator.wait_ready()
         assert operator.process is not None
         assert operator.process.poll() is None
         assert "leads on" in operator.log()

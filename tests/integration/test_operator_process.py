@@ -153,7 +153,7 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
     operator.end(signal.SIGKILL)
     jobs.kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
     operator.start()
-    operator.wait_ready(8.0)
+    operator.wait_ready()
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "the deleted pod is replaced")
     assert len({pod["metadata"]["uid"] for pod in jobs.pods("gpt")} & before) == 2
 
@@ -176,7 +176,7 @@ def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jo
     lease = jobs.kubectl.get("lease", "spottrain-operator", jobs.namespace)
     assert not lease["spec"].get("holderIdentity")
     operator.start(identity="operator-1")
-    operator.wait_ready(8.0)
+    operator.wait_ready()
 
 
 def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: OperatorProcess, jobs: Jobs) -> None:

@@ -14,7 +14,7 @@ import pytest
 from scene import NOW, Scene, at, pod, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
-from spottrain_operator.core.model import DeletePod
+from spottrain_operator.core.model import CreatePod, DeletePod
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
@@ -158,3 +158,59 @@ def test_a_pod_without_its_claim_is_no_sign_that_spot_nodes_are_short() -> None:
         'job-5: Unschedulable: persistentvolumeclaim "data" not found. Create and bind the claim, or correct '
         "podTemplate.volumes"
     )
+
+
+SPOT_POOL = {"name": "h", "capacityType": "spot", "provider": "custom", "nodeSelector": {"team/pool": "h100"}}
+
+
+def test_no_on_demand_node_stands_in_if_no_pool_has_one() -> None:
+    scene = short_of_spot(capacity={"pools": [SPOT_POOL]})
+    assert spot_available(scene).message.endswith("No on-demand nodes stand in: capacity.pools has none")
+    later = scene.later(3600).plan()
+    assert "FellBack" not in [event.reason for event in later.events]
+    assert later.status.phase is Phase.PENDING
+
+
+def test_pools_of_on_demand_nodes_alone_make_an_on_demand_job() -> None:
+    pool = SPOT_POOL | {"capacityType": "on-demand"}
+    created = [action for action in waiting_job(0, **FIVE, capacity={"pools": [pool]}).plan().actions]
+    assert [action.capacity_type for action in created if isinstance(action, CreatePod)] == [
+        CapacityType.ON_DEMAND
+    ] * 5
+
+
+@pytest.mark.parametrize(
+    "capacity", [{"onDemand": {"max": 0}}, {"fallback": {"policy": "None"}}, {"pools": [SPOT_POOL]}]
+)
+def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity: dict[str, Any]) -> None:
+    fell_back = short_of_spot(capacity={}).later(270).decided()
+    assert fell_back.observed.job.status.fallback_since is not None
+    plan = fell_back.spec(capacity=capacity).plan()
+    assert "SpotRetried" in [event.reason for event in plan.events]
+    assert plan.status.fallback_since is None
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "no scheduler has looked at it",
+            "Start the scheduler that podTemplate.schedulerName names, or correct the name",
+        ),
+        (
+            'no scheduler has looked at it: PodResourceClaim a: resourceclaimtemplates "a" not found',
+            "Create what is missing, or correct podTemplate.resourceClaims",
+        ),
+        (
+            "0/4 nodes are available: 4 node(s) were unschedulable.",
+            "4 nodes of the cluster may be cordoned: kubectl uncordon gives them back",
+        ),
+    ],
+)
+def test_what_keeps_pods_from_any_node_is_said_with_what_to_do(said: str, sentence: str) -> None:
+    scene = short_of_spot(said, capacity={})
+    assert sentence in scene.plan().status.message
+    assert ("no node has room" in scene.plan().status.message) == ("cordoned" in sentence)
+    unhealthy = scene.plan().status.condition("PodsHealthy")
+    assert unhealthy is not None
+    assert sentence in unhealthy.message

@@ -133,7 +133,8 @@ def test_a_job_that_a_newer_version_wrote_keeps_its_pods() -> None:
 def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
     pool: dict[str, Any], asked: str, fallback: bool
 ) -> None:
-    spec = pools(pool)
+    other = {"name": "floor", "capacityType": "on-demand", "provider": "custom", "nodeSelector": {"team": "b"}}
+    spec = pools(pool, other)
     spec["capacity"]["fallback"] = {"policy": "OnDemand" if fallback else "None"}
     scene = replace(waiting_job(0, **spec), now=NOW).with_pod(waiting_pod(spec, "fast"))
     correct = "No node has the labels that the pod asks for: add such a node, or correct capacity.pools. "

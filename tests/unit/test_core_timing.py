@@ -26,6 +26,7 @@ from scene import (
 )
 from spottrain_api.contract import AgentPhase, Cause, FailureReason, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
+from spottrain_operator.cluster.observe import wants_events
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import culprits, members_of
@@ -207,7 +208,11 @@ def is_charged(seconds: float) -> bool:
 def is_culprit(seconds: float) -> bool:
     """A member that was lost, and had spoken so long after the others failed."""
     scene = failed(training_job(), FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None).decided()
-    scene = replace(scene, now=scene.now + timedelta(seconds=6)).all_say().says(4, age=6 - seconds)
+    scene = (
+        replace(scene, now=scene.now + timedelta(seconds=2 * timing.SILENT_WHILE_OTHERS_ENDED))
+        .all_say()
+        .says(4, age=2 * timing.SILENT_WHILE_OTHERS_ENDED - seconds)
+    )
     generation = scene.observed.job.status.generation
     assert generation is not None
     found = culprits(generation, members_of(Situation(scene.observed, scene.now), generation))
@@ -232,6 +237,11 @@ def is_given_up_before_its_image(seconds: float) -> bool:
 
 def is_given_up_before_its_volume(seconds: float) -> bool:
     return is_failed(never_started(seconds, "FailedMount"))
+
+
+def is_unseen_by_schedulers(seconds: float) -> bool:
+    new = pod(1, **NOT_UP, node=None, created_at=ago(seconds))
+    return wants_events(new, NOW)
 
 
 def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
@@ -380,6 +390,7 @@ BOUNDARIES = {
     "MAX_GENERATIONS_WITHOUT_PROGRESS": Boundary(is_given_up_without_progress, True, 1),
     "START_FAILURE_PATIENCE": Boundary(is_given_up_before_its_image, False),
     "STUCK_START": Boundary(is_given_up_before_its_volume, False),
+    "UNSEEN_BY_SCHEDULER": Boundary(is_unseen_by_schedulers, False),
     "REFUSAL_PATIENCE": Boundary(is_given_up_as_refused, False),
     "REFUSAL_PAUSE": Boundary(is_tried_again, True),
     "REFUSAL_MAX_PAUSE": Boundary(is_tried_again_after_many_tries, True),

@@ -25,7 +25,7 @@ from spottrain_agent.agent_state import (
     SigtermReceived,
     transition,
 )
-from spottrain_api.contract import AgentPhase, Notice, NoticeKind
+from spottrain_api.contract import TAINT_PREEMPTION, AgentPhase, Notice, NoticeKind
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
 from spottrain_watcher.ledger import Ledger
 
@@ -176,3 +176,16 @@ def test_the_operator_does_not_take_a_notice_back_with_anothers() -> None:
     generation = scene.plan().status.generation
     assert generation is not None
     assert (generation.reason, generation.deadline) == ("Preempted", NOW + timedelta(seconds=120))
+
+
+def test_the_nodes_taint_means_nothing_once_its_agent_says_that_the_notice_is_taken_back() -> None:
+    """The watcher takes the annotation and the taint from the node a moment later."""
+    node = {"notice": notice(4, lead=60), "taints": (TAINT_PREEMPTION,)}
+    scene = training_job().says(4, notices=(notice(4, lead=60),)).node(4, **node).decided()
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    assert generation.deadline == NOW + timedelta(seconds=60)
+    scene = scene.says(4, notices=(notice(4, lead=60, cancelled=True),))
+    assert scene.plan().status.generation == generation, "the drain keeps its deadline"
+    undrained = training_job().says(4, notices=(notice(4, lead=60, cancelled=True),)).node(4, **node)
+    assert undrained.plan().status.generation == undrained.observed.job.status.generation

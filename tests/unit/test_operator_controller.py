@@ -11,7 +11,14 @@ from functools import partial
 from itertools import pairwise
 
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
-from spottrain_operator.controller import BACKOFF_MAX_SECONDS, Controller, PassResult, Priority, backoff_seconds
+from spottrain_operator.controller import (
+    BACKOFF_MAX_SECONDS,
+    Controller,
+    PassResult,
+    Priority,
+    Published,
+    backoff_seconds,
+)
 
 A = JobKey(namespace="team", name="a")
 B = JobKey(namespace="team", name="b")
@@ -24,24 +31,35 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Passes:
-    """A reconcile that records, and that a test can hold up."""
+    """A reconcile that records, and that a test can hold up.
+
+    It can be held up before the assignments are out, and after that, by job.
+    """
 
     def __init__(self) -> None:
         self.made: list[JobKey] = []
         self.made_at: list[float] = []
         self.running: list[JobKey] = []
+        self.published: list[JobKey] = []
         self.most_at_once = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.rest_gates: dict[JobKey, asyncio.Event] = {}
+        self.drains: set[JobKey] = set()
+        self.without_rest: set[JobKey] = set()
         self.results: dict[JobKey, PassResult] = {}
         self.errors: dict[JobKey, list[Exception]] = {}
 
-    async def __call__(self, key: JobKey) -> PassResult:
+    async def __call__(self, key: JobKey, published: Published) -> PassResult:
         assert key not in self.running, "two passes over one job at once"
         self.running.append(key)
         self.most_at_once = max(self.most_at_once, len(self.running))
         try:
             await self.gate.wait()
+            self.published.append(key)
+            await published(trains=key not in self.drains, has_rest=key not in self.without_rest)
+            if key in self.rest_gates:
+                await self.rest_gates[key].wait()
             self.made.append(key)
             self.made_at.append(asyncio.get_running_loop().time())
             if self.errors.get(key):
@@ -49,6 +67,9 @@ class Passes:
             return self.results.get(key, PassResult())
         finally:
             self.running.remove(key)
+
+    def hold_rest_of(self, *keys: JobKey) -> None:
+        self.rest_gates = {key: asyncio.Event() for key in keys}
 
 
 async def test_wakes_during_a_pass_become_one_more_pass() -> None:
@@ -78,7 +99,7 @@ async def test_a_pass_is_repeated_when_it_asks_for_it() -> None:
 async def test_no_more_jobs_at_once_than_allowed() -> None:
     passes = Passes()
     passes.gate.clear()
-    controller = Controller(passes, places={Priority.URGENT: 1, Priority.NORMAL: 2, Priority.LAST: 1})
+    controller = Controller(passes, places=dict.fromkeys(Priority, 2))
     keys = [JobKey(namespace="team", name=f"job-{n}") for n in range(6)]
     for key in keys:
         controller.wake(key)
@@ -142,7 +163,7 @@ def test_back_off_grows_to_its_bound_and_spreads() -> None:
     assert backoff_seconds(3, 0.0) == 1.0
 
 
-FEW = {Priority.URGENT: 1, Priority.NORMAL: 1, Priority.LAST: 1}
+FEW = dict.fromkeys(Priority, 1)
 C = JobKey(namespace="team", name="c")
 D = JobKey(namespace="team", name="d")
 
@@ -241,3 +262,115 @@ async def test_a_place_is_free_again_after_a_pass_that_was_cancelled_while_it_wa
     await until(lambda: passes.running == [A])
     await controller.stop()
     assert passes.running == []
+
+
+async def test_an_assignment_waits_for_no_rest_of_another_pass() -> None:
+    passes = Passes()
+    passes.hold_rest_of(A, B)
+    controller = Controller(passes, places=FEW)
+    for key in (A, B, C, D):
+        controller.wake(key, Priority.URGENT)
+    await until(lambda: passes.published == [A, B, C, D])
+    assert passes.made == [], "one place of the rest is taken, and three wait for it"
+    for key in (A, B):
+        passes.rest_gates[key].set()
+    await until(lambda: sorted(passes.made) == [A, B, C, D])
+    await controller.stop()
+
+
+async def test_new_trouble_goes_before_a_generation_that_ends() -> None:
+    """A ends. Its agents have heard, and report that they have drained."""
+    passes = Passes()
+    passes.drains = {A}
+    controller = Controller(passes, places=FEW)
+    controller.wake(A, Priority.URGENT)
+    await until(lambda: passes.made == [A])
+    passes.gate.clear()
+    controller.wake(B, Priority.URGENT)
+    controller.wake(A, Priority.URGENT)
+    controller.wake(C, Priority.URGENT)
+    await until(lambda: passes.running == [B, A])  # A has not taken the place for which C waits
+    passes.hold_rest_of(A)
+    passes.gate.set()
+    await until(lambda: C in passes.published)
+    await controller.stop()
+
+
+async def test_the_rest_of_a_pass_waits_in_line_with_bookkeeping() -> None:
+    """So a flood of notices in one namespace doesn't stop the jobs of others."""
+    passes = Passes()
+    passes.hold_rest_of(A)
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    await until(lambda: passes.running == [A])
+    controller.wake(B, Priority.URGENT)
+    await until(lambda: passes.published == [A, B])
+    controller.wake(C)
+    controller.wake(D, Priority.URGENT)
+    await until(lambda: D in passes.published)
+    passes.rest_gates[A].set()
+    await until(lambda: passes.made == [A, B, C, D])
+    await controller.stop()
+
+
+async def test_trouble_of_the_same_job_does_not_wait_behind_bookkeeping_for_the_rest() -> None:
+    passes = Passes()
+    passes.drains = {B}
+    passes.hold_rest_of(A)
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    await until(lambda: passes.running == [A])
+    controller.wake(B, Priority.URGENT)
+    await until(lambda: passes.published == [A, B])
+    controller.wake(B, Priority.URGENT)
+    await until(lambda: passes.published == [A, B, B])
+    assert passes.made == [B], "the rest of the second one waits again"
+    await controller.stop()
+
+
+async def test_endless_notices_of_one_job_leave_places_to_the_others() -> None:
+    passes = Passes()
+
+    async def flooded(key: JobKey, published: Published) -> PassResult:
+        if key == A:
+            controller.wake(A, Priority.URGENT)
+            await asyncio.sleep(0)
+        return await passes(key, published)
+
+    controller = Controller(flooded, places=FEW)
+    controller.wake(A, Priority.URGENT)
+    await until(lambda: passes.made.count(A) > 5)
+    controller.wake(B)
+    controller.wake(C, Priority.LAST)
+    await until(lambda: {B, C} <= set(passes.made))
+    num_made = passes.made.count(A)
+    await until(lambda: passes.made.count(A) > num_made)
+    await controller.stop()
+
+
+async def test_a_pass_without_a_rest_ends_where_it_is() -> None:
+    passes = Passes()
+    passes.without_rest = {B}
+    passes.hold_rest_of(A)
+    controller = Controller(passes, places=FEW)
+    controller.wake(A)
+    await until(lambda: passes.running == [A])
+    controller.wake(B, Priority.URGENT)
+    await until(lambda: passes.made == [B])
+    assert passes.running == [A], "it holds the place of bookkeeping"
+    await controller.stop()
+
+
+async def test_while_urgent_passes_wait_the_others_have_one_place_each() -> None:
+    passes = Passes()
+    passes.gate.clear()
+    controller = Controller(passes, places=dict.fromkeys(Priority, 2))
+    urgent = [JobKey(namespace="flood", name=f"job-{n}") for n in range(3)]
+    for key in urgent:
+        controller.wake(key, Priority.URGENT)
+    for key in (A, B):
+        controller.wake(key)
+    await until(lambda: passes.running == [*urgent[:2], A])
+    passes.gate.set()
+    await until(lambda: sorted(passes.made) == sorted([*urgent, A, B]))
+    await controller.stop()

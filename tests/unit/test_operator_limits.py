@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from spottrain_operator.cluster.limits import ClientLimits, RequestLimiter, urgently
+from spottrain_operator.cluster.limits import TOKENS_PER_ORDINARY, ClientLimits, RequestLimiter, urgently
 
 
 class Clock:
@@ -69,6 +69,31 @@ async def test_urgent_requests_go_first() -> None:
         async with asyncio.timeout(5):
             await waiting
     assert sent == ["first", "urgent", "ordinary 1", "ordinary 2"]
+
+
+async def test_urgent_requests_leave_one_token_of_some_to_the_others() -> None:
+    clock = Clock()
+    num_tokens = 2 * TOKENS_PER_ORDINARY
+    limiter = RequestLimiter(ClientLimits(qps=1000.0, burst=num_tokens), clock=clock)
+    for _ in range(num_tokens):
+        await limiter.turn()
+    sent: list[str] = []
+
+    async def send(name: str) -> None:
+        await limiter.turn()
+        sent.append(name)
+
+    tasks = [asyncio.create_task(send("ordinary")) for _ in range(num_tokens)]
+    with urgently():
+        tasks += [asyncio.create_task(send("urgent")) for _ in range(num_tokens)]
+    await settle()
+    clock.now += 1.0
+    async with asyncio.timeout(5):
+        while len(sent) < num_tokens:  # noqa: ASYNC110 - any number of tasks
+            await asyncio.sleep(0.001)
+    assert sent == 2 * [*["urgent"] * (TOKENS_PER_ORDINARY - 1), "ordinary"]
+    for task in tasks:
+        task.cancel()
 
 
 async def test_after_a_pause_there_is_one_burst_and_no_more() -> None:

@@ -27,6 +27,7 @@ from spottrain_operator.cluster.write_back import as_written
 from spottrain_operator.core.model import PodView
 
 AT = "2026-01-01T00:00:05Z"
+NOW = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
 MOMENT = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
 
 
@@ -108,13 +109,29 @@ def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> Non
     made = pod(status)
     made["spec"]["nodeName"] = "n"
     waiting = pod_view(made)
-    assert wants_events(waiting)
-    assert not wants_events(pod_view(pod(status))), "it has no node yet"
-    assert with_events(waiting, []) == waiting
+    assert wants_events(waiting, NOW)
+    assert not wants_events(pod_view(pod(status)), NOW), "it has no node yet"
+    assert with_events(waiting, [], NOW) == waiting
     unmounted = {"reason": "FailedMount", "message": 'secret "keys" not found'}
-    assert with_events(waiting, [unmounted, {"reason": "Pulling"}]) == waiting
-    told = with_events(waiting, [{"reason": "Scheduled"}, unmounted])
+    assert with_events(waiting, [unmounted, {"reason": "Pulling"}], NOW) == waiting
+    told = with_events(waiting, [{"reason": "Scheduled"}, unmounted], NOW)
     assert (told.waiting_reason, told.waiting_message) == ("FailedMount", 'secret "keys" not found')
+
+
+def test_a_pod_that_no_scheduler_looks_at_says_so_with_its_newest_warning() -> None:
+    new = pod_view(pod({"phase": "Pending"}))
+    later = NOW + timedelta(seconds=31)
+    assert with_events(new, [], NOW) == new
+    assert wants_events(new, later)
+    told = with_events(new, [], later)
+    assert told.waiting_message == "no scheduler has looked at it"
+    assert told.unschedulable_since == NOW + timedelta(seconds=30)
+    missing = 'PodResourceClaim eight: resourceclaimtemplates "eight" not found'
+    events = [{"type": "Warning", "message": missing}, {"type": "Normal", "message": "Created"}]
+    assert with_events(new, events, later).waiting_message == f"no scheduler has looked at it: {missing}"
+    placed = pod({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]})
+    placed["spec"]["nodeName"] = "n"
+    assert with_events(pod_view(placed), [], later).unschedulable_since is None
 
 
 def test_an_image_that_cannot_be_pulled_keeps_the_answer_of_its_registry() -> None:
@@ -123,8 +140,8 @@ def test_an_image_that_cannot_be_pulled_keeps_the_answer_of_its_registry() -> No
         return pod_view(pod({"phase": "Pending", "containerStatuses": state}))
 
     silent, telling = waits('Back-off pulling image "a:1"'), waits('Back-off … "a:1": ErrImagePull: not found')
-    assert not wants_events(telling)
-    assert wants_events(silent)
+    assert not wants_events(telling, NOW)
+    assert wants_events(silent, NOW)
     answer = 'Failed to pull image "a:1": unauthorized'
     events = [
         {"reason": "Failed", "message": 'Failed to pull image "a:1": timed out'},
@@ -132,11 +149,11 @@ def test_an_image_that_cannot_be_pulled_keeps_the_answer_of_its_registry() -> No
         {"reason": "Failed", "message": "Error: ErrImagePull"},
         {"reason": "BackOff", "message": 'Back-off pulling image "a:1"'},
     ]
-    told = with_events(silent, events)
+    told = with_events(silent, events, NOW)
     assert told.waiting_reason == "ImagePullBackOff"
     assert (told.waiting_message or "").startswith(answer + "!")
     assert len(told.waiting_message or "") <= 1000
-    assert with_events(silent, events[2:]) == silent, "the event has expired"
+    assert with_events(silent, events[2:], NOW) == silent, "the event has expired"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
-from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB
+from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION, AssignmentAction
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
@@ -95,6 +95,32 @@ async def test_agents_are_told_only_what_is_written() -> None:
         await world.turn()
     assert world.num_crashes > 0
     assert world.steps == {}
+
+
+async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> None:
+    """Annotations, pods, events and the history come after the assignments."""
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster, last_step=10_000)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    await world.turn()
+    [pod, *_] = (pod for (_, name), pod in cluster.pods.items() if pod["spec"]["nodeName"] == f"spot-{name}")
+    cluster.nodes[pod["spec"]["nodeName"]]["spec"] = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}
+    writes, statuses, records = cluster.num_writes, cluster.num_status_writes, len(cluster.histories)
+    heard: list[tuple[bool, int, int, int]] = []
+
+    async def published(*, trains: bool, has_rest: bool = True) -> None:
+        assert has_rest
+        told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+        assert told is not None
+        assert told.action is AssignmentAction.DRAIN
+        written = (cluster.num_writes - writes, cluster.num_status_writes - statuses)
+        heard.append((trains, *written, len(cluster.histories) - records))
+
+    await world.reconciler.reconcile(KEY, published)
+    assert heard == [(False, 1, 1, 0)]
+    assert cluster.num_writes - writes > 2, "the pod's protection ends, and an event says why"
 
 
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:

@@ -78,12 +78,15 @@ async def test_pods_that_are_refused_fail_a_job_that_never_ran_with_the_reason(e
 
 async def test_a_job_whose_pools_have_no_place_says_so() -> None:
     cluster = RefusingCluster()
-    pool = {"name": "a", "capacityType": "on-demand", "provider": "eks"}
-    cluster.put_job(job(capacity={"pools": [pool]}))
+    pool = {"name": "a", "capacityType": "spot", "provider": "eks"}
+    cluster.put_job(job(capacity={"pools": [pool], "onDemand": {"min": 1}}))
     world = World(cluster)
     for _ in range(2):
         await world.turn()
-    assert "spec.capacity.pools has no pool for spot nodes" in condition(world, "PodsHealthy")["message"]
+    assert (
+        "spec.capacity.pools has no pool for on-demand nodes; add one, or set capacity.onDemand.min to 0"
+        in condition(world, "PodsHealthy")["message"]
+    )
 
 
 @pytest.mark.parametrize("error", [WEBHOOK, NO_ACCOUNT], ids=["invalid", "forbidden"])

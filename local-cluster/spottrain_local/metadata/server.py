@@ -1,5 +1,6 @@
 """One node's metadata server, in the form of its cloud."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,10 @@ from spottrain_local.metadata.interruption import Interruption, read_interruptio
 _ROUTES = {"eks": ec2.add_routes, "gke": gce.add_routes, "aks": azure.add_routes}
 
 
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 def build_app(
     *,
     provider: Literal["eks", "gke", "aks"],
@@ -22,14 +27,12 @@ def build_app(
     zone: str,
     spot: bool,
     interruption_file: Path,
+    now: Callable[[], datetime] = _utc_now,
 ) -> web.Application:
     """Return the server as an aiohttp application.
 
-    It reads the interruption file at each request.
+    It reads the interruption file at each request. `now` is the cloud's clock.
     """
-
-    def now() -> datetime:
-        return datetime.now(UTC)
 
     def interruption() -> Interruption | None:
         return read_interruption(interruption_file, now())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 is_urgent: ContextVar[bool] = ContextVar("is_urgent", default=False)
-"""Whether the running task acts on a notice or a loss, so that its requests go first."""
+"""Whether agents wait for the running task to act on a notice or a loss, so that its requests go first."""
+
+# Of so many tokens, one goes to a request that isn't urgent, so that a flood of urgent ones never stops the others.
+TOKENS_PER_ORDINARY = 4
 
 
 @contextmanager
@@ -39,7 +41,7 @@ DEFAULT_LIMITS = ClientLimits()
 class RequestLimiter:
     """A bucket of tokens that limits requests.
 
-    Each request takes a token, and waits if there is none. Urgent requests go first.
+    Each request takes a token, and waits if there is none. Urgent requests go first, except for some tokens.
     """
 
     def __init__(self, limits: ClientLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,16 +49,17 @@ class RequestLimiter:
         self._clock = clock
         self._tokens = float(limits.burst)
         self._filled_at = clock()
-        self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
+        self._urgent: deque[asyncio.Future[None]] = deque()
+        self._ordinary: deque[asyncio.Future[None]] = deque()
+        self._num_passed_over = 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self) -> None:
         """Wait for a token."""
-        if not self._waiting and self._take():
+        if not (self._urgent or self._ordinary) and self._take():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (not is_urgent.get(), next(self._order), turn))
+        (self._urgent if is_urgent.get() else self._ordinary).append(turn)
         self._serve()
         await turn
 
@@ -74,12 +77,19 @@ class RequestLimiter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._waiting:
-            if self._waiting[0][-1].done():  # its request was cancelled
-                heapq.heappop(self._waiting)
+        while (waiting := self._next()) is not None:
+            if waiting[0].done():  # its request was cancelled
+                waiting.popleft()
             elif self._take():
-                heapq.heappop(self._waiting)[-1].set_result(None)
+                waiting.popleft().set_result(None)
+                self._num_passed_over = self._num_passed_over + 1 if waiting is self._urgent and self._ordinary else 0
             else:
                 seconds = (1.0 - self._tokens) / self._limits.qps
                 self._timer = asyncio.get_running_loop().call_later(seconds, self._serve)
                 return
+
+    def _next(self) -> deque[asyncio.Future[None]] | None:
+        """The queue that gets the next token; None if nobody waits."""
+        if self._ordinary and (not self._urgent or self._num_passed_over >= TOKENS_PER_ORDINARY - 1):
+            return self._ordinary
+        return self._urgent or None

@@ -33,6 +33,8 @@ from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedE
 from spottrain_operator.cluster.container_states import state_beside, trainer_status
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
+from spottrain_operator.core.scheduling import UNSEEN
+from spottrain_operator.core.timing import UNSEEN_BY_SCHEDULER, after, seconds_between
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +144,15 @@ def pod_view(pod: Manifest) -> PodView:
     )
 
 
-def wants_events(pod: PodView) -> bool:
-    """Whether the kubelet may report only in events why the pod doesn't start."""
-    return _may_wait_for_volumes(pod) or _backs_off(pod)
+def wants_events(pod: PodView, now: datetime) -> bool:
+    """Whether only events may say why the pod doesn't start."""
+    return _may_wait_for_volumes(pod) or _backs_off(pod) or _is_unseen(pod, now)
+
+
+def _is_unseen(pod: PodView, now: datetime) -> bool:
+    """Whether no scheduler has placed the pod, nor said why not."""
+    waits = pod.node is None and pod.unschedulable_since is None and pod.phase == "Pending" and not pod.deleting
+    return waits and seconds_between(pod.created_at, now) > UNSEEN_BY_SCHEDULER
 
 
 def _may_wait_for_volumes(pod: PodView) -> bool:
@@ -163,11 +171,19 @@ def _backs_off(pod: PodView) -> bool:
     )
 
 
-def with_events(pod: PodView, events: Sequence[Manifest]) -> PodView:
-    """Add what the kubelet's events say of why the pod doesn't start.
+def with_events(pod: PodView, events: Sequence[Manifest], now: datetime) -> PodView:
+    """Add what events say of why the pod doesn't start.
 
     The newest is the last.
     """
+    if _is_unseen(pod, now):
+        warned = next((event.get("message") for event in reversed(events) if event.get("type") == "Warning"), None)
+        return replace(
+            pod,
+            waiting_reason="Unschedulable",
+            waiting_message=": ".join(part for part in (UNSEEN, _quoted(warned)) if part),
+            unschedulable_since=after(pod.created_at, UNSEEN_BY_SCHEDULER),
+        )
     if _backs_off(pod):
         said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
         cause = next((message for message in said if message.startswith("Failed to pull image")), None)

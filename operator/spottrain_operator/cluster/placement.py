@@ -153,8 +153,9 @@ def node_affinity(
     else:
         terms = _terms_of_all(capacity_type, site)
     if not terms:
+        limit = "onDemand.min" if capacity_type is CapacityType.ON_DEMAND else "spot.max"
         raise ValueError(
-            f"capacity.pools has no pool for {capacity_type.value} nodes; add one, or set the maximum to 0"
+            f"capacity.pools has no pool for {capacity_type.value} nodes; add one, or set capacity.{limit} to 0"
         )
     required = {"nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]}
     return {"requiredDuringSchedulingIgnoredDuringExecution": required}

@@ -22,7 +22,7 @@ from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, PodView
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, scheduler_advice
+from spottrain_operator.core.scheduling import cordoned_nodes, lacks_claim, lacks_labelled_node, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     PREWARMED_STAY,
@@ -55,16 +55,24 @@ def demand(spec: TrainingJobSpec) -> Demand:
     """The on-demand floor and the spot surplus.
 
     A job without spot is an on-demand job. If its spot limit is below what nodes.min needs, on-demand nodes fill the
-    rest.
+    rest. Of a type that none of the job's pools has, only the floor is asked for.
     """
     nodes, on_demand = spec.nodes, spec.capacity.on_demand
     limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
+    if not _have(spec, CapacityType.ON_DEMAND):
+        limit = 0
     floor = min(on_demand.min, nodes.max)
-    spot = nodes.max - floor
+    spot = nodes.max - floor if _have(spec, CapacityType.SPOT) else 0
     if spec.capacity.spot.max is not None:
         spot = min(spot, spec.capacity.spot.max)
     wanted = limit if spot == 0 else nodes.min - spot
     return Demand(on_demand=max(floor, min(wanted, limit)), spot=spot, max_on_demand=max(floor, limit))
+
+
+def _have(spec: TrainingJobSpec, capacity_type: CapacityType) -> bool:
+    """Whether the job's pools have nodes of a type. Without pools, any node of the cluster will do."""
+    pools = spec.capacity.pools
+    return not pools or any(pool.capacity_type is capacity_type for pool in pools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +184,13 @@ def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
     """If spot pods wait too long for a node, fall back to on-demand.
 
-    After a while, try spot again; earlier if the on-demand pods wait as long for a node, and no generation runs.
+    After a while, try spot again; earlier if the on-demand pods wait as long for a node, and no generation runs, or
+    if an edit leaves on-demand nodes no place.
     """
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
-        if now < _spot_again(situation, draft):
+        allowed = may_fall_back(situation.spec) or situation.observed.job.not_understood
+        if allowed and now < _spot_again(situation, draft):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
@@ -240,6 +250,8 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         return f"{text}, if any fits"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
         return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
+    if not _have(spec, CapacityType.ON_DEMAND):
+        return f"{text}. No on-demand nodes stand in: capacity.pools has none"
     return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
 
 
@@ -273,7 +285,7 @@ def advice(situation: Situation, pod: PodView) -> str:
     spec = situation.spec
     asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
     todo = "" if lacks_only_spot(situation, pod) else scheduler_advice(pod, spec)
-    return ". ".join(part for part in (asked, todo) if part)
+    return ". ".join(part for part in (asked, cordoned_nodes(pod), todo) if part)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:

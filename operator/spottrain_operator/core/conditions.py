@@ -30,7 +30,7 @@ from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import members_of, says_nothing
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.progress import reported_at_all
-from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
+from spottrain_operator.core.scheduling import is_unseen, lacks_claim, scheduler_says
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.watching import heed_watchers
@@ -157,12 +157,12 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(placed)}"
     text = f"Waiting for nodes: {up} of at least {needed} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
-    roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod)]
+    roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod) and not is_unseen(pod)]
     if roomless:
         each = (counted(roomless.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in roomless)
         text += f"; no node has room for {' and '.join(each)}"
-    if len(unplaced) > len(roomless):
-        text += f"; {counted(len(unplaced) - len(roomless), 'pod')} without the claim of a volume"
+    if claimless := [pod for pod in unplaced if lacks_claim(pod)]:
+        text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
     waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)

@@ -16,9 +16,14 @@ from spottrain_operator.core.situation import Situation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The status to write, the actions to take and the events to record, so far."""
+    """The status to write, the actions to take and the events to record, so far.
+
+    `records`: whether what changes all the time goes to the status. It does now and then, and whenever something
+    else changes.
+    """
 
     status: TrainingJobStatus
+    records: bool = False
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
 

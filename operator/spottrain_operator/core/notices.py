@@ -5,6 +5,7 @@ Signals come twice, late, from two sources, or are taken back. The newest versio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,9 +37,10 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
 
     Of several notices, the earliest deadline counts.
     """
+    newest = _newest(node, report)
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
-        for notice in _standing(node, report, pod, now)
+        for notice in _standing(newest, report, pod, now)
     ]
     unknown = after(now, UNKNOWN_LEAD)
     if pod.deleting:
@@ -46,7 +48,7 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
     elif pod.disruption is not None:
         dooms.append(Doom(message=f"pod {pod.name} is being evicted ({pod.disruption})", deadline=unknown))
     if not dooms and node is not None:
-        dooms += _doomed_nodes(node, unknown)
+        dooms += _doomed_nodes(node, newest, unknown)
     return min(dooms, key=lambda doom: doom.deadline, default=None)
 
 
@@ -60,10 +62,14 @@ def is_hinted(node: NodeView | None) -> bool:
     return notice is not None and notice.kind is NoticeKind.REBALANCE and not notice.cancelled
 
 
-def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
+def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: datetime) -> list[Doom]:
+    """The signals of a node without a notice in force.
+
+    The watcher's taint means nothing once its notice is taken back. The agent may know that before the node shows it.
+    """
     if node.deleting:
         return [Doom(message=f"node {node.name} is being deleted", deadline=deadline)]
-    cancelled = node.notice is not None and node.notice.cancelled
+    cancelled = node.notice is not None and newest[node.notice.id].cancelled
     return [
         Doom(message=f"node {node.name} is tainted {taint}", deadline=deadline)
         for taint in node.taints
@@ -71,20 +77,21 @@ def _doomed_nodes(node: NodeView, deadline: datetime) -> list[Doom]:
     ][:1]
 
 
-def _standing(node: NodeView | None, report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
-    """The notices in force for `pod`.
-
-    The newest version of each notice counts. If that one takes the notice back, the notice is not in force.
-    """
+def _newest(node: NodeView | None, report: AgentReport | None) -> dict[str, Notice]:
+    """The newest version of each notice, by id. Of two that are as new, a cancellation counts."""
     annotated = [node.notice] if node is not None and node.notice is not None else []
-    told = report.notices if report is not None else ()
     newest: dict[str, Notice] = {}
-    for notice in (*annotated, *told):
+    for notice in (*annotated, *(report.notices if report is not None else ())):
         known = newest.get(notice.id)
         if known is None or (notice.observed_at, notice.cancelled) > (known.observed_at, known.cancelled):
             newest[notice.id] = notice
+    return newest
+
+
+def _standing(newest: Mapping[str, Notice], report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
+    """The notices in force for `pod`: those that are not taken back."""
     # The agent drains for any notice that it has, whatever its assignment. An annotation may be a leftover.
-    held_true = {notice.id for notice in told}
+    held_true = {notice.id for notice in report.notices} if report is not None else set()
     return [
         notice
         for notice in newest.values()

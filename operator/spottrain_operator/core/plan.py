@@ -78,16 +78,16 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if job.deleting:  # Kubernetes deletes its pods, too
         return Plan(status=job.status)
     situation = Situation(observed, now)
-    decided = _decide(situation)
+    decided = _decide(situation, records=situation.records)
     if decided.status == job.status or situation.records:
         return decided
     # It is going to be written, so progress, time and cost go with it.
-    return _decide(Situation(observed, now, is_event=True))
+    return _decide(situation, records=True)
 
 
-def _decide(situation: Situation) -> Plan:
+def _decide(situation: Situation, *, records: bool) -> Plan:
     job = situation.observed.job
-    draft = Draft(status=job.status)
+    draft = Draft(status=job.status, records=records)
     for policy in POLICIES:
         if draft.finished:
             break

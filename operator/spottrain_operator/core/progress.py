@@ -46,7 +46,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     This happens at most every few seconds, unless `at_once`.
     """
     generation = draft.status.generation
-    if generation is None or not (at_once or situation.records):
+    if generation is None or not (at_once or draft.records):
         return draft
     newest = newest_progress(situation, generation)
     if newest is None:

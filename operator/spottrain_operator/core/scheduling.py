@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 
 from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.wording import counted
 from spottrain_operator.core.model import PodView
 
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
 _ONE_A_NODE = "A job runs one pod a node: add nodes{}, or lower nodes.min to train with fewer"
+# What is said of a pod of which no scheduler says anything.
+UNSEEN = "no scheduler has looked at it"
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
 # scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
 _ADVICE = (
+    ("resourceclaim", "Create what is missing, or correct podTemplate.resourceClaims"),
+    (UNSEEN, "Start the scheduler that podTemplate.schedulerName names, or correct the name"),
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
     (
         "pod affinity rules",
@@ -23,6 +28,7 @@ _ADVICE = (
     ("anti-affinity", _ONE_A_NODE),
     ("insufficient", _NO_ROOM),
 )
+_CORDONED = re.compile(r"(\d+) node\(s\) were unschedulable")
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
@@ -44,6 +50,19 @@ def lacks_claim(pod: PodView) -> bool:
     More nodes don't help it.
     """
     return pod.unschedulable_since is not None and "persistentvolumeclaim" in scheduler_says(pod).lower()
+
+
+def is_unseen(pod: PodView) -> bool:
+    """Whether no scheduler has placed the pod, nor said why not."""
+    return scheduler_says(pod).startswith(UNSEEN)
+
+
+def cordoned_nodes(pod: PodView) -> str:
+    """A sentence about nodes that are cordoned; empty if there are none."""
+    found = _CORDONED.search(scheduler_says(pod))
+    if found is None:
+        return ""
+    return f"{counted(int(found[1]), 'node')} of the cluster may be cordoned: kubectl uncordon gives them back"
 
 
 def lacks_labelled_node(pod: PodView) -> bool:

@@ -120,7 +120,6 @@ class Situation:
 
     observed: Observed
     now: datetime
-    is_event: bool = False  # the status changes anyway
 
     @property
     def spec(self) -> TrainingJobSpec:
@@ -128,12 +127,9 @@ class Situation:
 
     @cached_property
     def records(self) -> bool:
-        """Whether to record what changes all the time.
-
-        It is recorded now and then, and whenever something else changes.
-        """
+        """Whether to record what changes all the time, even if nothing else changes."""
         at = self.observed.job.status.accounted_at
-        return self.is_event or at is None or seconds_between(at, self.now) >= self.observed.record_interval
+        return at is None or seconds_between(at, self.now) >= self.observed.record_interval
 
     @cached_property
     def memo(self) -> dict[object, Any]:

@@ -73,6 +73,8 @@ CULPRIT_LAST_WORD = 1.0
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 # Patience with a container that can't start: the kubelet retries image pulls.
 START_FAILURE_PATIENCE = 20.0
+# A scheduler places a pod, or says why it can't, in a second or two. A busy one may take longer.
+UNSEEN_BY_SCHEDULER = 30.0
 # If other pods of its template run, this pod's node is the cause: try another node after this time.
 STUCK_START = 300.0
 # Patience if Kubernetes refuses the pods, for example for a missing service account. It may be on its way, if it was
