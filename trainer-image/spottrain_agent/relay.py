@@ -157,7 +157,7 @@ class Relay:
         uid = request.query.get("pod", "")
         await self._require_peer(uid)
         response = web.StreamResponse()
-        with self._polling(uid):
+        with suppress(OSError), self._polling(uid):  # the peer may go at any time
             await response.prepare(request)
             while (told := self._peers.get(uid)) is not None and self._hears_operator():
                 changed, (revision, content) = self._changed, told
