@@ -165,7 +165,8 @@ class Bench:
 
     async def restart(self, num_jobs: int) -> Result:
         """Restart the operator: seconds to lead and decide on each job, and peak rate."""
-        of_job = {agent.job: agent for agent in self.agents.values()}
+        # Whoever asks with a peer's token would take it from its relay.
+        of_job = {agent.job: agent for agent in self.agents.values() if agent.node_rank == 0}
         assert len(of_job) == num_jobs
         tokens = [agent.token for agent in of_job.values()]
         await self.operator.kill()

@@ -10,13 +10,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
-from spottrain_api.contract import TOKEN_AUDIENCE, AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract import (
+    TOKEN_AUDIENCE,
+    Assignment,
+    AssignmentAction,
+    Entrypoint,
+    GenerationAssignment,
+    Relay,
+    RelayReport,
+)
 from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
@@ -59,16 +68,20 @@ class Setup:
     board: AssignmentBoard
     reports: ReportBox
     reviewer: Reviewer
+    tokens: dict[str, str]
+    """By pod uid."""
     woken: list[tuple[JobKey, bool]] = field(default_factory=list)
     ready: bool = True
     clock: float = 0.0
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Setup]:
-    """Serve a control API that knows one pod, POD."""
+async def served(*peers: PodIdentity) -> AsyncIterator[Setup]:
+    """Serve a control API that knows the pod POD of a job, and these."""
     cluster = MemoryCluster()
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
+    tokens = {POD.uid: TOKEN} | {peer.uid: pod_token(peer) for peer in peers}
+    cluster.tokens |= {(tokens[peer.uid], TOKEN_AUDIENCE): peer for peer in peers}
     reviewer = Reviewer(cluster)
     board = AssignmentBoard()
     woken: list[tuple[JobKey, bool]] = []
@@ -76,7 +89,7 @@ async def served() -> AsyncIterator[Setup]:
     reports = ReportBox(
         lambda job, urgent: woken.append((job, urgent)), now=lambda: NOW + timedelta(seconds=result.clock)
     )
-    reports.keep(JOB, frozenset({POD.uid}))
+    reports.keep(JOB, frozenset({POD.uid, *(peer.uid for peer in peers)}))
     api = ControlApi(
         reviewer=reviewer,
         keys=ClusterKeys(cluster),
@@ -87,10 +100,24 @@ async def served() -> AsyncIterator[Setup]:
         long_poll_seconds=0.2,
     )
     async with TestClient(TestServer(api.application())) as client:
-        result = Setup(client, board, reports, reviewer, woken)
+        result = Setup(client, board, reports, reviewer, tokens, woken)
         yield result
 
 
-def report(**changes: object) -> AgentReport:
+def running(number: int, node_rank: int, relay: Relay | None = None, **changes: Any) -> Assignment:
+    """RUN for a member of a generation with three."""
+    generation = GenerationAssignment(
+        number=number,
+        rendezvous_id=f"g{number}",
+        rendezvous_endpoint="127.0.0.1:1",
+        node_rank=node_rank,
+        num_nodes=3,
+        entrypoint=Entrypoint(script="train.py"),
+        trainer={},
+    )
+    return Assignment(action=AssignmentAction.RUN, generation=generation, relay=relay, **changes)
+
+
+def report(**changes: object) -> RelayReport:
     values = {"pod": POD.pod, "pod_uid": POD.uid, "rendezvous_port": 1234, "sent_at": NOW} | changes
-    return AgentReport.model_validate(values)
+    return RelayReport.model_validate(values)

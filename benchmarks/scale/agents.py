@@ -1,12 +1,11 @@
 """Agents without ranks, whose training only counts.
 
-They run the agent's own state machine and client of the control API.
+They run the agent's own state machine and contact with the operator, relays included.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -33,8 +32,8 @@ from spottrain_agent.agent_state import (
     StartGeneration,
     transition,
 )
+from spottrain_agent.contact import Contact
 from spottrain_agent.control_client import ControlClient
-from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
@@ -47,7 +46,6 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 
-LOOK_SECONDS = 1.0
 START_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 STEP_SECONDS = 0.5
@@ -69,16 +67,19 @@ class SimulatedAgent:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
         token_file = folder / f"token-{self.uid}"
         token_file.write_text(self.token)
-        self._control = ControlClient(session, "", token_file, folder=address)
+        self._control = ControlClient(session, "", token_file, folder=address, pod_uid=self.uid)
+        self._contact = Contact("127.0.0.1", self._report)
         self.state = AgentState()
-        self._news = asyncio.Event()
-        self._rhythm = ReportRhythm()
         self._started_at = 0.0
         self._first_step_at: datetime | None = None
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._contact.keep(self._control, self._on_assignment))
         self._later: list[asyncio.TimerHandle] = []
-        self.num_reports = 0
+        self.node_rank: int | None = None
         self.drained_at: float | None = None
+
+    @property
+    def num_reports(self) -> int:
+        return self._contact.num_reports
 
     @property
     def job(self) -> str:
@@ -105,11 +106,6 @@ class SimulatedAgent:
         notice = Notice(id=f"ec2-{self.node}", node=self.node, source="ec2", deadline=deadline, observed_at=now)
         self.dispatch(NoticesChanged(notices=(notice,), now=now))
 
-    async def _run(self) -> None:
-        await asyncio.gather(
-            self._control.follow_assignments(self._on_assignment, self._on_lost_contact), self._report_forever()
-        )
-
     def _on_assignment(self, assignment: Assignment) -> None:
         if self.drained_at is None and not self._goes_on(assignment):
             self.drained_at = time.monotonic()
@@ -131,7 +127,7 @@ class SimulatedAgent:
         step = transition(self.state, event)
         if step.state != self.state:
             self.state = step.state
-            self._news.set()
+            self._contact.report_soon()
         for command in step.commands:
             self._perform(command)
 
@@ -142,6 +138,7 @@ class SimulatedAgent:
     def _perform(self, command: Command) -> None:
         match command:
             case StartGeneration(assignment=assignment):
+                self.node_rank = assignment.node_rank
                 self._started_at, self._first_step_at = time.monotonic(), None
                 self._after(self.start_seconds, lambda: self.start_ranks(assignment))
             case RequestDrain(generation=number):
@@ -158,29 +155,12 @@ class SimulatedAgent:
     def start_ranks(self, assignment: GenerationAssignment) -> None:
         self.dispatch(RanksStarted(generation=assignment.number))
         self._first_step_at = datetime.now(UTC)
-        self._news.set()
+        self._contact.report_soon()
 
     def drain_ranks(self, number: int) -> None:
         self.dispatch(DrainSeen(generation=number))
         self.dispatch(GenerationEnded(generation=number, phase=AgentPhase.DRAINED, commit=self.commit()))
         self.dispatch(ProcessesGone(generation=number))
-
-    async def _report_forever(self) -> None:
-        while True:
-            self._news.clear()
-            report = self._report()
-            if self._rhythm.is_due(report, time.monotonic()):
-                self.num_reports += 1
-                if await self._control.send_report(report):
-                    self._rhythm.sent(report, time.monotonic(), self._control.report_seconds)
-                else:
-                    self._rhythm.lose_contact()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
-
-    def _on_lost_contact(self) -> None:
-        self._rhythm.lose_contact()
-        self._news.set()
 
     def step(self) -> int:
         return int((time.monotonic() - self._started_at) / STEP_SECONDS)

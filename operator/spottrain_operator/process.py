@@ -110,7 +110,7 @@ class Operator:
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
-        self._metrics = Metrics(num_agents=lambda: self._board.num_waiting)
+        self._metrics = Metrics(num_agents=lambda: self._reports.num_present)
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._synced = asyncio.Event()

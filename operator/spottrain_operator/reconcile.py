@@ -50,14 +50,13 @@ from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
-from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.assignments import assignment_for, relay_for
 from spottrain_operator.core.model import (
     Action,
     AnnotatePod,
     CreatePod,
     Event,
     JobView,
-    NodeView,
     Observed,
     Plan,
     PodView,
@@ -161,14 +160,16 @@ class Reconciler:
         return PassResult(requeue_after=decided.requeue_after)
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
-        return {pod.uid: self._assignment(job, pod, observed.nodes.get(pod.node or "")) for pod in observed.pods}
+        return {pod.uid: self._assignment(job, pod, observed) for pod in observed.pods}
 
-    def _assignment(self, job: JobView, pod: PodView, node: NodeView | None) -> Assignment:
-        of_node = {
+    def _assignment(self, job: JobView, pod: PodView, observed: Observed) -> Assignment:
+        node = observed.nodes.get(pod.node or "")
+        seen = {
             "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
             "watcher": node.watcher if node is not None else "",
+            "relay": relay_for(job, pod.uid, observed.reports),
         }
-        return assignment_for(job, pod.uid, self._key).model_copy(update=of_node)
+        return assignment_for(job, pod.uid, self._key).model_copy(update=seen)
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]

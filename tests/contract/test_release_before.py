@@ -6,6 +6,7 @@ history.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ import pytest
 from pydantic import BaseModel
 
 from message_samples import MESSAGES, least, sample
-from spottrain_api.contract import AgentReport, Message, NodeWatch, PeerMessage, WatchState
+from spottrain_api.contract import (
+    AgentReport,
+    Assignment,
+    Message,
+    NodeWatch,
+    PeerMessage,
+    RelayAssignment,
+    RelayReport,
+    WatchState,
+)
 
 BEFORE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("release_before.json").read_text())
 # Values that the release before doesn't know. `NodeWatch.understood_by` doesn't send them to it.
@@ -56,6 +66,28 @@ def test_it_knows_all_values_that_it_is_sent(model: type[BaseModel]) -> None:
         if (unknown := set(each["enum"]) - known.get(name, set(each["enum"])))
     }
     assert new == KEPT_FROM_IT.get(model.__name__, {})
+
+
+@pytest.mark.parametrize(("model", "of_before"), [(RelayReport, AgentReport), (RelayAssignment, Assignment)])
+def test_messages_with_peers_are_read_as_those_without(model: type[PeerMessage], of_before: type[Message]) -> None:
+    """Whoever knows no relays reads them so.
+
+    The other way round, a message without peers is one of an agent alone.
+    """
+    peers: Any = [sample(AgentReport)] if model is RelayReport else {"uid": sample(Assignment)}
+    said = json.loads(model.model_validate(sample(of_before) | {"peers": peers, "present": ["uid"]}).to_json())
+    jsonschema.validate(said, BEFORE[of_before.__name__]["schema"])
+    alone = model.from_json(json.dumps(BEFORE[of_before.__name__]["sample"]))
+    assert not alone.model_dump(include={"peers", "present"}, exclude_defaults=True)
+
+
+def test_the_revision_of_an_assignment_is_that_of_agents_without_relays() -> None:
+    """They hash what they understand, and would ask again and again otherwise."""
+    told = Assignment.model_validate(sample(Assignment))
+    understood = told.model_copy(update={"relay": None})
+    assert told.relay is not None
+    assert told.revision == understood.revision == hashlib.sha256(understood.to_json().encode()).hexdigest()[:16]
+    assert RelayAssignment(**dict(told)).revision == told.revision
 
 
 def enums(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

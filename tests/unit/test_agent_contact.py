@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from spottrain_agent.control_client import OLDER_REPORT_SECONDS, ControlClient
+from spottrain_agent.control_client import ControlClient
+from spottrain_agent.routes import OLDER_REPORT_SECONDS
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER, AgentReport
 
 REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))

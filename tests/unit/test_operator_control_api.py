@@ -20,7 +20,7 @@ from pod_tokens import pod_token
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import TOKEN_AUDIENCE, Assignment, AssignmentAction, DrainRequest, clock_offset
 from spottrain_operator.cluster.client import PodIdentity
-from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, AssignmentBoard
+from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, ReportBox
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.server import REFUSALS_BURST
 
@@ -31,9 +31,9 @@ async def setup() -> AsyncIterator[Setup]:
         yield setup
 
 
-async def num_waiting(board: AssignmentBoard, number: int) -> None:
+async def num_waiting(reports: ReportBox, number: int) -> None:
     async with asyncio.timeout(5):
-        while board.num_waiting < number:  # noqa: ASYNC110 - there is no event for it
+        while reports.num_present != number:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
@@ -71,7 +71,7 @@ async def test_a_poll_is_held_until_the_assignment_changes(setup: Setup) -> None
     poll = asyncio.create_task(
         setup.client.get("/v1/assignment", params={"after": WAIT.revision}, headers=AUTHORIZED)
     )
-    await num_waiting(setup.board, 1)
+    await num_waiting(setup.reports, 1)
     setup.board.publish(JOB, {POD.uid: EXIT})
     answer = await poll
     assert Assignment.from_json(await answer.read()) == EXIT
@@ -81,7 +81,7 @@ async def test_nothing_new_is_204(setup: Setup) -> None:
     setup.board.publish(JOB, {POD.uid: WAIT})
     answer = await setup.client.get("/v1/assignment", params={"after": WAIT.revision}, headers=AUTHORIZED)
     assert answer.status == 204
-    assert setup.board.num_waiting == 0
+    assert setup.reports.num_present == 0
 
 
 async def test_a_pod_that_is_not_the_operators_is_refused_without_a_review(setup: Setup) -> None:
@@ -125,7 +125,7 @@ async def test_who_does_not_lead_tells_nothing_even_at_the_end_of_a_held_poll(se
     poll = asyncio.create_task(
         setup.client.get("/v1/assignment", params={"after": WAIT.revision}, headers=AUTHORIZED)
     )
-    await num_waiting(setup.board, 1)
+    await num_waiting(setup.reports, 1)
     setup.ready = False
     setup.board.publish(JOB, {POD.uid: EXIT})
     assert (await poll).status == 503
@@ -157,13 +157,11 @@ async def test_an_agent_is_there_as_long_as_it_holds_a_poll(setup: Setup) -> Non
     setup.reports.put(POD, report())
     poll = f"/v1/assignment?wait=60&after={WAIT.revision}"
     polling = asyncio.create_task(setup.client.get(poll, headers=AUTHORIZED))
-    await num_waiting(setup.board, 1)
+    await num_waiting(setup.reports, 1)
     setup.clock = 100.0
     assert contact(setup) == 0.0
     polling.cancel()
-    async with asyncio.timeout(5):
-        while setup.board.num_waiting:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
+    await num_waiting(setup.reports, 0)
     assert setup.woken[-1] == (JOB, True), "it may be lost"
     assert contact(setup) == DEAD_BEFORE_CLOSED_SECONDS
     setup.clock = 103.0
@@ -205,7 +203,7 @@ async def test_many_agents_wait_side_by_side(setup: Setup) -> None:
     polls = [
         asyncio.create_task(setup.board.next(f"uid-{n}", after=WAIT.revision, timeout_seconds=5)) for n in range(50)
     ]
-    await num_waiting(setup.board, 50)
+    await asyncio.sleep(0)
     setup.board.publish(JOB, {f"uid-{n}": EXIT for n in range(50)})
     assert await asyncio.gather(*polls) == [EXIT] * 50
 
@@ -223,7 +221,7 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
         assert drain is not None
         assert 40 < (drain.deadline - datetime.now(UTC)).total_seconds() < 55
         assert drain.deadline - drain.requested_at == timedelta(seconds=50)
-        await num_waiting(setup.board, 1)  # it has the revision that it was told
+        await num_waiting(setup.reports, 1)  # it has the revision that it was told
         following.cancel()
     assert heard.empty()
 

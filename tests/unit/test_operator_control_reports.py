@@ -14,18 +14,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from control_api_setup import AUTHORIZED, AUTHORIZED_ANEW, JOB, NOW, POD, TOKEN, Setup, report, served
+from control_api_setup import AUTHORIZED, AUTHORIZED_ANEW, JOB, NOW, POD, TOKEN, Setup, report, running, served
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     REPORT_SECONDS_HEADER,
     AgentPhase,
-    Assignment,
-    AssignmentAction,
     CommitRef,
-    Entrypoint,
     Failure,
     FailureReason,
-    GenerationAssignment,
     Notice,
     Progress,
 )
@@ -150,25 +146,12 @@ async def test_a_notice_is_urgent(setup: Setup) -> None:
     assert [urgent for _, urgent in setup.woken] == [False, True, False]
 
 
-def running_as(node_rank: int) -> Assignment:
-    generation = GenerationAssignment(
-        number=1,
-        rendezvous_id="g1",
-        rendezvous_endpoint="127.0.0.1:1",
-        node_rank=node_rank,
-        num_nodes=2,
-        entrypoint=Entrypoint(script="train.py"),
-        trainer={},
-    )
-    return Assignment(action=AssignmentAction.RUN, generation=generation)
-
-
 @pytest.mark.parametrize(("node_rank", "seconds"), [(None, 30.0), (0, 30.0), (1, 240.0)])
 async def test_agents_are_told_how_seldom_they_may_report(
     setup: Setup, node_rank: int | None, seconds: float
 ) -> None:
     if node_rank is not None:
-        setup.board.publish(JOB, {POD.uid: running_as(node_rank)})
+        setup.board.publish(JOB, {POD.uid: running(1, node_rank)})
     answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
     assert float(answer.headers[REPORT_SECONDS_HEADER]) == seconds
 

@@ -35,13 +35,13 @@ from spottrain_agent.agent_state import (
     StartGeneration,
     transition,
 )
-from spottrain_agent.control_client import BackOff, ControlClient
+from spottrain_agent.contact import Contact
+from spottrain_agent.control_client import ControlClient
 from spottrain_agent.generation_run import GenerationRun, missing_entrypoint
 from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
-from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
@@ -63,8 +63,6 @@ from spottrain_api.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
 
-# How often the agent looks for news of which nothing tells it.
-LOOK_SECONDS = 1.0
 OBSERVE_INTERVAL_SECONDS = 0.05
 # After its ranks have succeeded, torchrun waits at its exit barrier for the other members, which may still need the
 # rendezvous store. The next assignment ends that wait.
@@ -103,7 +101,8 @@ class Agent:
         self._settings = settings
         self._state = initial_state(settings)
         self._reaper = Reaper()
-        self._zygote = ZygoteProcess(self._reaper, on_change=self._report_soon)
+        self._contact = Contact(settings.pod_ip, self._report)
+        self._zygote = ZygoteProcess(self._reaper, on_change=self._contact.report_soon)
         self._replicas = ReplicaProcess(self._reaper, settings.pod_ip)
         self._activity: _Activity | None = None
         self._port = ReservedPort(settings.pod_ip)
@@ -112,8 +111,6 @@ class Agent:
         self._shutdown_grace: float | None = None
         self._notices: NoticeClient | None = None
         self._operators_version = 0
-        self._news = asyncio.Event()
-        self._rhythm = ReportRhythm()
         self._leave = asyncio.Event()
 
     async def run(self) -> int:
@@ -130,19 +127,26 @@ class Agent:
             loop.add_signal_handler(number, self._on_sigterm)
         async with aiohttp.ClientSession() as session:
             settings = self._settings
-            control = ControlClient(session, settings.control_url, settings.token_file, folder=settings.control_dir)
+            control = ControlClient(
+                session,
+                settings.control_url,
+                settings.token_file,
+                folder=settings.control_dir,
+                pod_uid=settings.pod_uid,
+            )
             loops = [
                 self._zygote.run(),
                 self._replicas.run(),
-                control.follow_assignments(self._on_assignment, self._on_lost_contact),
-                self._report_forever(control),
+                self._contact.keep(control, self._on_assignment),
                 self._observe_forever(),
             ]
             if self._settings.watcher_url:
                 self._notices = NoticeClient(session, self._settings.watcher_url)
                 loops.append(self._notices.follow(self._on_notices))
             await self._run_until_leave([asyncio.create_task(coroutine) for coroutine in loops])
-            await self._send_last_report(control)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_REPORT_SECONDS):
+                    await self._contact.report_last(control)
         await kill_descendants()
         return int(self._state.failure is not None and self._state.sigterm is None)
 
@@ -155,13 +159,6 @@ class Agent:
             # These loops never end, so this is a bug. A pod that fails is better than one that only seems to work.
             task.result()
 
-    async def _send_last_report(self, control: ControlClient) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_REPORT_SECONDS):
-                back_off = BackOff()
-                while not await control.send_report(self._report()):
-                    await back_off.wait()
-
     # --- events ------------------------------------------------------------------------------------------
 
     def _on_assignment(self, assignment: Assignment) -> None:
@@ -173,10 +170,6 @@ class Agent:
         if self._notices is not None:
             self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
         self._dispatch(AssignmentReceived(assignment=assignment))
-
-    def _on_lost_contact(self) -> None:
-        self._rhythm.lose_contact()
-        self._report_soon()
 
     def _on_notices(self, notices: NoticeList) -> None:
         ours = f"{POD_NOTICE_PREFIX}{self._settings.pod_uid}"
@@ -208,7 +201,7 @@ class Agent:
         step = transition(self._state, event)
         if step.state != self._state:
             self._state = step.state
-            self._report_soon()
+            self._contact.report_soon()
         for command in step.commands:
             self._perform(command)
 
@@ -310,7 +303,7 @@ class Agent:
         reached = progress and (progress.phase, progress.first_step_at, progress.commit, progress.drain_seen_at)
         if reached != self._reached:
             self._reached = reached
-            self._report_soon()
+            self._contact.report_soon()
 
     def _clear_away(self, activity: _Activity) -> None:
         """After the ranks have ended, kill what is left.
@@ -322,22 +315,6 @@ class Agent:
             self._kill()
 
     # --- reports -----------------------------------------------------------------------------------------
-
-    def _report_soon(self) -> None:
-        self._news.set()
-
-    async def _report_forever(self, control: ControlClient) -> None:
-        while True:
-            self._news.clear()
-            report = self._report()
-            if self._rhythm.is_due(report, time.monotonic()):
-                if await control.send_report(report):
-                    self._rhythm.sent(report, time.monotonic(), control.report_seconds)
-                else:
-                    self._rhythm.lose_contact()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._news.wait()
 
     def _report(self) -> AgentReport:
         state = self._state

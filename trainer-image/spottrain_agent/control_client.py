@@ -1,4 +1,7 @@
-"""The agent's client of the operator's control API. Its long polls never give up."""
+"""The agent's client of the operator, directly or through a relay.
+
+Its long polls never give up.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +10,33 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
 from pydantic import ValidationError
 
-from spottrain_agent.control_address import ControlAddress, ControlEndpoint
+from spottrain_agent.control_address import ControlAddress
+from spottrain_agent.routes import OLDER_REPORT_SECONDS, DirectRoute, RelayRoute, Route, Told
 from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
-    REPORT_SECONDS_HEADER,
     AgentReport,
     Assignment,
-    clock_offset,
+    RelayAssignment,
 )
-from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
 
-POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=2)
-REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
-# Longest pause between reports to an operator that names none.
-OLDER_REPORT_SECONDS = 1.0
 MIN_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
+# How soon a relay that has failed is tried again, doubling.
+MIN_WITHOUT_RELAY_SECONDS = 1.0
+MAX_WITHOUT_RELAY_SECONDS = 240.0
 # How soon an outage is reported again, doubling up to an hour.
 SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
 TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
-
-
-class RefusedError(aiohttp.ClientError):
-    """The operator answers, but refuses the request. The text has its sentence."""
-
-
-async def _require_success(response: aiohttp.ClientResponse) -> None:
-    if response.status >= 400:
-        raise RefusedError(f"{response.status}: {one_line(await response.text()) or response.reason}")
 
 
 class BackOff:
@@ -112,9 +103,8 @@ class Outage:
 
 
 class ControlClient:
-    """Talks to the operator.
+    """Talks to the operator, through a relay if there is one that works.
 
-    It reads the projected token and the operator's address for each request, because the kubelet renews them.
     `report_seconds` is the longest pause between reports that the operator allows.
     """
 
@@ -126,6 +116,7 @@ class ControlClient:
         clock: Callable[[], float] = time.monotonic,
         *,
         folder: Path | None = None,
+        pod_uid: str = "",
     ) -> None:
         """Configure the client.
 
@@ -133,35 +124,47 @@ class ControlClient:
             session: For the requests.
             url: Address of the control API, if there is no `folder`.
             token_file: Holds the token.
-            clock: For the intervals of messages.
+            clock: For the intervals of messages, and of attempts at a relay.
             folder: Holds the address, and the authorities to trust.
+            pod_uid: The agent's pod, which it names to a relay.
         """
         self._session = session
-        self._address = ControlAddress(url, folder)
-        self._token_file = token_file
+        self._pod_uid = pod_uid
+        self._clock = clock
         self._outage = Outage(url, clock)
+        self._direct = DirectRoute(session, ControlAddress(url, folder), token_file)
+        self._route: Route = self._direct
+        self._relay: RelayRoute | None = None
+        self._relay_pause = MIN_WITHOUT_RELAY_SECONDS
+        self._relay_at = 0.0
         self._unreachable = asyncio.Event()
         self.report_seconds = OLDER_REPORT_SECONDS
 
     async def follow_assignments(
-        self, on_assignment: Callable[[Assignment], None], on_lost_contact: Callable[[], None] = lambda: None
+        self, on_assignment: Callable[[RelayAssignment], None], on_lost_contact: Callable[[], None] = lambda: None
     ) -> None:
         """Pass on each new assignment, until cancelled.
 
-        Errors are only logged, because training continues. `on_lost_contact` is called after each: another operator
-        may answer next, which knows nothing of this agent.
+        Errors are only logged, because training continues. `on_lost_contact` is called after each, and if the next
+        answer comes from somebody else: a relay or an operator, which may know nothing of this agent.
         """
         revision = ""
         back_off = BackOff()
         while True:
+            self._choose_route(on_lost_contact)
             try:
                 assignment, offset = await self._poll_while_reachable(revision)
             except TRANSIENT_ERRORS as error:
-                self._outage.failed(PATH_ASSIGNMENT, error)
+                if self._route is not self._direct:
+                    self._give_up_relay(error)
+                    continue
+                self._failed(PATH_ASSIGNMENT, error)
                 on_lost_contact()
                 await back_off.wait()
                 continue
             self._outage.succeeded(PATH_ASSIGNMENT)
+            if self._route is not self._direct:
+                self._relay_pause = MIN_WITHOUT_RELAY_SECONDS
             if assignment is not None and assignment.revision == revision:
                 # A newer operator has changed fields that this agent doesn't know: don't ask in a tight loop.
                 await back_off.wait()
@@ -169,39 +172,40 @@ class ControlClient:
             back_off.reset()
             if assignment is not None:
                 revision = assignment.revision
-                drain = assignment.drain.shifted(offset) if assignment.drain is not None else None
-                on_assignment(assignment.model_copy(update={"drain": drain}))
+                self._heed_relay(assignment)
+                on_assignment(assignment.shifted(offset))
 
     async def send_report(self, report: AgentReport) -> bool:
-        """Send a report.
+        """Send a report, and to the operator itself if the relay fails.
 
         Returns whether the operator has taken it; if not, the next report holds the same and more.
         """
+        route = self._route
+        if route is not self._direct:
+            try:
+                self.report_seconds = await route.report(report)
+            except TRANSIENT_ERRORS as error:
+                if self._route is route:
+                    self._give_up_relay(error)
+            else:
+                self._outage.succeeded(PATH_REPORT)
+                return True
         try:
-            endpoint = self._endpoint()
-            async with self._session.post(
-                endpoint.url + PATH_REPORT,
-                data=report.to_json(),
-                headers=self._headers() | {"Content-Type": "application/json"},
-                timeout=REPORT_TIMEOUT,
-                ssl=endpoint.trust,
-            ) as response:
-                await _require_success(response)
-                self.report_seconds = _seconds(response.headers.get(REPORT_SECONDS_HEADER))
+            self.report_seconds = await self._direct.report(report)
         except TRANSIENT_ERRORS as error:
-            self._outage.failed(PATH_REPORT, error)
+            self._failed(PATH_REPORT, error)
             self._unreachable.set()
             return False
         self._outage.succeeded(PATH_REPORT)
         return True
 
-    async def _poll_while_reachable(self, revision: str) -> tuple[Assignment | None, timedelta]:
+    async def _poll_while_reachable(self, revision: str) -> Told:
         """Poll until a report fails.
 
-        The node of the operator that holds the poll may have gone down without a word.
+        The node of whoever holds the poll may have gone down without a word.
         """
         self._unreachable.clear()
-        poll = asyncio.create_task(self._poll_assignment(revision))
+        poll = asyncio.create_task(self._route.poll(revision, self._poll_seconds()))
         unreachable = asyncio.create_task(self._unreachable.wait())
         try:
             await asyncio.wait({poll, unreachable}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,39 +216,42 @@ class ControlClient:
             poll.cancel()
             unreachable.cancel()
 
-    async def _poll_assignment(self, revision: str) -> tuple[Assignment | None, timedelta]:
-        """The new assignment, if there is one, and the clock's lead.
+    def _failed(self, request: str, error: Exception) -> None:
+        self._outage.url = self._direct.url or self._outage.url
+        self._outage.failed(request, error)
 
-        The lead is how far this clock is ahead of the operator's.
+    # --- the relay ---------------------------------------------------------------------------------------
+
+    def _heed_relay(self, assignment: Assignment) -> None:
+        """Use the relay that an assignment names.
+
+        A new operator may not know the relay yet, so an assignment that names none doesn't end its use.
         """
-        query = {"after": revision, "wait": f"{MAX_LONG_POLL_SECONDS:g}"}
-        endpoint = self._endpoint()
-        async with self._session.get(
-            endpoint.url + PATH_ASSIGNMENT,
-            params=query,
-            headers=self._headers(),
-            timeout=POLL_TIMEOUT,
-            ssl=endpoint.trust,
-        ) as response:
-            await _require_success(response)
-            assignment = None if response.status == 204 else Assignment.from_json(await response.read())
-            return assignment, clock_offset(response.headers.get("Date"), datetime.now(UTC))
+        generation = assignment.generation
+        if generation is None or generation.node_rank == 0:
+            self._relay = None
+        elif assignment.relay is not None and (self._relay is None or self._relay.relay != assignment.relay):
+            self._relay = RelayRoute(self._session, assignment.relay, self._pod_uid)
+            self._relay_pause, self._relay_at = MIN_WITHOUT_RELAY_SECONDS, 0.0
 
-    def _endpoint(self) -> ControlEndpoint:
-        endpoint = self._address.read()
-        self._outage.url = endpoint.url
-        return endpoint
+    def _choose_route(self, on_change: Callable[[], None]) -> None:
+        relay = self._relay
+        route = relay if relay is not None and self._clock() >= self._relay_at else self._direct
+        if route is not self._route:
+            self._route = route
+            on_change()
 
-    def _headers(self) -> dict[str, str]:
-        if self._token_file is None:
-            return {}
-        return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+    def _give_up_relay(self, error: Exception) -> None:
+        """Go to the operator itself, and try the relay again later."""
+        if self._clock() < self._relay_at:  # a poll and a report have failed together
+            return
+        logger.info("the relay fails, so this agent asks the operator itself: %s", str(error) or type(error).__name__)
+        self._relay_at = self._clock() + self._relay_pause
+        self._relay_pause = min(2 * self._relay_pause, MAX_WITHOUT_RELAY_SECONDS)
+        self._unreachable.set()
 
-
-def _seconds(header: str | None) -> float:
-    """The pause between reports that an answer names."""
-    try:
-        seconds = float(header or OLDER_REPORT_SECONDS)
-    except ValueError:
-        return OLDER_REPORT_SECONDS
-    return seconds if seconds > 0 else OLDER_REPORT_SECONDS
+    def _poll_seconds(self) -> float:
+        """How long a poll is held: if the relay has failed, until it is tried again."""
+        if self._relay is None:
+            return MAX_LONG_POLL_SECONDS
+        return min(max(0.0, self._relay_at - self._clock()), MAX_LONG_POLL_SECONDS)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import aiohttp
 
-from spottrain_agent.control_client import POLL_TIMEOUT, TRANSIENT_ERRORS, BackOff
+from spottrain_agent.control_client import TRANSIENT_ERRORS, BackOff
+from spottrain_agent.routes import POLL_TIMEOUT
 from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState, watcher_mark
 from spottrain_api.wording import one_line
 

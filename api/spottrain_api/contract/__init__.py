@@ -16,6 +16,9 @@ from spottrain_api.contract.assignments import (
     CapacityType,
     GenerationAssignment,
     Member,
+    Relay,
+    RelayAssignment,
+    RelayReport,
 )
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.clocks import clock_offset
@@ -88,6 +91,7 @@ from spottrain_api.contract.names import (
     PLAIN_PORT,
     PLURAL,
     PROCESSOR_SECONDS,
+    QUERY_PEERS,
     QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
@@ -222,6 +226,7 @@ __all__ = [
     "POD_NOTICE_PREFIX",
     "PROCESSOR_SECONDS",
     "PROTOCOL_VERSION",
+    "QUERY_PEERS",
     "QUIET_REPORT_SECONDS",
     "REPORT_SECONDS",
     "REPORT_SECONDS_HEADER",
@@ -270,6 +275,9 @@ __all__ = [
     "PeerMessage",
     "Precision",
     "Progress",
+    "Relay",
+    "RelayAssignment",
+    "RelayReport",
     "ReplicaHolder",
     "ReplicaSettings",
     "ReplicatedStep",

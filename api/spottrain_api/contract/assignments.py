@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -63,6 +63,17 @@ class GenerationAssignment(Message):
     replica_token: str | None = None
 
 
+class Relay(Message):
+    """The agent of node rank 0, which passes on its peers' reports and assignments.
+
+    - address: "address:port", which speaks HTTP.
+    - token: with it, relay and peers prove their messages to each other. It never crosses that wire.
+    """
+
+    address: str
+    token: str
+
+
 class AssignmentAction(StrEnum):
     """What the agent has to do.
 
@@ -87,6 +98,7 @@ class Assignment(PeerMessage):
     `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
     `watcher` is the mark of the node's watcher (`watcher_mark`); "" if it has none. Since version 1.
+    `relay` is where the agent may ask and report instead. None if there is none, or not yet.
     """
 
     action: AssignmentAction
@@ -95,11 +107,40 @@ class Assignment(PeerMessage):
     show_stacks: bool | None = None
     shutdown_grace_seconds: float | None = None
     watcher: str = ""
+    relay: Relay | None = None
 
     @property
     def revision(self) -> str:
-        """Hash of the content. It stays the same when the operator restarts."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        """Hash of the content, without the relay.
+
+        It stays the same when the operator restarts, which learns of relays by the agents' next reports.
+        """
+        return hashlib.sha256(self._lasting().encode()).hexdigest()[:16]
+
+    def _lasting(self) -> str:
+        return self.model_dump_json(by_alias=True, exclude_none=True, exclude={"relay"})
+
+    def shifted(self, offset: timedelta) -> Self:
+        """The same by a clock that is ahead by `offset`."""
+        return self.model_copy(update={"drain": self.drain.shifted(offset)}) if self.drain is not None else self
+
+
+class RelayAssignment(Assignment):
+    """An assignment for an agent that can relay, with those of its peers.
+
+    `peers` are the other members of the generation in which the agent has node rank 0, by pod uid. None if there are
+    none, and from older operators.
+    """
+
+    peers: dict[str, Assignment] | None = None
+
+    def _lasting(self) -> str:
+        own = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"relay", "peers"})
+        return own + "".join(f" {uid} {peer.revision}" for uid, peer in sorted((self.peers or {}).items()))
+
+    def shifted(self, offset: timedelta) -> Self:
+        peers = {uid: peer.shifted(offset) for uid, peer in self.peers.items()} if self.peers is not None else None
+        return super().shifted(offset).model_copy(update={"peers": peers})
 
 
 class AgentPhase(StrEnum):
@@ -127,6 +168,9 @@ class AgentReport(PeerMessage):
     - replica_port: port at which this member keeps replicated shards, its own and those of its peers.
     - held: what it holds of replicated steps, oldest first.
     - watch: whether it can hear the notices for its node. None on an on-demand node, and from older agents.
+    - relay_port, relay_token: where it would relay its peers, with node rank 0. None from older agents, and in what a
+      relay passes on: the token doesn't cross that wire.
+    - process, number: of two reports of a process, the one with the higher number is newer, whichever way they came.
     """
 
     pod: str
@@ -143,7 +187,15 @@ class AgentReport(PeerMessage):
     replica_port: int | None = None
     held: tuple[HeldShards, ...] = ()
     watch: NodeWatch | None = None
+    relay_port: int | None = None
+    relay_token: str | None = None
+    process: str = ""
+    number: int = 0
     sent_at: datetime
+
+    def is_older_than(self, other: AgentReport) -> bool:
+        """Whether the same process made `other` later."""
+        return self.process == other.process and self.number < other.number
 
     @property
     def stalled(self) -> bool:
@@ -162,9 +214,21 @@ class AgentReport(PeerMessage):
         told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
         return (
             *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
+            *(self.relay_port, self.relay_token),
             *(self.commit, self.failure, self.notices, self.stalled),
             *(told, self.watch.state if self.watch is not None else None),
         )
+
+
+class RelayReport(AgentReport):
+    """A report of an agent that can relay, with those of its peers.
+
+    - present: uids of the peers that hold a poll at the relay: they are there as long as this agent is.
+    - peers: their reports, if they have changed.
+    """
+
+    present: tuple[str, ...] = ()
+    peers: tuple[AgentReport, ...] = ()
 
 
 # Steps that take longer than this, and than several others, are news.

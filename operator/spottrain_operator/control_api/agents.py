@@ -1,20 +1,21 @@
 """The newest assignment and report of every pod.
 
 Both are kept in memory only. After a restart of the operator, assignments follow from the jobs' status, and agents
-report again within a second, as their polls have ended. An agent is there as long as it holds a poll.
+report again within a second, as their polls have ended. An agent is there as long as it holds a poll, here or at a
+relay that holds one here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment
+from spottrain_api.contract import AgentPhase, AgentReport, Assignment, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 
@@ -28,25 +29,25 @@ class AssignmentBoard:
     def __init__(self) -> None:
         self._assignments: dict[str, Assignment] = {}
         self._pods: dict[JobKey, frozenset[str]] = {}
+        self._jobs: dict[str, JobKey] = {}
         self._changed: dict[str, asyncio.Event] = {}
-        self._num_waiting = 0
 
     def publish(self, job: JobKey, assignments: Mapping[str, Assignment]) -> None:
         """Replace all assignments of the job.
 
         This drops those of pods that the job no longer has.
         """
-        for uid in self._pods.get(job, frozenset()) - assignments.keys():
-            self._assignments.pop(uid, None)
+        before = {uid: self._assignments.pop(uid) for uid in self._pods.pop(job, frozenset())}
+        for uid in before.keys() - assignments.keys():
+            del self._jobs[uid]
             self._changed.pop(uid, None)
-        for uid, assignment in assignments.items():
-            if self._assignments.get(uid) != assignment:
-                self._assignments[uid] = assignment
-                if uid in self._changed:
-                    self._changed.pop(uid).set()
-        self._pods[job] = frozenset(assignments)
-        if not assignments:
-            del self._pods[job]
+        if assignments:
+            self._assignments.update(assignments)
+            self._jobs.update(dict.fromkeys(assignments, job))
+            self._pods[job] = frozenset(assignments)
+        if before != assignments:
+            for uid in assignments.keys() & self._changed.keys():
+                self._changed.pop(uid).set()
 
     def node_rank(self, pod_uid: str) -> int | None:
         """The pod's rank in the generation that it is assigned to; None if there is none."""
@@ -54,30 +55,46 @@ class AssignmentBoard:
         generation = assignment.generation if assignment is not None else None
         return generation.node_rank if generation is not None else None
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of agents that hold a long poll now."""
-        return self._num_waiting
+    def led_by(self, pod_uid: str) -> dict[str, Assignment] | None:
+        """The assignments of the other members of the generation that the pod leads.
 
-    async def next(self, pod_uid: str, *, after: str | None, timeout_seconds: float) -> Assignment | None:
+        None if the pod isn't its node rank 0.
+        """
+        own = self._assignments.get(pod_uid)
+        if own is None or own.generation is None or own.generation.node_rank != 0:
+            return None
+        number, others = own.generation.number, self._pods[self._jobs[pod_uid]] - {pod_uid}
+        told = {uid: self._assignments[uid] for uid in others}
+        return {uid: a for uid, a in told.items() if a.generation is not None and a.generation.number == number}
+
+    def has_decided(self, pod_uid: str) -> bool:
+        """Whether the pod has an assignment."""
+        return pod_uid in self._assignments
+
+    async def next(
+        self, pod_uid: str, *, after: str | None, timeout_seconds: float, with_peers: bool = False
+    ) -> Assignment | None:
         """Wait for the pod's assignment to have another revision than `after`.
 
         A pod without an assignment waits, too: right after a restart, the operator must not assign anything to a pod
         that trains before it has observed it.
 
         Returns:
-            The assignment, or None if nothing changes within `timeout_seconds`.
+            The assignment, `with_peers` with those of the members that it leads, or None if nothing changes within
+            `timeout_seconds`.
         """
-        self._num_waiting += 1
         try:
             async with asyncio.timeout(timeout_seconds):
-                while (assignment := self._assignments.get(pod_uid)) is None or assignment.revision == after:
+                while (told := self._told(pod_uid, with_peers=with_peers)) is None or told.revision == after:
                     await self._changed.setdefault(pod_uid, asyncio.Event()).wait()
-                return assignment
+                return told
         except TimeoutError:
             return None
-        finally:
-            self._num_waiting -= 1
+
+    def _told(self, pod_uid: str, *, with_peers: bool) -> Assignment | None:
+        own = self._assignments.get(pod_uid)
+        peers = self.led_by(pod_uid) if with_peers else None
+        return own if own is None or not peers else RelayAssignment(**dict(own), peers=peers)
 
 
 class Wake(Protocol):
@@ -105,6 +122,8 @@ class ReportBox:
         self._reports: dict[str, ReportView] = {}
         self._num_polls: Counter[str] = Counter()
         self._heard_at: dict[str, datetime] = {}
+        self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
+        self._relayed: dict[str, frozenset[str]] = {}  # the other way round
 
     def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
         """Set the pods that a job has. Drop the reports of those that it no longer has."""
@@ -114,6 +133,7 @@ class ReportBox:
         for uid in gone:
             self._reports.pop(uid, None)
             self._heard_at.pop(uid, None)
+            self._comes_itself(uid)
         if pod_uids:
             self._pods[job] = pod_uids
 
@@ -121,32 +141,90 @@ class ReportBox:
         """Whether a job has the pod, as of its newest pass."""
         return pod_uid in self._known
 
+    @property
+    def num_present(self) -> int:
+        """Number of agents that hold a long poll now, here or at a relay."""
+        return sum(1 + len(self._relayed.get(uid, ())) for uid in self._num_polls)
+
     @contextmanager
     def polling(self, sender: PodIdentity) -> Iterator[None]:
         """The agent holds a poll, and is there as long as its connection is.
 
-        One whose connection ends before its answer may be lost, and its job is woken.
+        One whose connection ends before its answer may be lost, and its job is woken. Its peers at its relay are not
+        lost, and come themselves at once.
         """
+        self._comes_itself(sender.uid)
         self._num_polls[sender.uid] += 1
         try:
             yield
         except asyncio.CancelledError:
-            self._heard(sender, ago=DEAD_BEFORE_CLOSED_SECONDS)
-            self._wake(job_of_pod(sender), urgent=True)
+            if self._num_polls[sender.uid] == 1:
+                self._lose_relay(sender.uid)
+            self._went(sender.uid, job_of_pod(sender))
             raise
         else:
-            self._heard(sender)
+            self._heard(sender.uid)
         finally:
             self._num_polls[sender.uid] -= 1
             if not self._num_polls[sender.uid]:
                 del self._num_polls[sender.uid]
 
-    def _heard(self, sender: PodIdentity, *, ago: float = 0.0) -> None:
-        if sender.uid in self._known:
-            self._heard_at[sender.uid] = self._now() - timedelta(seconds=ago)
+    def relay(self, relay: PodIdentity, report: RelayReport, led: Set[str], *, received_at: datetime) -> None:
+        """Take what an agent reports of the peers at its relay.
 
-    def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> None:
-        """Keep a report, unless a later one has overtaken it.
+        Args:
+            relay: The pod of the agent.
+            report: Its report.
+            led: The pods for which it may speak. What it says of others is ignored: it has yet to hear that it no
+                longer leads them.
+            received_at: As in `put`.
+        """
+        job = job_of_pod(relay)
+        before, present = self._relayed.get(relay.uid, frozenset()), led & frozenset(report.present)
+        for uid in before - present:
+            self._comes_itself(uid)
+            self._went(uid, job)
+        for uid in present - before:
+            self._comes_itself(uid)
+            self._relays[uid] = relay.uid
+        if present:
+            self._relayed[relay.uid] = frozenset(present)
+        for peer in report.peers:
+            identity = replace(relay, pod=peer.pod, uid=peer.pod_uid)
+            if peer.pod_uid in led and job_of_pod(identity) == job:
+                self.put(identity, self._with_relay(peer), received_at=received_at)
+
+    def _with_relay(self, report: AgentReport) -> AgentReport:
+        """The report with what the process has told the operator of its relay."""
+        known = self._reports.get(report.pod_uid)
+        if known is None or known.report.process != report.process:
+            return report
+        own = {"relay_port": known.report.relay_port, "relay_token": known.report.relay_token}
+        return report.model_copy(update=own)
+
+    def _lose_relay(self, relay: str) -> None:
+        for uid in self._relayed.get(relay, frozenset()):
+            self._heard(uid)
+            self._comes_itself(uid)
+
+    def _comes_itself(self, uid: str) -> None:
+        """Forget at whose relay the pod has held its poll."""
+        relay = self._relays.pop(uid, None)
+        if relay is not None:
+            self._relayed[relay] -= {uid}
+            if not self._relayed[relay]:
+                del self._relayed[relay]
+
+    def _went(self, uid: str, job: JobKey) -> None:
+        self._heard(uid, ago=DEAD_BEFORE_CLOSED_SECONDS)
+        self._wake(job, urgent=True)
+
+    def _heard(self, uid: str, *, ago: float = 0.0) -> None:
+        if uid in self._known:
+            self._heard_at[uid] = self._now() - timedelta(seconds=ago)
+
+    def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> bool:
+        """Keep a report, unless a later one has overtaken it. Returns whether it did.
 
         Args:
             sender: The pod that it is about.
@@ -156,20 +234,30 @@ class ReportBox:
         """
         received_at = received_at or self._now()
         previous = self._reports.get(sender.uid)
-        if is_overtaken(previous, received_at):
-            return
+        if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
+            return False
         self._reports[sender.uid] = ReportView(report=report, received_at=received_at)
         if previous is None or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)
+        return True
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
         """The newest reports of these pods, with when each agent was last heard."""
         now = self._now()
         return {
-            uid: replace(self._reports[uid], heard_at=now if uid in self._num_polls else self._heard_at.get(uid))
+            uid: replace(self._reports[uid], heard_at=self._last_heard(uid, now))
             for uid in pod_uids & self._reports.keys()
         }
+
+    def _last_heard(self, uid: str, now: datetime) -> datetime | None:
+        if uid in self._num_polls:
+            return now
+        relay = self._relays.get(uid)
+        if relay in self._num_polls:
+            return now
+        times = [self._heard_at[each] for each in (uid, relay) if each in self._heard_at]
+        return max(times, default=None)
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from spottrain_api.contract import MAX_TEXT_LENGTH, AgentReport, Message
+from spottrain_api.contract import MAX_TEXT_LENGTH, Message, RelayReport
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_ITEMS = 1024
@@ -22,14 +22,14 @@ class InvalidReportError(Exception):
     """What was sent is no report that an agent would send. The text is a sentence."""
 
 
-def parse_report(body: bytes) -> AgentReport:
+def parse_report(body: bytes) -> RelayReport:
     """Parse a report.
 
     Raises:
         InvalidReportError: It isn't one, or a field is out of bounds.
     """
     try:
-        report = AgentReport.from_json(body)
+        report = RelayReport.from_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "body"

@@ -3,7 +3,8 @@
 It also serves /healthz and /readyz.
 
 An agent speaks for its own pod only, which is one that the operator made. Kubernetes binds its token to that pod, and
-the pod's uid comes from the verified token, never from the agent's report.
+the pod's uid comes from the verified token, never from the agent's report. The agent of node rank 0 speaks for the
+other members of its generation, too, if they hold their polls at its relay.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
+    QUERY_PEERS,
     QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
+    RelayReport,
 )
 from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -87,7 +90,12 @@ class ControlApi:
         pod = await self._authenticated(request)
         after = request.query.get("after") or None
         with self._reports.polling(pod):
-            assignment = await self._board.next(pod.uid, after=after, timeout_seconds=self._seconds(request))
+            assignment = await self._board.next(
+                pod.uid,
+                after=after,
+                timeout_seconds=self._seconds(request),
+                with_peers=QUERY_PEERS in request.query,
+            )
         # An operator that lost the lease during the poll must not hand out its old decisions.
         require_leader(self._is_ready)
         if assignment is None:
@@ -111,9 +119,21 @@ class ControlApi:
                 text=f"this token speaks for pod {pod.pod} ({pod.uid}), the report is about {report.pod} "
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
-        self._reports.put(pod, report, received_at=received_at)
+        if self._reports.put(pod, report.model_copy(update={"peers": ()}), received_at=received_at):
+            self._take_peers(pod, report, received_at)
         seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else REPORT_SECONDS
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
+
+    def _take_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
+        """Take what node rank 0 reports of the other members of its generation."""
+        if (report.present or report.peers) and not self._board.has_decided(pod.uid):
+            raise web.HTTPServiceUnavailable(
+                text="this operator has not decided on the job yet, so it doesn't know whom the pod may relay; retry "
+                "in a second",
+                headers={"Retry-After": "1"},
+            )
+        led = self._board.led_by(pod.uid) or {}
+        self._reports.relay(pod, report, led.keys(), received_at=received_at)
 
     def _seconds(self, request: web.Request) -> float:
         """How long to hold a poll: as long as the agent waits for the answer."""

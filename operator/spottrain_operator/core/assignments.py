@@ -5,6 +5,7 @@ They never depend on changes that are only planned. So a new operator finds ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from spottrain_api.contract import (
@@ -14,13 +15,14 @@ from spottrain_api.contract import (
     DrainRequest,
     GenerationAssignment,
     Interruptions,
+    Relay,
     ReplicaSettings,
     TrainerConfig,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, TrainingSettings
 from spottrain_operator.core.causes import PREEMPTIONS
-from spottrain_operator.core.model import JobView
-from spottrain_operator.core.replicas import replica_settings
+from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.replicas import address_of, replica_settings
 from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
@@ -54,6 +56,23 @@ def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
     return Assignment(
         action=AssignmentAction.STOP, generation=told, show_stacks=True if generation.reason == Cause.HANG else None
     )
+
+
+def relay_for(job: JobView, pod_uid: str, reports: Mapping[str, ReportView]) -> Relay | None:
+    """The relay of a pod: the agent of node rank 0 of its generation.
+
+    None for node rank 0 itself, for a pod that isn't a member, and if rank 0 can't relay or has not reported yet.
+    """
+    generation = job.status.generation
+    if generation is None or not generation.members:
+        return None
+    first, *others = sorted(generation.members, key=lambda member: member.node_rank)
+    view = reports.get(first.pod_uid)
+    if view is None or view.report.relay_port is None or view.report.relay_token is None:
+        return None
+    if pod_uid not in {member.pod_uid for member in others}:
+        return None
+    return Relay(address=address_of(first.address, view.report.relay_port), token=view.report.relay_token)
 
 
 def _drain_request(generation: GenerationStatus) -> DrainRequest:

@@ -33,7 +33,7 @@ def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> Re
             continue
         for step in report.held:
             place = (step.generation, step.sequence, step.step, step.world_size)
-            held.setdefault(place, []).append((_address(facts.pod.ip or "", report.replica_port), step))
+            held.setdefault(place, []).append((address_of(facts.pod.ip or "", report.replica_port), step))
     for place in sorted(held, reverse=True):
         generation, sequence, step_number, world_size = place
         if commit is not None and (generation < commit.generation or step_number <= commit.step):
@@ -77,7 +77,7 @@ def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSetting
         return None
     return ReplicaSettings(
         token=hmac.digest(key, f"{job.uid}/{generation.number}".encode(), "sha256").hex(),
-        own=_address(me.address, me.replica_port),
+        own=address_of(me.address, me.replica_port),
         peer=_peer(members, me),
         interval=checkpoint.peer_interval,
         resume=generation.replicated_step,
@@ -87,8 +87,9 @@ def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSetting
 def _peer(members: list[Member], me: Member) -> str | None:
     after = [m for m in members[me.node_rank + 1 :] + members[: me.node_rank] if m.replica_port is not None]
     peer = next((m for m in after if m.node != me.node), None)
-    return None if peer is None or peer.replica_port is None else _address(peer.address, peer.replica_port)
+    return None if peer is None or peer.replica_port is None else address_of(peer.address, peer.replica_port)
 
 
-def _address(ip: str, port: int) -> str:
+def address_of(ip: str, port: int) -> str:
+    """The address "ip:port", for IPv6, too."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -1,0 +1,89 @@
+"""The agent's contact with the operator.
+
+It has the agent's assignments and reports, and those of the peers that it relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+
+from spottrain_agent.control_client import BackOff, ControlClient
+from spottrain_agent.relay import Relay
+from spottrain_agent.report_rhythm import ReportRhythm
+from spottrain_api.contract import AgentReport, RelayAssignment
+
+# How often the agent looks for news of which nothing tells it.
+LOOK_SECONDS = 1.0
+
+
+class Contact:
+    """Follows the assignments, and reports by the rhythm.
+
+    `report` makes a report of the present state. `num_reports` counts those that were sent.
+    """
+
+    def __init__(self, address: str, report: Callable[[], AgentReport]) -> None:
+        self._make_report = report
+        self._news = asyncio.Event()
+        self._rhythm = ReportRhythm()
+        self._relay = Relay(address, self.report_soon)
+        self._is_known = False  # to whoever answers now
+        self._process = secrets.token_hex(8)
+        self.num_reports = 0
+
+    async def keep(self, control: ControlClient, on_assignment: Callable[[RelayAssignment], None]) -> None:
+        """Stay in contact until cancelled."""
+
+        def heed(assignment: RelayAssignment) -> None:
+            self._relay.lead(assignment.peers or {})
+            on_assignment(assignment)
+
+        async with asyncio.TaskGroup() as doing:
+            doing.create_task(self._relay.run())
+            doing.create_task(control.follow_assignments(heed, self._lose_contact))
+            doing.create_task(self._report_forever(control))
+
+    def report_soon(self) -> None:
+        """Look at once if there is news to report."""
+        self._news.set()
+
+    async def report_last(self, control: ControlClient) -> None:
+        """Report once more, until the operator has taken it."""
+        back_off = BackOff()
+        while not await control.send_report(self._numbered(self._report())):
+            await back_off.wait()
+
+    def _lose_contact(self) -> None:
+        self._is_known = False
+        self._rhythm.lose_contact()
+        self._relay.lose_contact()
+        self.report_soon()
+
+    async def _report_forever(self, control: ControlClient) -> None:
+        while True:
+            self._news.clear()
+            report = self._report()
+            if self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
+                self._is_known = True
+                taken = await control.send_report(self._relay.filled(self._numbered(report)))
+                self._relay.sent(taken=taken)
+                if taken and self._is_known:
+                    self._rhythm.sent(report, time.monotonic(), control.report_seconds)
+                else:
+                    self._rhythm.lose_contact()
+                    self._relay.lose_contact()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
+
+    def _report(self) -> AgentReport:
+        relay = {"relay_port": self._relay.port, "relay_token": self._relay.token}
+        return self._make_report().model_copy(update=relay)
+
+    def _numbered(self, report: AgentReport) -> AgentReport:
+        self.num_reports += 1
+        return report.model_copy(update={"process": self._process, "number": self.num_reports})

@@ -1,0 +1,260 @@
+"""The relay: node rank 0 passes on reports and assignments of its peers.
+
+So the operator has one connection for each job. Peers ask and report here as they would at the control API, and each
+side proves that it knows the relay's token. A peer is there as long as it holds a poll here. This agent's own reports
+say so to the operator, and carry those of the peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from spottrain_agent.ports import bind
+from spottrain_agent.routes import BEAT_SECONDS, proof_of_answer, proven_nonce
+from spottrain_api.contract import (
+    PATH_ASSIGNMENT,
+    PATH_REPORT,
+    QUIET_REPORT_SECONDS,
+    AgentReport,
+    Assignment,
+    RelayReport,
+)
+
+# A peer may be faster than this agent's own assignment, which says who its peers are.
+UNKNOWN_PEER_SECONDS = 1.0
+# A peer that was answered asks again within this time.
+BETWEEN_POLLS_SECONDS = 2.0
+# An operator that restarts is back within this time. Longer than that, peers go to it themselves.
+WITHOUT_OPERATOR_SECONDS = 15.0
+# The kernel gives a peer up that has acknowledged nothing for this long.
+UNACKNOWLEDGED_MILLISECONDS = 2000
+MAX_REPORT_BYTES = 128 * 1024
+# Of the peers' reports that go into one of this agent's, which the operator limits to 256 KiB.
+MAX_BATCH_BYTES = 128 * 1024
+_BEAT = b"\n"
+
+
+class Relay:
+    """Serves the peers in the generation in which this agent has node rank 0.
+
+    `on_news` is called when there is something to report for them. Each report of this agent is `filled` and then
+    `sent`.
+    """
+
+    def __init__(
+        self, address: str, on_news: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket = bind(address)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+        self.port: int = self._socket.getsockname()[1]
+        self.token = secrets.token_hex(32)
+        self._on_news = on_news
+        self._clock = clock
+        self._peers: dict[str, tuple[str, bytes]] = {}
+        self._changed = asyncio.Event()
+        self._num_polls: Counter[str] = Counter()
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
+        self._reports: dict[str, AgentReport] = {}
+        self._unsent: set[str] = set()
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self._in_flight: dict[str, asyncio.Future[bool]] = {}
+        self._told: frozenset[str] | None = frozenset()
+        self._alone_since: float | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        application = web.Application(client_max_size=MAX_REPORT_BYTES)
+        application.router.add_get(PATH_ASSIGNMENT, self._poll)
+        application.router.add_post(PATH_REPORT, self._report)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._socket).start()
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    # --- this agent and the operator ---------------------------------------------------------------------
+
+    def lead(self, peers: Mapping[str, Assignment]) -> None:
+        """Set the peers, by pod uid, and what each is assigned."""
+        self._peers = {
+            uid: (told.revision, told.model_copy(update={"relay": None}).to_json().encode())  # it has the token
+            for uid, told in peers.items()
+        }
+        self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
+        self._unsent &= peers.keys()
+        for uid in self._waiting.keys() - peers.keys():
+            _settle(self._waiting.pop(uid), taken=False)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if self.has_news:
+            self._on_news()
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The peers that hold a poll here."""
+        return frozenset(self._peers.keys() & (self._num_polls.keys() | self._leaving.keys()))
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._unsent) or self._told != self.present
+
+    def filled(self, report: AgentReport) -> RelayReport:
+        """This agent's report, with those of its peers that the operator lacks."""
+        size = 0
+        chosen: list[str] = []
+        for uid in sorted(self._unsent):
+            size += len(self._reports[uid].to_json())
+            if chosen and size > MAX_BATCH_BYTES:
+                break
+            chosen.append(uid)
+        self._unsent -= set(chosen)
+        self._in_flight = {uid: self._waiting.pop(uid) for uid in chosen if uid in self._waiting}
+        self._told = self.present
+        peers = tuple(self._reports[uid] for uid in chosen)
+        return RelayReport(**dict(report), present=tuple(sorted(self._told)), peers=peers)
+
+    def sent(self, *, taken: bool) -> None:
+        """Note whether the operator has taken the report that was filled last."""
+        answered, self._in_flight = self._in_flight, {}
+        for future in answered.values():
+            _settle(future, taken=taken)
+        if taken:
+            self._alone_since = None
+            if self.has_news:
+                self._on_news()
+            return
+        self._alone_since = self._clock() if self._alone_since is None else self._alone_since
+        for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself
+            self._reports.pop(uid, None)
+
+    def lose_contact(self) -> None:
+        """Report anew of all peers, to an operator that may know none of them."""
+        self._unsent |= self.present & self._reports.keys()
+        self._told = None
+
+    # --- the peers ---------------------------------------------------------------------------------------
+
+    async def _poll(self, request: web.Request) -> web.StreamResponse:
+        """Answer once the peer's assignment differs from `?after=`.
+
+        Until then, write a line each second.
+        The answer's first line proves it. It is cut off if this agent can't tell any more.
+        """
+        nonce = self._question(request)
+        uid = request.query.get("pod", "")
+        await self._require_peer(uid)
+        response = web.StreamResponse()
+        with suppress(OSError), self._polling(uid):  # the peer may go at any time
+            await response.prepare(request)
+            while (told := self._peers.get(uid)) is not None and self._hears_operator():
+                changed, (revision, content) = self._changed, told
+                if revision != request.query.get("after"):
+                    await response.write(self._proven(nonce, content))
+                    break
+                await response.write(_BEAT)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await changed.wait()
+            await response.write_eof()
+        return response
+
+    async def _report(self, request: web.Request) -> web.Response:
+        """Answer once the operator has taken the report.
+
+        503: it has not, so the peer has to go there itself.
+        """
+        body = await request.read()
+        nonce = self._question(request, body)
+        try:
+            report = AgentReport.from_json(body)
+        except ValidationError as error:
+            raise web.HTTPBadRequest(text="not an agent report") from error
+        uid = report.pod_uid
+        await self._require_peer(uid)
+        known = self._reports.get(uid)
+        if known is None or not report.is_older_than(known):
+            self._reports[uid] = report
+            self._unsent.add(uid)
+        elif uid not in self._unsent:
+            raise web.HTTPBadRequest(text="a newer report has come before")
+        future = self._waiting.setdefault(uid, asyncio.get_running_loop().create_future())
+        self._on_news()
+        if not await asyncio.shield(future):
+            raise web.HTTPServiceUnavailable(text="the operator does not answer node rank 0")
+        return web.Response(body=self._proven(nonce, f"{QUIET_REPORT_SECONDS:g}".encode()))
+
+    def _question(self, request: web.Request, body: bytes = b"") -> str:
+        """The nonce of a request by whoever knows the token."""
+        nonce = proven_nonce(self.token, request.headers, request.method, request.rel_url, body)
+        if nonce is None:
+            raise web.HTTPForbidden(text="the request does not prove that its sender knows the relay's token")
+        return nonce
+
+    def _proven(self, nonce: str, content: bytes) -> bytes:
+        return proof_of_answer(self.token, nonce, content) + b"\n" + content
+
+    async def _require_peer(self, uid: str) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNKNOWN_PEER_SECONDS):
+                while uid not in self._peers:
+                    await self._changed.wait()
+        if uid not in self._peers:
+            self._refuse("this agent has no such peer")
+        if not self._hears_operator():
+            self._refuse("the operator does not answer node rank 0")
+
+    def _refuse(self, sentence: str) -> NoReturn:
+        raise web.HTTPServiceUnavailable(text=sentence)
+
+    def _hears_operator(self) -> bool:
+        return self._alone_since is None or self._clock() - self._alone_since < WITHOUT_OPERATOR_SECONDS
+
+    @contextmanager
+    def _polling(self, uid: str) -> Iterator[None]:
+        """The peer holds a poll, and is there as long as its connection is.
+
+        After an answer it asks again soon.
+        """
+        if uid not in self.present:
+            self._told = None  # it may have been away without a word of this agent
+        self._num_polls[uid] += 1
+        leaving = self._leaving.pop(uid, None)
+        if leaving is not None:
+            leaving.cancel()
+        self._on_news()
+        try:
+            yield
+        except (asyncio.CancelledError, OSError):
+            self._end_poll(uid)
+            self._on_news()
+            raise
+        self._end_poll(uid)
+        if not self._num_polls[uid]:
+            self._leaving[uid] = asyncio.get_running_loop().call_later(BETWEEN_POLLS_SECONDS, self._went, uid)
+
+    def _end_poll(self, uid: str) -> None:
+        self._num_polls[uid] -= 1
+        if not self._num_polls[uid]:
+            del self._num_polls[uid]
+
+    def _went(self, uid: str) -> None:
+        del self._leaving[uid]
+        self._on_news()
+
+
+def _settle(future: asyncio.Future[bool], *, taken: bool) -> None:
+    if not future.done():
+        future.set_result(taken)

@@ -1,0 +1,189 @@
+"""The ways from an agent to the operator: its control API, and a relay."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+from yarl import URL
+
+from spottrain_agent.control_address import ControlAddress, ControlEndpoint
+from spottrain_api.contract import (
+    MAX_LONG_POLL_SECONDS,
+    PATH_ASSIGNMENT,
+    PATH_REPORT,
+    QUERY_PEERS,
+    REPORT_SECONDS_HEADER,
+    AgentReport,
+    Relay,
+    RelayAssignment,
+    clock_offset,
+)
+from spottrain_api.wording import one_line
+
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=2)
+REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
+# Longest pause between reports to an operator that names none.
+OLDER_REPORT_SECONDS = 1.0
+# A relay that holds a poll writes a line each second. One that writes none for longer is gone, or hangs.
+BEAT_SECONDS = 1.0
+RELAY_POLL_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=3)
+HEADER_PROOF = "Spottrain-Proof"
+
+Told = tuple[RelayAssignment | None, timedelta]
+
+
+class RefusedError(aiohttp.ClientError):
+    """Whoever answers refuses the request. The text has its sentence."""
+
+
+class UnprovenError(aiohttp.ClientError):
+    """The answer does not prove that a relay gave it, or was cut off."""
+
+
+class Route(Protocol):
+    """Where to ask and report.
+
+    Each method raises one of TRANSIENT_ERRORS if that fails.
+    """
+
+    async def poll(self, revision: str, seconds: float) -> Told:
+        """The assignment if a new one comes within `seconds`, and the clock's lead.
+
+        The lead is how far this clock is ahead of that of whoever answers.
+        """
+
+    async def report(self, report: AgentReport) -> float:
+        """Hand over a report. Returns the longest pause until the next one, in seconds."""
+
+
+class DirectRoute:
+    """The operator's control API.
+
+    It reads the projected token and the operator's address for each request, because the kubelet renews them.
+    `url` is the address of the newest request.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: ControlAddress, token_file: Path | None) -> None:
+        self._session = session
+        self._address = address
+        self._token_file = token_file
+        self.url = ""
+
+    async def poll(self, revision: str, seconds: float) -> Told:
+        endpoint = self._endpoint()
+        async with self._session.get(
+            endpoint.url + PATH_ASSIGNMENT,
+            params={"after": revision, "wait": f"{seconds:g}", QUERY_PEERS: "1"},
+            headers=self._headers(),
+            timeout=POLL_TIMEOUT,
+            ssl=endpoint.trust,
+        ) as response:
+            await _require_success(response)
+            told = None if response.status == 204 else RelayAssignment.from_json(await response.read())
+            return told, _lead(response)
+
+    async def report(self, report: AgentReport) -> float:
+        endpoint = self._endpoint()
+        async with self._session.post(
+            endpoint.url + PATH_REPORT,
+            data=report.to_json(),
+            headers=self._headers() | {"Content-Type": "application/json"},
+            timeout=REPORT_TIMEOUT,
+            ssl=endpoint.trust,
+        ) as response:
+            await _require_success(response)
+            return _seconds(response.headers.get(REPORT_SECONDS_HEADER))
+
+    def _endpoint(self) -> ControlEndpoint:
+        endpoint = self._address.read()
+        self.url = endpoint.url
+        return endpoint
+
+    def _headers(self) -> dict[str, str]:
+        if self._token_file is None:
+            return {}
+        return {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+
+
+class RelayRoute:
+    """The relay of the generation, for one pod."""
+
+    def __init__(self, session: aiohttp.ClientSession, relay: Relay, pod_uid: str) -> None:
+        self._session = session
+        self.relay = relay
+        self._pod_uid = pod_uid
+
+    async def poll(self, revision: str, seconds: float) -> Told:
+        """As Route says, but the relay holds the poll for as long as nothing changes."""
+        url = URL(f"http://{self.relay.address}{PATH_ASSIGNMENT}").with_query(pod=self._pod_uid, after=revision)
+        nonce, headers = _question(self.relay.token, "GET", url)
+        async with self._session.get(url, headers=headers, timeout=RELAY_POLL_TIMEOUT) as response:
+            return RelayAssignment.from_json(await self._answer(response, nonce)), _lead(response)
+
+    async def report(self, report: AgentReport) -> float:
+        report = report.model_copy(update={"relay_port": None, "relay_token": None})
+        url, body = URL(f"http://{self.relay.address}{PATH_REPORT}"), report.to_json().encode()
+        nonce, headers = _question(self.relay.token, "POST", url, body)
+        async with self._session.post(url, data=body, headers=headers, timeout=REPORT_TIMEOUT) as response:
+            return _seconds((await self._answer(response, nonce)).decode())
+
+    async def _answer(self, response: aiohttp.ClientResponse, nonce: str) -> bytes:
+        await _require_success(response)
+        proof, _, content = (await response.read()).strip().partition(b"\n")
+        if not hmac.compare_digest(proof, proof_of_answer(self.relay.token, nonce, content)):
+            raise UnprovenError(f"the relay at {self.relay.address} gives no answer that proves its token")
+        return content
+
+
+def _question(token: str, method: str, url: URL, body: bytes = b"") -> tuple[str, dict[str, str]]:
+    """A nonce, and the header that proves a request with it."""
+    nonce = secrets.token_hex(16)
+    return nonce, {HEADER_PROOF: f"{nonce} {proof_of_question(token, nonce, method, url, body)}"}
+
+
+def proven_nonce(token: str, headers: Mapping[str, str], method: str, url: URL, body: bytes = b"") -> str | None:
+    """The nonce of a request whose sender knows the token; None if it doesn't."""
+    nonce, _, proof = headers.get(HEADER_PROOF, "").partition(" ")
+    expected = proof_of_question(token, nonce, method, url, body)
+    return nonce if hmac.compare_digest(proof.encode(), expected.encode()) else None
+
+
+def proof_of_question(token: str, nonce: str, method: str, url: URL, body: bytes) -> str:
+    return _proof(token, f"question {nonce} {method} {url.raw_path_qs}\n".encode() + body)
+
+
+def proof_of_answer(token: str, nonce: str, content: bytes) -> bytes:
+    """What the first line of an answer holds.
+
+    The nonce is the question's, so that an old answer is good for no new one.
+    """
+    return _proof(token, f"answer {nonce}\n".encode() + content).encode()
+
+
+def _proof(token: str, message: bytes) -> str:
+    return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()
+
+
+async def _require_success(response: aiohttp.ClientResponse) -> None:
+    if response.status >= 400:
+        raise RefusedError(f"{response.status}: {one_line(await response.text()) or response.reason}")
+
+
+def _lead(response: aiohttp.ClientResponse) -> timedelta:
+    return clock_offset(response.headers.get("Date"), datetime.now(UTC))
+
+
+def _seconds(text: str | None) -> float:
+    """The pause between reports that an answer names."""
+    try:
+        seconds = float(text or OLDER_REPORT_SECONDS)
+    except ValueError:
+        return OLDER_REPORT_SECONDS
+    return seconds if seconds > 0 else OLDER_REPORT_SECONDS
