@@ -213,7 +213,10 @@ class Controller:
             await self._take_place(key, job, Priority.NORMAL)
 
     async def _take_place(self, key: JobKey, job: _Job, priority: Priority) -> Priority:
-        """Wait for a place. Returns its kind, which may be better than `priority` by then."""
+        """Wait for a place.
+
+        Returns its kind, which may be better than `priority` by then.
+        """
         job.turn = asyncio.get_running_loop().create_future()
         self._waiting[priority][key] = job
         self._admit()
@@ -235,7 +238,7 @@ class Controller:
             self._admit()
 
     def _move_up(self, key: JobKey, job: _Job) -> None:
-        """Let a job that waits for a place wait for one of its priority, if that is better."""
+        """Let a job that waits for a place wait for a better one, if its priority is."""
         for priority, waiting in self._waiting.items():
             if priority > job.priority and waiting.pop(key, None) is not None:
                 self._waiting[job.priority][key] = job

@@ -70,7 +70,10 @@ def demand(spec: TrainingJobSpec) -> Demand:
 
 
 def _have(spec: TrainingJobSpec, capacity_type: CapacityType) -> bool:
-    """Whether the job's pools have nodes of a type. Without pools, any node of the cluster will do."""
+    """Whether the job's pools have nodes of a type.
+
+    Without pools, any node of the cluster will do.
+    """
     pools = spec.capacity.pools
     return not pools or any(pool.capacity_type is capacity_type for pool in pools)
 

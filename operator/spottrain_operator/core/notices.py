@@ -78,7 +78,10 @@ def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: dateti
 
 
 def _newest(node: NodeView | None, report: AgentReport | None) -> dict[str, Notice]:
-    """The newest version of each notice, by id. Of two that are as new, a cancellation counts."""
+    """The newest version of each notice, by id.
+
+    Of two that are as new, a cancellation counts.
+    """
     annotated = [node.notice] if node is not None and node.notice is not None else []
     newest: dict[str, Notice] = {}
     for notice in (*annotated, *(report.notices if report is not None else ())):
