@@ -51,7 +51,15 @@ class Demand:
         return self.on_demand + self.spot
 
 
-def demand(spec: TrainingJobSpec) -> Demand:
+def demand_of(situation: Situation) -> Demand:
+    """What the job wants.
+
+    If its spec isn't understood, the pools that are may not be all.
+    """
+    return demand(situation.spec, knows_pools=not situation.observed.job.not_understood)
+
+
+def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
     """The on-demand floor and the spot surplus.
 
     A job without spot is an on-demand job. If its spot limit is below what nodes.min needs, on-demand nodes fill the
@@ -59,10 +67,10 @@ def demand(spec: TrainingJobSpec) -> Demand:
     """
     nodes, on_demand = spec.nodes, spec.capacity.on_demand
     limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
-    if not _have(spec, CapacityType.ON_DEMAND):
+    if knows_pools and not _have(spec, CapacityType.ON_DEMAND):
         limit = 0
     floor = min(on_demand.min, nodes.max)
-    spot = nodes.max - floor if _have(spec, CapacityType.SPOT) else 0
+    spot = 0 if knows_pools and not _have(spec, CapacityType.SPOT) else nodes.max - floor
     if spec.capacity.spot.max is not None:
         spot = min(spot, spec.capacity.spot.max)
     wanted = limit if spot == 0 else nodes.min - spot
@@ -110,7 +118,7 @@ def places(
         between_generations: Decide as if the running generation had ended.
         leaving: Decide as if these pods, by uid, were gone.
     """
-    wanted = demand(situation.spec)
+    wanted = demand_of(situation)
     generation = None if between_generations else _running(status)
     known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
     on_demand, spot = _holding(situation, known, leaving)
@@ -265,7 +273,7 @@ def _spot_nodes(situation: Situation, draft: Draft) -> str:
     """
     kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
     placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
-    return f"{placed} of {counted(demand(situation.spec).spot, 'spot node')}"
+    return f"{placed} of {counted(demand_of(situation).spot, 'spot node')}"
 
 
 def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
@@ -331,7 +339,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     if situation.observed.job.not_understood:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
-        types = [CapacityType.ON_DEMAND if demand(situation.spec).on_demand else CapacityType.SPOT]
+        types = [CapacityType.ON_DEMAND if demand_of(situation).on_demand else CapacityType.SPOT]
     return types
 
 
