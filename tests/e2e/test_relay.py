@@ -14,7 +14,7 @@ from e2e.rehearsal import Rehearsal, kill, rehearsal
 from spottrain_api.contract import ANNOTATION_CONTROL_URL
 from spottrain_local.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def with_operator(run: Rehearsal) -> set[int]:
