@@ -6,9 +6,8 @@ A wake reports that something may have changed, but not what. All wakes during a
 more pass. A failed pass is retried after a growing pause with jitter. Only an urgent wake, for a notice or a loss,
 shortens that pause.
 
-Each priority has places of its own, so that an urgent pass never waits for bookkeeping. While urgent passes wait,
-each other priority has one place: the processor is for the urgent ones, and no flood of these stops the others. An
-urgent pass leaves its place as soon as the agents have their assignments: its rest is bookkeeping.
+Each priority has places of its own, so that an urgent pass never waits for bookkeeping, and a flood of them stops
+nothing else. An urgent pass leaves its place as soon as the agents have their assignments: its rest is bookkeeping.
 """
 
 from __future__ import annotations
@@ -73,13 +72,11 @@ class PassResult:
 class Published(Protocol):
     """What a pass calls as soon as the agents have their assignments.
 
-    The rest of an urgent pass then waits for a place like any other pass.
-
-    - trains: whether the assignments let a generation train on. If they don't, what comes next is less urgent.
-    - has_rest: whether the pass has more to do.
+    The rest of an urgent pass then waits for a place like any other pass. `trains`: whether the assignments let a
+    generation train on. If they don't, what comes next of this job is less urgent.
     """
 
-    async def __call__(self, *, trains: bool, has_rest: bool = True) -> None: ...
+    async def __call__(self, *, trains: bool) -> None: ...
 
 
 Reconcile = Callable[[JobKey, Published], Awaitable[PassResult]]
@@ -126,8 +123,7 @@ class Controller:
 
     def __init__(self, reconcile: Reconcile, *, places: Mapping[Priority, int] = PLACES) -> None:
         self._reconcile = reconcile
-        self._places = places
-        self._num_taken = dict.fromkeys(Priority, 0)
+        self._free = dict(places)
         self._waiting: dict[Priority, dict[JobKey, _Job]] = {priority: {} for priority in Priority}
         self._jobs: dict[JobKey, _Job] = {}
         self._stopped = False
@@ -205,9 +201,9 @@ class Controller:
                 job.wake.set()
         del self._jobs[key]
 
-    async def _published(self, key: JobKey, job: _Job, *, trains: bool, has_rest: bool = True) -> None:
+    async def _published(self, key: JobKey, job: _Job, *, trains: bool) -> None:
         job.trains = trains
-        if has_rest and is_urgent.get():
+        if is_urgent.get():
             is_urgent.set(False)
             self._leave_place(job)
             await self._take_place(key, job, Priority.NORMAL)
@@ -233,7 +229,7 @@ class Controller:
 
     def _leave_place(self, job: _Job) -> None:
         if job.place is not None:
-            self._num_taken[job.place] -= 1
+            self._free[job.place] += 1
             job.place = None
             self._admit()
 
@@ -247,11 +243,9 @@ class Controller:
     def _admit(self) -> None:
         """Give free places to those that wait, the first one first."""
         for priority, waiting in self._waiting.items():
-            is_crowded = self._waiting[Priority.URGENT] and priority is not Priority.URGENT
-            places = 1 if is_crowded else self._places[priority]
-            while waiting and self._num_taken[priority] < places and not self._stopped:
+            while waiting and self._free[priority] > 0 and not self._stopped:
                 job = waiting.pop(next(iter(waiting)))
-                self._num_taken[priority] += 1
+                self._free[priority] -= 1
                 job.place = priority
                 if job.turn is not None:
                     job.turn.set_result(None)

@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 Planner = Callable[[Observed, datetime], Plan]
 
 
-async def _alone(*, trains: bool, has_rest: bool = True) -> None:
+async def _alone(*, trains: bool) -> None:
     """No other pass is under way."""
 
 
@@ -143,10 +143,7 @@ class Reconciler:
         written = job_view(job)
         self._board.publish(key, self._assignments(written, observed))
         generation = decided.status.generation
-        await published(
-            trains=generation is not None and generation.state is GenerationState.ACTIVE,
-            has_rest=bool(decided.status != view.status or decided.actions or decided.events),
-        )
+        await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
         if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
             await self._isolation.isolate(job)
         await self._apply(key, job, written, decided.actions)

@@ -46,7 +46,6 @@ class Passes:
         self.gate.set()
         self.rest_gates: dict[JobKey, asyncio.Event] = {}
         self.drains: set[JobKey] = set()
-        self.without_rest: set[JobKey] = set()
         self.results: dict[JobKey, PassResult] = {}
         self.errors: dict[JobKey, list[Exception]] = {}
 
@@ -57,7 +56,7 @@ class Passes:
         try:
             await self.gate.wait()
             self.published.append(key)
-            await published(trains=key not in self.drains, has_rest=key not in self.without_rest)
+            await published(trains=key not in self.drains)
             if key in self.rest_gates:
                 await self.rest_gates[key].wait()
             self.made.append(key)
@@ -345,32 +344,4 @@ async def test_endless_notices_of_one_job_leave_places_to_the_others() -> None:
     await until(lambda: {B, C} <= set(passes.made))
     num_made = passes.made.count(A)
     await until(lambda: passes.made.count(A) > num_made)
-    await controller.stop()
-
-
-async def test_a_pass_without_a_rest_ends_where_it_is() -> None:
-    passes = Passes()
-    passes.without_rest = {B}
-    passes.hold_rest_of(A)
-    controller = Controller(passes, places=FEW)
-    controller.wake(A)
-    await until(lambda: passes.running == [A])
-    controller.wake(B, Priority.URGENT)
-    await until(lambda: passes.made == [B])
-    assert passes.running == [A], "it holds the place of bookkeeping"
-    await controller.stop()
-
-
-async def test_while_urgent_passes_wait_the_others_have_one_place_each() -> None:
-    passes = Passes()
-    passes.gate.clear()
-    controller = Controller(passes, places=dict.fromkeys(Priority, 2))
-    urgent = [JobKey(namespace="flood", name=f"job-{n}") for n in range(3)]
-    for key in urgent:
-        controller.wake(key, Priority.URGENT)
-    for key in (A, B):
-        controller.wake(key)
-    await until(lambda: passes.running == [*urgent[:2], A])
-    passes.gate.set()
-    await until(lambda: sorted(passes.made) == sorted([*urgent, A, B]))
     await controller.stop()

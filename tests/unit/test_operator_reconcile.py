@@ -110,8 +110,7 @@ async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> No
     writes, statuses, records = cluster.num_writes, cluster.num_status_writes, len(cluster.histories)
     heard: list[tuple[bool, int, int, int]] = []
 
-    async def published(*, trains: bool, has_rest: bool = True) -> None:
-        assert has_rest
+    async def published(*, trains: bool) -> None:
         told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
         assert told is not None
         assert told.action is AssignmentAction.DRAIN
