@@ -222,6 +222,7 @@ class MemoryCluster:
         self.events.append(_copied(event))
 
     async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        self.num_reads["events"] += 1
         return [_copied(event) for event in self.events if event["involvedObject"].get("uid") == uid]
 
     # --- WatchClient --------------------------------------------------------------------------------------

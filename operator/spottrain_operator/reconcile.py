@@ -42,10 +42,9 @@ from spottrain_operator.cluster.observe import (
     owned_by,
     pod_view,
     refusal,
-    wants_events,
-    with_events,
 )
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
+from spottrain_operator.cluster.pod_events import PodEvents
 from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
@@ -104,6 +103,7 @@ class Reconciler:
         self._board = board
         self._reports = reports
         self._events = EventRecorder(cluster)
+        self._pod_events = PodEvents(cluster)
         self._rivals = RivalFinder(cluster)
         self._metrics = metrics
         self._tracer = tracer
@@ -193,7 +193,8 @@ class Reconciler:
         await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
-        views = await self._with_events(key, sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence))
+        found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
+        views = await self._pod_events.explained(key, found, self._now())
         nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
         return Observed(
             job=job,
@@ -206,18 +207,6 @@ class Reconciler:
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),
         )
-
-    async def _with_events(self, key: JobKey, pods: Sequence[PodView]) -> tuple[PodView, ...]:
-        """Read the events of one pod in each pass.
-
-        What keeps it from starting usually blocks its siblings, too.
-        """
-        now = self._now()
-        first = next((pod for pod in pods if wants_events(pod, now)), None)
-        if first is None:
-            return tuple(pods)
-        events = await self._cluster.events_about(key.namespace, uid=first.uid)
-        return tuple(with_events(pod, events, now) if pod is first else pod for pod in pods)
 
     async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
         found = job.get("status") or {}
@@ -319,6 +308,7 @@ class Reconciler:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._refusals.pop(key, None)
         self._unprotected.discard(key)
+        self._pod_events.forget(key)
         self._rivals.forget(key)
         self._metrics.forget(key)
         self._tracer.forget(key)

@@ -26,7 +26,7 @@ from scene import (
 )
 from spottrain_api.contract import AgentPhase, Cause, FailureReason, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
-from spottrain_operator.cluster.observe import wants_events
+from spottrain_operator.cluster.pod_events import wants_events
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import culprits, members_of
@@ -244,6 +244,11 @@ def is_unseen_by_schedulers(seconds: float) -> bool:
     return wants_events(new, NOW)
 
 
+def is_asked_about_its_volumes(seconds: float) -> bool:
+    placed = pod(1, **NOT_UP, scheduled_at=ago(seconds))
+    return wants_events(placed, NOW)
+
+
 def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
     """A new job with pods refused first `since` and last `tried` seconds ago."""
     times = {"since": ago(since), "tried_at": ago(tried)}
@@ -390,6 +395,7 @@ BOUNDARIES = {
     "MAX_GENERATIONS_WITHOUT_PROGRESS": Boundary(is_given_up_without_progress, True, 1),
     "START_FAILURE_PATIENCE": Boundary(is_given_up_before_its_image, False),
     "STUCK_START": Boundary(is_given_up_before_its_volume, False),
+    "STARTS_CONTAINERS": Boundary(is_asked_about_its_volumes, False),
     "UNSEEN_BY_SCHEDULER": Boundary(is_unseen_by_schedulers, False),
     "REFUSAL_PATIENCE": Boundary(is_given_up_as_refused, False),
     "REFUSAL_PAUSE": Boundary(is_tried_again, True),

@@ -19,12 +19,9 @@ from spottrain_operator.cluster.observe import (
     node_view,
     pod_view,
     refusal,
-    wants_events,
-    with_events,
 )
 from spottrain_operator.cluster.trimmed import trimmed_node
 from spottrain_operator.cluster.write_back import as_written
-from spottrain_operator.core.model import PodView
 
 AT = "2026-01-01T00:00:05Z"
 NOW = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -102,58 +99,6 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     view = pod_view(pod(status))
     assert {name: getattr(view, name) for name in expected} == expected
     assert (view.sequence, view.capacity_type, view.template_hash) == (7, CapacityType.SPOT, "abc")
-
-
-def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> None:
-    status = {"phase": "Pending", "containerStatuses": container(waiting={"reason": "ContainerCreating"})}
-    made = pod(status)
-    made["spec"]["nodeName"] = "n"
-    waiting = pod_view(made)
-    assert wants_events(waiting, NOW)
-    assert not wants_events(pod_view(pod(status)), NOW), "it has no node yet"
-    assert with_events(waiting, [], NOW) == waiting
-    unmounted = {"reason": "FailedMount", "message": 'secret "keys" not found'}
-    assert with_events(waiting, [unmounted, {"reason": "Pulling"}], NOW) == waiting
-    told = with_events(waiting, [{"reason": "Scheduled"}, unmounted], NOW)
-    assert (told.waiting_reason, told.waiting_message) == ("FailedMount", 'secret "keys" not found')
-
-
-def test_a_pod_that_no_scheduler_looks_at_says_so_with_its_newest_warning() -> None:
-    new = pod_view(pod({"phase": "Pending"}))
-    later = NOW + timedelta(seconds=31)
-    assert with_events(new, [], NOW) == new
-    assert wants_events(new, later)
-    told = with_events(new, [], later)
-    assert told.waiting_message == "no scheduler has looked at it"
-    assert told.unschedulable_since == NOW + timedelta(seconds=30)
-    missing = 'PodResourceClaim eight: resourceclaimtemplates "eight" not found'
-    events = [{"type": "Warning", "message": missing}, {"type": "Normal", "message": "Created"}]
-    assert with_events(new, events, later).waiting_message == f"no scheduler has looked at it: {missing}"
-    placed = pod({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]})
-    placed["spec"]["nodeName"] = "n"
-    assert with_events(pod_view(placed), [], later).unschedulable_since is None
-
-
-def test_an_image_that_cannot_be_pulled_keeps_the_answer_of_its_registry() -> None:
-    def waits(message: str) -> PodView:
-        state = container(waiting={"reason": "ImagePullBackOff", "message": message})
-        return pod_view(pod({"phase": "Pending", "containerStatuses": state}))
-
-    silent, telling = waits('Back-off pulling image "a:1"'), waits('Back-off … "a:1": ErrImagePull: not found')
-    assert not wants_events(telling, NOW)
-    assert wants_events(silent, NOW)
-    answer = 'Failed to pull image "a:1": unauthorized'
-    events = [
-        {"reason": "Failed", "message": 'Failed to pull image "a:1": timed out'},
-        {"reason": "Failed", "message": answer + "!" * 2000},
-        {"reason": "Failed", "message": "Error: ErrImagePull"},
-        {"reason": "BackOff", "message": 'Back-off pulling image "a:1"'},
-    ]
-    told = with_events(silent, events, NOW)
-    assert told.waiting_reason == "ImagePullBackOff"
-    assert (told.waiting_message or "").startswith(answer + "!")
-    assert len(told.waiting_message or "") <= 1000
-    assert with_events(silent, events[2:], NOW) == silent, "the event has expired"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +21,6 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     CapacityType,
     Notice,
-    WaitingReason,
     accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
@@ -33,8 +30,6 @@ from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedE
 from spottrain_operator.cluster.container_states import state_beside, trainer_status
 from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
-from spottrain_operator.core.scheduling import UNSEEN
-from spottrain_operator.core.timing import UNSEEN_BY_SCHEDULER, after, seconds_between
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +127,7 @@ def pod_view(pod: Manifest) -> PodView:
         deleting="deletionTimestamp" in meta,
         deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         waiting_reason=waiting.get("reason") or failed_start.get("reason"),
-        waiting_message=_quoted(waiting.get("message") or failed_start.get("message")),
+        waiting_message=quoted(waiting.get("message") or failed_start.get("message")),
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
@@ -142,55 +137,6 @@ def pod_view(pod: Manifest) -> PodView:
         pool_hash=annotations.get(ANNOTATION_POOL_HASH),
         protection={name: annotations[name] for name in PROTECTION if name in annotations},
     )
-
-
-def wants_events(pod: PodView, now: datetime) -> bool:
-    """Whether only events may say why the pod doesn't start."""
-    return _may_wait_for_volumes(pod) or _backs_off(pod) or _is_unseen(pod, now)
-
-
-def _is_unseen(pod: PodView, now: datetime) -> bool:
-    """Whether no scheduler has placed the pod, nor said why not."""
-    waits = pod.node is None and pod.unschedulable_since is None and pod.phase == "Pending" and not pod.deleting
-    return waits and seconds_between(pod.created_at, now) > UNSEEN_BY_SCHEDULER
-
-
-def _may_wait_for_volumes(pod: PodView) -> bool:
-    """Whether its containers don't exist yet."""
-    waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
-    return pod.node is not None and waiting and not pod.container_started and pod.phase == "Pending"
-
-
-def _backs_off(pod: PodView) -> bool:
-    """Whether it waits for an image, and doesn't say why the last pull failed.
-
-    Kubelets say so from Kubernetes 1.32 on.
-    """
-    return pod.waiting_reason == WaitingReason.IMAGE_PULL_BACK_OFF and (
-        WaitingReason.ERR_IMAGE_PULL not in (pod.waiting_message or "")
-    )
-
-
-def with_events(pod: PodView, events: Sequence[Manifest], now: datetime) -> PodView:
-    """Add what events say of why the pod doesn't start.
-
-    The newest is the last.
-    """
-    if _is_unseen(pod, now):
-        warned = next((event.get("message") for event in reversed(events) if event.get("type") == "Warning"), None)
-        return replace(
-            pod,
-            waiting_reason="Unschedulable",
-            waiting_message=": ".join(part for part in (UNSEEN, _quoted(warned)) if part),
-            unschedulable_since=after(pod.created_at, UNSEEN_BY_SCHEDULER),
-        )
-    if _backs_off(pod):
-        said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
-        cause = next((message for message in said if message.startswith("Failed to pull image")), None)
-        return replace(pod, waiting_message=_quoted(cause)) if cause else pod
-    if not events or events[-1].get("reason") != "FailedMount":
-        return pod
-    return replace(pod, waiting_reason="FailedMount", waiting_message=_quoted(events[-1].get("message")))
 
 
 def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
@@ -213,7 +159,7 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
         message=(
             said
             if isinstance(error, NoPoolError | NotAllowedError)
-            else f"Kubernetes refuses the job's pods: {_quoted(said)}"
+            else f"Kubernetes refuses the job's pods: {quoted(said)}"
         ),
         since=known.since if known is not None and again else now,
         lasting=not isinstance(error, NotAllowedError) and not any(text in said for text in passing),
@@ -223,7 +169,8 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
     )
 
 
-def _quoted(said: str | None) -> str | None:
+def quoted(said: str | None) -> str | None:
+    """What Kubernetes says, on one line and within bounds."""
     return one_line(said, most=_MOST_QUOTED) if said is not None else None
 
 

@@ -73,6 +73,8 @@ CULPRIT_LAST_WORD = 1.0
 MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 # Patience with a container that can't start: the kubelet retries image pulls.
 START_FAILURE_PATIENCE = 20.0
+# A pod placed this recently is only starting its containers. After that, an event may say what keeps it from that.
+STARTS_CONTAINERS = 3.0
 # A scheduler places a pod, or says why it can't, in a second or two. A busy one may take longer.
 UNSEEN_BY_SCHEDULER = 30.0
 # If other pods of its template run, this pod's node is the cause: try another node after this time.

@@ -1,0 +1,103 @@
+"""What events say of why a pod doesn't start.
+
+The API server goes through all events of a namespace for each such question, so it is asked seldom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spottrain_api.contract import WaitingReason
+from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest
+from spottrain_operator.cluster.observe import quoted
+from spottrain_operator.core.model import PodView
+from spottrain_operator.core.scheduling import UNSEEN
+from spottrain_operator.core.timing import STARTS_CONTAINERS, UNSEEN_BY_SCHEDULER, after, seconds_between
+
+READ_AGAIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    pod_uid: str
+    at: datetime
+    events: Sequence[Manifest]
+
+
+class PodEvents:
+    """Reads the events of one pod of a job, and keeps them for a while.
+
+    What keeps it from starting usually blocks its siblings, too.
+    """
+
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+        self._answers: dict[JobKey, _Answer] = {}
+
+    async def explained(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+        """The pods of the job, with what events say of the first one that doesn't start."""
+        first = next((pod for pod in pods if wants_events(pod, now)), None)
+        if first is None:
+            self.forget(key)
+            return tuple(pods)
+        known = self._answers.get(key)
+        if known is None or known.pod_uid != first.uid or seconds_between(known.at, now) >= READ_AGAIN_SECONDS:
+            known = _Answer(first.uid, now, await self._cluster.events_about(key.namespace, uid=first.uid))
+            self._answers[key] = known
+        return tuple(with_events(pod, known.events, now) if pod is first else pod for pod in pods)
+
+    def forget(self, key: JobKey) -> None:
+        self._answers.pop(key, None)
+
+
+def wants_events(pod: PodView, now: datetime) -> bool:
+    """Whether only events may say why the pod doesn't start."""
+    return _may_wait_for_volumes(pod, now) or _backs_off(pod) or _is_unseen(pod, now)
+
+
+def _is_unseen(pod: PodView, now: datetime) -> bool:
+    """Whether no scheduler has placed the pod, nor said why not."""
+    waits = pod.node is None and pod.unschedulable_since is None and pod.phase == "Pending" and not pod.deleting
+    return waits and seconds_between(pod.created_at, now) > UNSEEN_BY_SCHEDULER
+
+
+def _may_wait_for_volumes(pod: PodView, now: datetime) -> bool:
+    """Whether its containers should exist by now, and don't."""
+    waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
+    if pod.node is None or not waiting or pod.container_started or pod.phase != "Pending":
+        return False
+    return pod.scheduled_at is None or seconds_between(pod.scheduled_at, now) > STARTS_CONTAINERS
+
+
+def _backs_off(pod: PodView) -> bool:
+    """Whether it waits for an image, and doesn't say why the last pull failed.
+
+    Kubelets say so from Kubernetes 1.32 on.
+    """
+    return pod.waiting_reason == WaitingReason.IMAGE_PULL_BACK_OFF and (
+        WaitingReason.ERR_IMAGE_PULL not in (pod.waiting_message or "")
+    )
+
+
+def with_events(pod: PodView, events: Sequence[Manifest], now: datetime) -> PodView:
+    """Add what events say of why the pod doesn't start.
+
+    The newest is the last.
+    """
+    if _is_unseen(pod, now):
+        warned = next((event.get("message") for event in reversed(events) if event.get("type") == "Warning"), None)
+        return replace(
+            pod,
+            waiting_reason="Unschedulable",
+            waiting_message=": ".join(part for part in (UNSEEN, quoted(warned)) if part),
+            unschedulable_since=after(pod.created_at, UNSEEN_BY_SCHEDULER),
+        )
+    if _backs_off(pod):
+        said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
+        cause = next((message for message in said if message.startswith("Failed to pull image")), None)
+        return replace(pod, waiting_message=quoted(cause)) if cause else pod
+    if not events or events[-1].get("reason") != "FailedMount":
+        return pod
+    return replace(pod, waiting_reason="FailedMount", waiting_message=quoted(events[-1].get("message")))
