@@ -16,7 +16,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from spottrain_agent import routes
+from spottrain_agent.control_address import ControlAddress
 from spottrain_agent.control_client import MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
+from spottrain_agent.routes import DirectRoute
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, AgentReport, Assignment, AssignmentAction
 
 REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -24,15 +27,17 @@ REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=dateti
 
 @dataclass(slots=True)
 class Operator:
-    """Answers with `status`; `client` asks it, by the time of `clock`."""
+    """Answers with `status`, to reports after `seconds`; `client` asks it, by the time of `clock`."""
 
     status: int = 503
+    seconds: float = 0.0
     clock: float = 0.0
     polls: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     url: str = ""
     client: ControlClient = field(init=False)
 
     async def report(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.seconds)
         return web.Response(status=self.status)
 
     async def assignment(self, request: web.Request) -> web.Response:
@@ -94,6 +99,29 @@ async def test_polls_are_watched_too(operator: Operator, caplog: pytest.LogCaptu
         await heard.get()
         following.cancel()
     assert [level for level, _ in said(caplog)] == ["WARNING", "INFO"]
+
+
+async def test_a_slow_operator_gets_more_time_with_each_report(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that give up and ask anew would keep it slow."""
+    monkeypatch.setattr(routes, "FIRST_REPORT_SECONDS", 0.01)
+    operator.status, operator.seconds = 200, 1.0
+    async with aiohttp.ClientSession() as session:
+        route = DirectRoute(session, ControlAddress(operator.url), None)
+        for _ in range(6):  # 0.32 s at last
+            with pytest.raises(TimeoutError):
+                await route.report(REPORT)
+        operator.seconds = 0.0
+        await route.report(REPORT)
+        operator.seconds = 1.0
+        with pytest.raises(TimeoutError):
+            await route.report(REPORT)
+        monkeypatch.setattr(routes, "MAX_REPORT_SECONDS", 0.02)
+        operator.seconds = 0.5
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await route.report(REPORT)
 
 
 def test_it_is_over_when_nothing_fails_any_more(caplog: pytest.LogCaptureFixture) -> None:

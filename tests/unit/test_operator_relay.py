@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from control_api_setup import AUTHORIZED, JOB, NOW, POD, WAIT, Setup, report, ru
 from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import PodIdentity
-from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
+from spottrain_operator.control_api.agents import COMING_SECONDS, DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relay_for
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
@@ -213,6 +214,7 @@ async def test_a_peer_is_there_as_long_as_its_relay_is(setup: Setup) -> None:
     await are_present(setup, 0)
     assert silence(setup, POD) == DEAD_BEFORE_CLOSED_SECONDS
     assert [silence(setup, pod) for pod in (PEER, OTHER)] == [0.0] * 2, "they are about to come themselves"
+    assert setup.reports.of(frozenset({POD.uid}))[POD.uid].comes_by is None
     setup.clock = 103.0
     assert silence(setup, PEER) == 3.0
 
@@ -229,6 +231,28 @@ async def test_a_peer_that_leaves_the_relay_may_be_lost(setup: Setup) -> None:
     setup.clock = 101.0
     assert silence(setup, PEER) == 1.0 + DEAD_BEFORE_CLOSED_SECONDS
     assert silence(setup, OTHER) == 0.0
+    poll.cancel()
+
+
+async def test_peers_that_have_lost_their_relay_are_waited_for(setup: Setup) -> None:
+    """Those of many relays may come at once."""
+    await send(setup, POD, of(PEER), of(OTHER), present=(PEER.uid, OTHER.uid))
+    poll = polling(setup, POD, await revision(setup))
+    await are_present(setup, 3)
+    setup.board.publish(JOB, GENERATION | {POD.uid: running(2, 1), PEER.uid: running(2, 0)})
+    setup.clock = 100.0
+    setup.woken.clear()
+    await send(setup, POD)
+    assert setup.woken == [], "it doesn't lead them any more, so that says nothing of them"
+    everybody = frozenset({PEER.uid, OTHER.uid})
+    by = NOW + timedelta(seconds=100.0 + COMING_SECONDS)
+    assert {view.comes_by for view in setup.reports.of(everybody).values()} == {by}
+    assert [silence(setup, pod) for pod in (PEER, OTHER)] == [0.0] * 2
+    assert await send(setup, PEER, of(OTHER), present=(OTHER.uid,)) == 204
+    assert setup.reports.of(everybody)[OTHER.uid].comes_by == by, "its new relay may not lead it yet"
+    setup.board.publish(JOB, GENERATION | {uid: running(2, rank) for rank, uid in enumerate((PEER.uid, OTHER.uid))})
+    assert await send(setup, PEER, of(OTHER), present=(OTHER.uid,)) == 204
+    assert setup.reports.of(everybody)[OTHER.uid].comes_by is None
     poll.cancel()
 
 

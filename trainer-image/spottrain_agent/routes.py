@@ -27,12 +27,16 @@ from spottrain_api.contract import (
 )
 from spottrain_api.wording import one_line
 
-POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=2)
-REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
+# An operator that thousands ask at once answers late. Whoever gives up and asks anew makes it later.
+FIRST_REPORT_SECONDS = 3.0
+MAX_REPORT_SECONDS = 30.0
+CONNECT_SECONDS = 2.0
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
 # Longest pause between reports to an operator that names none.
 OLDER_REPORT_SECONDS = 1.0
 # A relay that holds a poll writes a line each second. One that writes none for longer is gone, or hangs.
 BEAT_SECONDS = 1.0
+RELAY_REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
 RELAY_POLL_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=3)
 HEADER_PROOF = "Spottrain-Proof"
 
@@ -67,13 +71,15 @@ class DirectRoute:
     """The operator's control API.
 
     It reads the projected token and the operator's address for each request, because the kubelet renews them.
-    `url` is the address of the newest request.
+    `url` is the address of the newest request. After a report that was not answered in time, the next one may take
+    twice as long.
     """
 
     def __init__(self, session: aiohttp.ClientSession, address: ControlAddress, token_file: Path | None) -> None:
         self._session = session
         self._address = address
         self._token_file = token_file
+        self._patience = FIRST_REPORT_SECONDS
         self.url = ""
 
     async def poll(self, revision: str, seconds: float) -> Told:
@@ -90,12 +96,21 @@ class DirectRoute:
             return told, _lead(response)
 
     async def report(self, report: AgentReport) -> float:
+        try:
+            seconds = await self._report(report)
+        except TimeoutError:
+            self._patience = min(2 * self._patience, MAX_REPORT_SECONDS)
+            raise
+        self._patience = FIRST_REPORT_SECONDS
+        return seconds
+
+    async def _report(self, report: AgentReport) -> float:
         endpoint = self._endpoint()
         async with self._session.post(
             endpoint.url + PATH_REPORT,
             data=report.to_json(),
             headers=self._headers() | {"Content-Type": "application/json"},
-            timeout=REPORT_TIMEOUT,
+            timeout=aiohttp.ClientTimeout(total=self._patience, sock_connect=CONNECT_SECONDS),
             ssl=endpoint.trust,
         ) as response:
             await _require_success(response)
@@ -131,7 +146,7 @@ class RelayRoute:
         report = report.model_copy(update={"relay_port": None, "relay_token": None})
         url, body = URL(f"http://{self.relay.address}{PATH_REPORT}"), report.to_json().encode()
         nonce, headers = _question(self.relay.token, "POST", url, body)
-        async with self._session.post(url, data=body, headers=headers, timeout=REPORT_TIMEOUT) as response:
+        async with self._session.post(url, data=body, headers=headers, timeout=RELAY_REPORT_TIMEOUT) as response:
             return _seconds((await self._answer(response, nonce)).decode())
 
     async def _answer(self, response: aiohttp.ClientResponse, nonce: str) -> bytes:

@@ -21,6 +21,8 @@ from spottrain_operator.core.model import ReportView
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0
+# The peers of a relay that goes come to the operator all at once, and those of many relays if many nodes go.
+COMING_SECONDS = 6.0
 
 
 class AssignmentBoard:
@@ -124,6 +126,7 @@ class ReportBox:
         self._heard_at: dict[str, datetime] = {}
         self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
         self._relayed: dict[str, frozenset[str]] = {}  # the other way round
+        self._coming: dict[str, datetime] = {}  # until when each pod that has lost its relay may be on its way
 
     def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
         """Set the pods that a job has. Drop the reports of those that it no longer has."""
@@ -133,6 +136,7 @@ class ReportBox:
         for uid in gone:
             self._reports.pop(uid, None)
             self._heard_at.pop(uid, None)
+            self._coming.pop(uid, None)
             self._comes_itself(uid)
         if pod_uids:
             self._pods[job] = pod_uids
@@ -154,6 +158,7 @@ class ReportBox:
         lost, and come themselves at once.
         """
         self._comes_itself(sender.uid)
+        self._coming.pop(sender.uid, None)
         self._num_polls[sender.uid] += 1
         try:
             yield
@@ -176,16 +181,20 @@ class ReportBox:
             relay: The pod of the agent.
             report: Its report.
             led: The pods for which it may speak. What it says of others is ignored: it has yet to hear that it no
-                longer leads them.
+                longer leads them. They are about to ask whoever does.
             received_at: As in `put`.
         """
         job = job_of_pod(relay)
         before, present = self._relayed.get(relay.uid, frozenset()), led & frozenset(report.present)
         for uid in before - present:
             self._comes_itself(uid)
-            self._went(uid, job)
+            if uid in led:
+                self._went(uid, job)
+            else:
+                self._expect(uid)
         for uid in present - before:
             self._comes_itself(uid)
+            self._coming.pop(uid, None)
             self._relays[uid] = relay.uid
         if present:
             self._relayed[relay.uid] = frozenset(present)
@@ -204,8 +213,13 @@ class ReportBox:
 
     def _lose_relay(self, relay: str) -> None:
         for uid in self._relayed.get(relay, frozenset()):
-            self._heard(uid)
             self._comes_itself(uid)
+            self._expect(uid)
+
+    def _expect(self, uid: str) -> None:
+        """It was there, and has to find another way now."""
+        self._heard(uid)
+        self._coming[uid] = self._now() + timedelta(seconds=COMING_SECONDS)
 
     def _comes_itself(self, uid: str) -> None:
         """Forget at whose relay the pod has held its poll."""
@@ -246,7 +260,7 @@ class ReportBox:
         """The newest reports of these pods, with when each agent was last heard."""
         now = self._now()
         return {
-            uid: replace(self._reports[uid], heard_at=self._last_heard(uid, now))
+            uid: replace(self._reports[uid], heard_at=self._last_heard(uid, now), comes_by=self._coming.get(uid))
             for uid in pod_uids & self._reports.keys()
         }
 

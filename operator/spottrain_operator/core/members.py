@@ -249,7 +249,8 @@ def _without_patience(
     if m.state not in STILL_IN:
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)
-    if silence > _patience(others) and (others.ended or situation.hears_someone_but(m.member.pod_uid)):
+    heard_others = others.ended or situation.hears_someone_but(m.member.pod_uid)
+    if silence > _patience(others) and heard_others and not situation.is_coming(m.member.pod_uid):
         message = f"pod {m.member.pod} on {m.member.node} no longer answers"
         return replace(m, state=MemberState.LOST, message=message)
     overdue = _between(generation.requested_at, situation.now) > STOP_TIMEOUT

@@ -86,13 +86,14 @@ class JobView:
 class ReportView:
     """The newest report of an agent, and when the agent was heard.
 
-    `heard_at` is when the agent was heard without a report, as by its poll. Times are by the operator's clock,
-    because agents' clocks may be off.
+    `heard_at` is when the agent was heard without a report, as by its poll. If it has lost its relay, it may be on its
+    way until `comes_by`. Times are by the operator's clock, because agents' clocks may be off.
     """
 
     report: AgentReport
     received_at: datetime
     heard_at: datetime | None = None
+    comes_by: datetime | None = None
 
     @property
     def last_contact(self) -> datetime:

@@ -199,6 +199,11 @@ class Situation:
         listening = max(since, self.observed.operator_started_at)
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 
+    def is_coming(self, uid: str) -> bool:
+        """Whether the agent has lost its relay just now, and may not have reached the operator itself yet."""
+        view = self.observed.reports.get(uid)
+        return view is not None and view.comes_by is not None and self.now < view.comes_by
+
     def hears_someone_but(self, uid: str) -> bool:
         """Whether an agent other than that of pod `uid` gets through.
 
