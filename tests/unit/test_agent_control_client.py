@@ -27,7 +27,10 @@ REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=dateti
 
 @dataclass(slots=True)
 class Operator:
-    """Answers with `status`, to reports after `seconds`; `client` asks it, by the time of `clock`."""
+    """Answers with `status`, to reports after `seconds`.
+
+    `client` asks it, by the time of `clock`.
+    """
 
     status: int = 503
     seconds: float = 0.0

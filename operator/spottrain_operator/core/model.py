@@ -86,7 +86,7 @@ class JobView:
 class ReportView:
     """The newest report of an agent, and when the agent was heard.
 
-    `heard_at` is when the agent was heard without a report, as by its poll. If it has lost its relay, it may be on its
+    `heard_at` is when the agent was heard without a report, as by its poll. One that has lost its relay may be on its
     way until `comes_by`. Times are by the operator's clock, because agents' clocks may be off.
     """
 

@@ -200,7 +200,7 @@ class Situation:
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 
     def is_coming(self, uid: str) -> bool:
-        """Whether the agent has lost its relay just now, and may not have reached the operator itself yet."""
+        """Whether the agent has lost its relay, and may be on its way."""
         view = self.observed.reports.get(uid)
         return view is not None and view.comes_by is not None and self.now < view.comes_by
 
