@@ -161,7 +161,10 @@ WRONG = [
             "podTemplate": {"initContainers": [{"name": "fetch", "image": "none", "command": ["sh", "-c", "exit 3"]}]}
         },
         reason="CannotStart",
-        sentences=("ended with exit code 3 (init container fetch: Error)",),
+        sentences=(
+            "container fetch of pod no-first-step-",
+            " ended with exit code 3 (Error). See its log (kubectl logs -n ",
+        ),
         generations=0,
     ),
     mounting("no-volume", {"secret": {"secretName": "lost"}}, 'secret "lost" not found'),

@@ -333,6 +333,30 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
     assert scene.plan().status.phase is Phase.FAILED
 
 
+@pytest.mark.parametrize(
+    ("container", "code", "reason", "said"),
+    [
+        ("trainer", 1, "Error", "the container of pod job-3 ended with exit code 1 (Error)"),
+        ("fetch", 3, "Error", "container fetch of pod job-3 ended with exit code 3 (Error)"),
+        (
+            "fetch",
+            137,
+            "OOMKilled",
+            "container fetch of pod job-3 ran out of memory (OOMKilled); raise its resources.limits.memory",
+        ),
+    ],
+)
+def test_a_job_whose_containers_end_too_early_says_how_to_see_the_log(
+    container: str, code: int, reason: str, said: str
+) -> None:
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": code, "exit_reason": reason, "container": container}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    log = f"See its log (kubectl logs -n {scene.observed.job.namespace} job-3 -c {container})"
+    assert f"3 pods ended before they could train; the last: {said}. {log}" in scene.plan().status.message
+
+
 def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:
     wrong = Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message="no file nowhere.py. Correct the path.")
     scene = starting_job().all_say(phase=AgentPhase.FAILED, failure=wrong).decided()
