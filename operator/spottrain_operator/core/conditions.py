@@ -16,7 +16,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted, one_line
-from spottrain_operator.core.capacity import advice, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, places, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
@@ -173,7 +173,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
         todo = advice(situation, waiting) if unplaced_here else ""
     spot = spot_sentence(situation, draft)
-    return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
+    retries = RETRIES if situation.refusal is not None else ""
+    return ". ".join(part for part in (text, todo, retries, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
 def _what_they_do(placed: list[PodFacts]) -> str:
