@@ -143,6 +143,11 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
     assert (condition.status, condition.reason, condition.message) == ("False", failure.reason.value, message)
     assert decided.status.phase is Phase.RUNNING
     assert [(e.type, e.reason) for e in decided.events] == [("Warning", failure.reason.value)]
+    trains = "Training in generation 1 with 4 nodes"
+    assert decided.status.message == f"{trains}. Checkpoints fail (CheckpointStorageMissing): {message}"
+    note = {"checkpoint_failure": failure, "message": f"Step 40 is damaged. {message}"}
+    noted = training_job().says(2, progress=training(60).model_copy(update=note)).plan().status
+    assert noted.message == f"{trains}. Step 40 is damaged. {message}", "it is told once"
 
     # Rank 0 says later that it has given up the save; the reason stays.
     told = Failure(reason=FailureReason.CHECKPOINT_SAVE_FAILED, message="given up, as rank 2 failed")
@@ -150,6 +155,7 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
     assert again.plan().events == ()
     healed = again.says(2, progress=training(60)).says(1, progress=saved(training(60))).plan().status
     assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"
+    assert healed.message == trains
 
 
 def saved(progress: Progress) -> Progress:
@@ -176,7 +182,9 @@ def test_a_store_that_failed_is_no_better_for_a_new_generation(said: Progress, s
 def test_a_store_that_a_start_waits_for_is_a_condition() -> None:
     failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, message="It does not answer.")
     waiting = Progress(generation=1, updated_at=NOW, checkpoint_failure=failure)
-    condition = starting_job().all_say(progress=waiting).plan().status.condition("CheckpointsHealthy")
+    status = starting_job().all_say(progress=waiting).plan().status
+    condition = status.condition("CheckpointsHealthy")
+    assert status.message.endswith(". Checkpoints fail (CheckpointStorageUnavailable): It does not answer.")
     assert condition is not None
     assert (condition.status, condition.message) == ("False", failure.message)
 
