@@ -112,7 +112,7 @@ WRONG = [
         name="no-store",
         spec={"checkpoint": {"uri": "s3://checkpoints/run", "endpointURL": "http://127.0.0.1:9"}},
         reason="CheckpointStorageUnavailable",
-        sentences=("can't be reached: check checkpoint.endpointURL",),
+        sentences=("can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url)",),
         failures=1,
     ),
     raising("raises", 0),
