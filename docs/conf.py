@@ -1,5 +1,6 @@
 """Settings of the documentation's site: `make docs` builds it into build/docs."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -30,6 +31,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
+# For signatures, Sphinx imports the modules of base classes, such as transformers' Trainer. With it comes
+# bitsandbytes, which warns on some processors that it lacks a kernel.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 

@@ -49,7 +49,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)  # of the script
     global_batch: int = 10
     interval: str = "3steps"
-    on_notice: str = "immediate"
+    checkpoint: dict[str, Any] = field(default_factory=dict)  # more of the spec's checkpoint, as YAML names it
     step_seconds: float = 0.0
     upload_seconds: float = 0.0
     num_samples: int = 46
@@ -143,7 +143,7 @@ class Run:
                 "uri": self.uri or f"file://{self.folder}/checkpoints",
                 "endpointURL": self.endpoint_url,
                 "interval": self.interval,
-                "onNotice": self.on_notice,
+                **self.checkpoint,
             },
             "stability": self.stability.to_dict() if self.stability is not None else None,
             "resume": self.resume.model_dump(mode="json") if self.resume is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,9 @@ from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_api.wording import listed
+
+# An operator that runs writes a new job's status in a second or two.
+UNSEEN_SECONDS = 10.0
 
 
 class UserError(Exception):
@@ -97,6 +100,25 @@ class JobSnapshot:
             f"This version of spottrain does not understand {listed(self.not_understood)}, which a newer operator "
             "may have written: upgrade spottrain on this machine to see all of the job."
         )
+
+
+def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
+    """Which of the jobs no operator has looked at, and what to check.
+
+    Empty if there are none, or if they were created a moment ago.
+    """
+    unseen = [
+        f"{job.namespace}/{job.name}"
+        for job in jobs
+        if job.status == TrainingJobStatus() and (at - job.created_at).total_seconds() > UNSEEN_SECONDS
+    ]
+    if not unseen:
+        return ""
+    return (
+        f"No operator has looked at {listed(unseen)} yet. Its pod has to be ready: `kubectl get pods -A -l "
+        "app.kubernetes.io/component=operator`. If there is none, install the chart with Helm "
+        "(docs/tutorial/cluster.md). If it is ready, does it lead this namespace (the chart's watchNamespaces)?"
+    )
 
 
 class JobReader:

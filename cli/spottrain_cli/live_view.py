@@ -19,7 +19,7 @@ from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_api.wording import counted
-from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary
+from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, unseen_sentence
 
 PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",
@@ -64,6 +64,8 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
     )
     if status.message:
         line.append(f"\n{status.message}", "dim")
+    if unseen := unseen_sentence([job], at):
+        line.append(f"\n{unseen}", "yellow")
     if job.advice:
         line.append(f"\n{job.advice}", "yellow")
     return line

@@ -11,13 +11,15 @@ from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.console import Group as Lines
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_cli.checkpoints import checkpoints
-from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
+from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
@@ -108,8 +110,8 @@ def watch_jobs(reader: JobReader, namespace: str | None, console: Console) -> No
             time.sleep(REFRESH_SECONDS)
 
 
-def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> Table:
-    """One row for each job.
+def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> RenderableType:
+    """One row for each job. A sentence below names jobs that no operator looks at.
 
     Args:
         jobs: In the order of their rows.
@@ -130,7 +132,8 @@ def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> Table:
         table.add_column(name, no_wrap=True, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
-    return table
+    unseen = unseen_sentence(jobs, at)
+    return Lines(table, Text(unseen, "yellow")) if unseen else table
 
 
 def _loss(job: JobSnapshot, _at: datetime) -> str:

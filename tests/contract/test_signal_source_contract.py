@@ -201,8 +201,12 @@ async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is
     assert await within(30, answers) == ()
 
 
-@pytest.mark.parametrize(("provider", "lead"), [("eks", 40), ("gke", 60), ("aks", 40)])
-async def test_maintenance_on_the_local_cluster(provider: Provider, lead: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("provider", "seconds"), [("eks", 40), ("gke", 60), ("aks", 40)])
+async def test_maintenance_on_the_local_cluster(provider: Provider, seconds: float, tmp_path: Path) -> None:
+    """Maintenance in 40 s is a notice with a deadline in `seconds`.
+
+    A cloud that says when gives those 40 s. Otherwise they are the lead of the source.
+    """
     now = datetime.now(UTC)
     options = {"now": lambda: now} if provider == "gke" else {}
     async with local_cloud(provider, tmp_path, **options) as cloud:
@@ -211,7 +215,7 @@ async def test_maintenance_on_the_local_cluster(provider: Provider, lead: float,
         cloud.announce("maintenance", now + 40 * SECOND)
         (notice,) = await within(30, answers)
         assert notice.kind is NoticeKind.MAINTENANCE
-        assert abs(notice.deadline - now - lead * SECOND) < 2 * SECOND
+        assert abs(notice.deadline - now - seconds * SECOND) < 2 * SECOND
         await cloud.cancel()
         assert await within(30, answers) == ()
 

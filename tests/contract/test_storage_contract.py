@@ -363,7 +363,9 @@ def test_a_bucket_that_denies_access_gets_a_sentence(
 @pytest.mark.usefixtures("s3_credentials")
 def test_an_endpoint_that_is_not_there_gets_a_sentence() -> None:
     storage = open_storage("s3://bucket/p", endpoint_url="http://127.0.0.1:9")
-    with pytest.raises(StorageUnavailable, match=r"can't be reached: check checkpoint\.endpointURL"):
+    with pytest.raises(
+        StorageUnavailable, match=r"can't be reached: check checkpoint\.endpointURL \(of a command, --endpoint-url\)"
+    ):
         storage.get("k")
 
 

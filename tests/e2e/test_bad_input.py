@@ -112,7 +112,7 @@ WRONG = [
         name="no-store",
         spec={"checkpoint": {"uri": "s3://checkpoints/run", "endpointURL": "http://127.0.0.1:9"}},
         reason="CheckpointStorageUnavailable",
-        sentences=("can't be reached: check checkpoint.endpointURL",),
+        sentences=("can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url)",),
         failures=1,
     ),
     raising("raises", 0),
@@ -161,7 +161,10 @@ WRONG = [
             "podTemplate": {"initContainers": [{"name": "fetch", "image": "none", "command": ["sh", "-c", "exit 3"]}]}
         },
         reason="CannotStart",
-        sentences=("ended with exit code 3 (init container fetch: Error)",),
+        sentences=(
+            "container fetch of pod no-first-step-",
+            " ended with exit code 3 (Error). See its log (kubectl logs -n ",
+        ),
         generations=0,
     ),
     mounting("no-volume", {"secret": {"secretName": "lost"}}, 'secret "lost" not found'),

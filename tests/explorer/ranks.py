@@ -68,10 +68,6 @@ class _Reports:
     def __init__(self, reporter: _Reporter) -> None:
         self._reporter = reporter
 
-    @property
-    def newest_commit(self) -> Committed | None:
-        return self._reporter.told.commit
-
     def saved(self, handle: _Handle, timings: object) -> None:
         self._reporter.update(checkpoint_failure=None)
         if handle.commit is not None:

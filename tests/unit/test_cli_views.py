@@ -94,6 +94,15 @@ def test_a_narrow_terminal_leaves_out_columns_and_wraps_none(width: int, columns
     assert "…" not in header + first + second
 
 
+@pytest.mark.parametrize(("age", "told"), [(5, False), (20, True)], ids=["just created", "old"])
+def test_a_job_that_no_operator_has_looked_at_says_what_to_check(age: float, told: bool) -> None:
+    new = replace(snapshot(), created_at=at(20 - age), status=TrainingJobStatus())
+    said = "No operator has looked at default/gpt yet. Its pod has to be ready: `kubectl get pods -A -l"
+    assert (said in " ".join(shown(new).split())) == told
+    assert (said in " ".join(" ".join(table_of(new, width=120)).split())) == told
+    assert "No operator" not in shown() + " ".join(table_of(snapshot(), width=120))
+
+
 def test_a_narrow_terminal_keeps_figures_on_their_lines() -> None:
     job = snapshot()
     progress = job.status.progress.model_copy(

@@ -143,6 +143,11 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
     assert (condition.status, condition.reason, condition.message) == ("False", failure.reason.value, message)
     assert decided.status.phase is Phase.RUNNING
     assert [(e.type, e.reason) for e in decided.events] == [("Warning", failure.reason.value)]
+    trains = "Training in generation 1 with 4 nodes"
+    assert decided.status.message == f"{trains}. Checkpoints fail (CheckpointStorageMissing): {message}"
+    note = {"checkpoint_failure": failure, "message": f"Step 40 is damaged. {message}"}
+    noted = training_job().says(2, progress=training(60).model_copy(update=note)).plan().status
+    assert noted.message == f"{trains}. Step 40 is damaged. {message}", "it is told once"
 
     # Rank 0 says later that it has given up the save; the reason stays.
     told = Failure(reason=FailureReason.CHECKPOINT_SAVE_FAILED, message="given up, as rank 2 failed")
@@ -150,6 +155,7 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
     assert again.plan().events == ()
     healed = again.says(2, progress=training(60)).says(1, progress=saved(training(60))).plan().status
     assert next(c for c in healed.conditions if c.type == "CheckpointsHealthy").status == "True"
+    assert healed.message == trains
 
 
 def saved(progress: Progress) -> Progress:
@@ -176,7 +182,9 @@ def test_a_store_that_failed_is_no_better_for_a_new_generation(said: Progress, s
 def test_a_store_that_a_start_waits_for_is_a_condition() -> None:
     failure = Failure(reason=FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, message="It does not answer.")
     waiting = Progress(generation=1, updated_at=NOW, checkpoint_failure=failure)
-    condition = starting_job().all_say(progress=waiting).plan().status.condition("CheckpointsHealthy")
+    status = starting_job().all_say(progress=waiting).plan().status
+    condition = status.condition("CheckpointsHealthy")
+    assert status.message.endswith(". Checkpoints fail (CheckpointStorageUnavailable): It does not answer.")
     assert condition is not None
     assert (condition.status, condition.message) == ("False", failure.message)
 
@@ -331,6 +339,30 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
         scene = scene.pod(sequence, **ended).forgets(sequence)
     scene = scene.without_pod(4)
     assert scene.plan().status.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "reason", "said"),
+    [
+        ("trainer", 1, "Error", "the container of pod job-3 ended with exit code 1 (Error)"),
+        ("fetch", 3, "Error", "container fetch of pod job-3 ended with exit code 3 (Error)"),
+        (
+            "fetch",
+            137,
+            "OOMKilled",
+            "container fetch of pod job-3 ran out of memory (OOMKilled); raise its resources.limits.memory",
+        ),
+    ],
+)
+def test_a_job_whose_containers_end_too_early_says_how_to_see_the_log(
+    container: str, code: int, reason: str, said: str
+) -> None:
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": code, "exit_reason": reason, "container": container}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    log = f"See its log (kubectl logs -n {scene.observed.job.namespace} job-3 -c {container})"
+    assert f"3 pods ended before they could train; the last: {said}. {log}" in scene.plan().status.message
 
 
 def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:

@@ -27,7 +27,7 @@ MEMBERS: list[Any] = [
     pytest.param(
         lambda s: s.pod(4, **ENDED_POD | {"exit_code": 137, "exit_reason": "OOMKilled"}).forgets(4),
         "Failure",
-        "pod job-4 ran out of memory (OOMKilled); raise resources.limits.memory",
+        "pod job-4 ran out of memory (OOMKilled); raise its resources.limits.memory",
         id="its-container-needs-too-much-memory",
     ),
     pytest.param(

@@ -75,6 +75,18 @@ def test_a_container_that_cannot_start(reason: str, message: str, begun: bool) -
     assert condition(healed).status == "True"
 
 
+def test_a_sidecar_that_ends_again_and_again_keeps_the_trainer_waiting_and_its_log_is_named() -> None:
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    entries = {"initContainerStatuses": [{"name": "proxy", "state": state}]}
+    scene = training_job(nodes={"min": 2, "max": 5}).with_pod(
+        from_kubelet({"status": {"phase": "Pending", **entries}})
+    )
+    assert condition(scene).message == (
+        "pod job-5 can't start: CrashLoopBackOff: container proxy: back-off 10s. "
+        f"See its log (kubectl logs -n {scene.observed.job.namespace} job-5 -c proxy)"
+    )
+
+
 def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
     assert condition(training_job().with_pod(waits("ContainerCreating", ""))).status == "True"
 

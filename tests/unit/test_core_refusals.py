@@ -43,6 +43,7 @@ def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fai
     status = scene.plan().status
     assert (status.phase is Phase.FAILED) == fails
     assert REFUSED in status.message
+    assert fails or f"{REFUSED}. The operator retries at least every 30 s" in status.message
     told = "The job fails at 00:00:10 UTC if no pod starts before" in status.message
     assert told == (lasting and not fails)
 
@@ -54,6 +55,9 @@ def test_a_refused_replacement_disturbs_nobody_who_trains(lasting: bool) -> None
     assert decided.status.phase is Phase.RUNNING
     assert pods_healthy(decided.status) == ("False", "PodsRefused")
     assert [type(action) for action in decided.actions] == [CreatePod], "it's tried again"
+    condition = decided.status.condition("PodsHealthy")
+    assert condition is not None
+    assert condition.message == f"{REFUSED}. The operator retries at least every 30 s; existing pods continue"
     had_all = refused(training_job(), lasting=lasting).plan().status
     assert pods_healthy(had_all)[0] == "True", "nobody lacks what was refused"
 

@@ -11,8 +11,9 @@ from datetime import timedelta
 
 import pytest
 
-from scene import NOW, Scene, commit, notice, training, training_job
+from scene import NOW, START, Scene, commit, notice, training, training_job
 from spottrain_api.contract import AgentPhase, Member, NodeWatch, WatchState
+from spottrain_operator.core.model import Refusal
 from spottrain_operator.core.timing import RECORD_INTERVAL
 
 
@@ -62,6 +63,25 @@ def test_a_job_with_a_deadline_is_looked_at_by_then() -> None:
     requeue_after = at_rest(activeDeadlineSeconds=limit).plan().requeue_after
     assert requeue_after is not None
     assert 11 <= requeue_after <= 12
+
+
+@pytest.mark.parametrize(
+    ("lacks_one", "tried", "seconds"),
+    [(True, 3, 27.0), (True, 100, 2.0), (False, 3, RECORD_INTERVAL - 10)],
+    ids=["a moment ago", "long ago", "that nobody lacks"],
+)
+def test_a_job_that_trains_tries_a_refused_pod_again_in_time(lacks_one: bool, tried: float, seconds: float) -> None:
+    refusal = Refusal(
+        template_hash="t1",
+        message="exceeded quota",
+        since=START,
+        lasting=False,
+        tried_at=NOW - timedelta(seconds=tried),
+        num_tries=9,
+    )
+    scene = at_rest().spec(nodes={"min": 2, "max": 5 if lacks_one else 4})
+    scene = replace(scene, observed=replace(scene.observed, refusal=refusal))
+    assert scene.plan().requeue_after == seconds
 
 
 def test_whatever_changes_the_status_takes_the_progress_along() -> None:

@@ -168,7 +168,11 @@ IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}
         (
             "Pending",
             {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
-            {"waiting_reason": "ImagePullBackOff", "waiting_message": "container fetch: no such image"},
+            {
+                "waiting_reason": "ImagePullBackOff",
+                "waiting_message": "container fetch: no such image",
+                "container": "fetch",
+            },
         ),
         ("Pending", {"waiting": {"reason": "PodInitializing"}}, {"waiting_reason": "PodInitializing"}),
         ("Pending", {"running": {"startedAt": AT}}, {"waiting_reason": "PodInitializing", "exit_code": None}),
@@ -179,7 +183,8 @@ IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}
             {"terminated": {"exitCode": 3, "reason": "Error"}},
             {
                 "exit_code": 3,
-                "exit_reason": "init container fetch: Error",
+                "exit_reason": "Error",
+                "container": "fetch",
                 "waiting_reason": None,
                 "container_started": False,
             },

@@ -65,7 +65,7 @@ def save(saver: StateSaver, step: int) -> None:
 def ended(saver: StateSaver, step: int) -> None:
     """Wait until the save of `step` has become the newest commit."""
     deadline = time.monotonic() + 60
-    while (commit := saver.reports.newest_commit) is None or commit.step < step:
+    while (commit := saver.reports.reporter.progress.commit) is None or commit.step < step:
         assert time.monotonic() < deadline
         saver.poll()
 

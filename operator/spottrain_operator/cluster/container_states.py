@@ -21,7 +21,7 @@ def trainer_status(status: Manifest) -> Manifest:
 def state_beside(status: Manifest) -> Manifest:
     """State of the init container or sidecar that keeps the trainer from starting.
 
-    The trainer waits for it, or it has failed the pod. Its message or reason names the container. Empty if there is
+    The trainer waits for it, or it has failed the pod. The state has the container's name, too. Empty if there is
     none.
     """
     state = trainer_status(status).get("state", {})
@@ -31,10 +31,9 @@ def state_beside(status: Manifest) -> Manifest:
     for each in status.get("initContainerStatuses", ()):
         waiting = each.get("state", {}).get("waiting", {})
         if waiting.get("reason") not in _IN_TURN:
-            return {"waiting": waiting | {"message": f"container {each['name']}: {waiting.get('message', '')}"}}
+            said = f"container {each['name']}: {waiting.get('message', '')}"
+            return {"name": each["name"], "waiting": waiting | {"message": said}}
         ended = each.get("state", {}).get("terminated", {})
         if failed and ended.get("exitCode"):
-            return {
-                "terminated": ended | {"reason": f"init container {each['name']}: {ended.get('reason', 'Error')}"}
-            }
+            return {"name": each["name"], "terminated": ended}
     return {}

@@ -19,7 +19,7 @@ from spottrain_api.v1alpha1 import (
 from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
-from spottrain_operator.core.model import CreatePod, DeletePod, PodView
+from spottrain_operator.core.model import CreatePod, DeletePod, PodView, Refusal
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.scheduling import cordoned_nodes, lacks_claim, lacks_labelled_node, scheduler_advice
@@ -33,6 +33,8 @@ from spottrain_operator.core.timing import (
     seconds_between,
 )
 from spottrain_operator.core.understanding import waits_to_be_understood
+
+RETRIES = f"The operator retries at least every {REFUSAL_MAX_PAUSE:.0f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +327,12 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
 
 
+def next_try(refusal: Refusal) -> datetime:
+    """When a refused pod is tried again: after a pause that doubles with each try."""
+    pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))
+    return after(refusal.tried_at, pause)
+
+
 def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """The types of the pods that the job lacks.
 
@@ -362,11 +370,8 @@ def _pauses(situation: Situation, draft: Draft) -> bool:
 
     Pods that are refused, or that ended before they trained, are replaced ever more slowly.
     """
-    refusal = situation.refusal
-    if refusal is not None:
-        pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))
-        if seconds_between(refusal.tried_at, situation.now) < pause:
-            return True
+    if situation.refusal is not None and situation.now < next_try(situation.refusal):
+        return True
     failures = start_failures(situation, draft)
     if not failures:
         return False

@@ -16,7 +16,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted, one_line
-from spottrain_operator.core.capacity import advice, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, places, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
@@ -46,6 +46,7 @@ _FIRST_WORDS = 300
 
 def describe(situation: Situation, draft: Draft) -> Draft:
     """Set phase, message and member counts, and the conditions that follow from them."""
+    draft = _checkpoints(draft, draft.status.generation, situation)
     phase = _phase(situation, draft.status)
     message = _message(situation, draft, phase)
     if (phase, message) != (draft.status.phase, draft.status.message):
@@ -55,6 +56,7 @@ def describe(situation: Situation, draft: Draft) -> Draft:
 
 def describe_finished(situation: Situation, draft: Draft) -> Draft:
     """Set counts and conditions of a job that is over; its last message stays."""
+    draft = _checkpoints(draft, draft.status.generation, situation)
     return _conditions(situation, count_members(situation, draft))
 
 
@@ -115,10 +117,11 @@ def _of_generation(situation: Situation, draft: Draft, generation: GenerationSta
     sentence = standstill_sentence(situation, generation)
     stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
-        return f"Starting {name}{stands_still}{_after_failure(draft.status)}"
+        return f"Starting {name}{stands_still}{_after_failure(draft.status)}{_failing_saves(draft.status)}"
     unseen = f"; {_without_session(situation, generation)}" if generation.first_step_at is None else ""
     note = draft.status.progress.message  # what did not go as planned
-    return f"Training in {name}{unseen}{stands_still}{f'. {note}' if note else ''}"
+    saves = _failing_saves(draft.status, said=note or "")
+    return f"Training in {name}{unseen}{stands_still}{f'. {note}' if note else ''}{saves}"
 
 
 def _of_failure(situation: Situation, draft: Draft, generation: GenerationStatus) -> str:
@@ -139,6 +142,17 @@ def _after_failure(status: TrainingJobStatus) -> str:
     if last is None or last.reason not in FAILURES or not status.failures:
         return ""
     return f". Generation {last.generation} failed: {one_line(last.message, most=_FIRST_WORDS)}"
+
+
+def _failing_saves(status: TrainingJobStatus, *, said: str = "") -> str:
+    """The first words of why checkpoints fail.
+
+    Empty if they don't, or if `said` has that already.
+    """
+    healthy = status.condition(ConditionType.CHECKPOINTS_HEALTHY)
+    if healthy is None or healthy.status != "False" or healthy.message in said:
+        return ""
+    return f". Checkpoints fail ({healthy.reason}): {one_line(healthy.message, most=_FIRST_WORDS)}"
 
 
 def _without_session(situation: Situation, generation: GenerationStatus) -> str:
@@ -173,7 +187,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
         todo = advice(situation, waiting) if unplaced_here else ""
     spot = spot_sentence(situation, draft)
-    return ". ".join(part for part in (text, todo, f"{spot[:1].upper()}{spot[1:]}") if part)
+    retries = RETRIES if situation.refusal is not None else ""
+    return ". ".join(part for part in (text, todo, retries, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
 def _what_they_do(placed: list[PodFacts]) -> str:
@@ -206,7 +221,6 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition(ConditionType.PROGRESSING, training, phase, message, now)
     draft = draft.condition(ConditionType.SUSPENDED, phase is Phase.SUSPENDED, phase, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
-    draft = _checkpoints(draft, status.generation, situation)
     draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if spot := spot_sentence(situation, draft):

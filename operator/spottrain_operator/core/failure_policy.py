@@ -15,6 +15,7 @@ from spottrain_operator.core.members import (
     culprits,
     ended_sentence,
     killed,
+    log_sentence,
     members_of,
     worked_unseen,
 )
@@ -196,8 +197,10 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
+    last = failures[-1].pod
     message = (
-        f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(failures[-1].pod)}"
+        f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(last)}. "
+        f"{log_sentence(situation, last)}"
     )
     return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
 

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract import AgentPhase, AgentReport, Failure, Member, Progress, TrainerPhase
+from spottrain_api.contract import (
+    TRAINER_CONTAINER,
+    AgentPhase,
+    AgentReport,
+    Failure,
+    Member,
+    Progress,
+    TrainerPhase,
+)
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
@@ -171,11 +179,18 @@ def killed(pod: PodView) -> bool:
 
 
 def ended_sentence(pod: PodView) -> str:
-    """Why the container of a finished pod ended, for the user."""
+    """Why a container of a finished pod ended, for the user."""
+    beside = f"container {pod.container} of " if pod.container != TRAINER_CONTAINER else ""
     if pod.exit_reason == "OOMKilled":
-        return f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory"
+        return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
     reason = pod.waiting_message or pod.waiting_reason or pod.exit_reason or "error"
-    return f"the container of pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
+    return f"{beside or 'the container of '}pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
+
+
+def log_sentence(situation: Situation, pod: PodView) -> str:
+    """How to see the log of the pod's container that ended."""
+    namespace = situation.observed.job.namespace
+    return f"See its log (kubectl logs -n {namespace} {pod.name} -c {pod.container})"
 
 
 def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:

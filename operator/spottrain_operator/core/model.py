@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spottrain_api.contract import AgentReport, CapacityType, Notice
+from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.timing import RECORD_INTERVAL
 
@@ -33,6 +33,7 @@ class PodView:
     ip: str | None = None
     deleting: bool = False
     deletion_deadline: datetime | None = None  # metadata.deletionTimestamp, which includes the grace period
+    container: str = TRAINER_CONTAINER  # the one that waits or ended: the trainer, or one beside it that it waits for
     # Why the container doesn't run: state.waiting, state.terminated with reason StartError, a volume that can't be
     # mounted ("FailedMount"), or no suitable node ("Unschedulable").
     waiting_reason: str | None = None

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import advice, missing, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, missing, places, spot_sentence
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
+from spottrain_operator.core.members import log_sentence
 from spottrain_operator.core.model import DeletePod, PodView
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
@@ -24,7 +25,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
         return _of_finished(situation, draft)
     refusal, now = situation.refusal, situation.now
     if refusal is not None and missing(situation, draft):
-        message = f"{refusal.message}. The operator retries; existing pods continue"
+        message = f"{refusal.message}. {RETRIES}; existing pods continue"
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
     goes = {action.uid for action in draft.actions if isinstance(action, DeletePod)}
     waiting = [facts.pod for uid, facts in situation.pods.items() if not facts.pod.deleting and uid not in goes]
@@ -67,6 +68,8 @@ def _of_finished(situation: Situation, draft: Draft) -> Draft:
 def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     """False with the kubelet's reason. An event reports the start."""
     reason, message = WaitingReason(str(pod.waiting_reason)), start_sentence(pod)
+    if reason is WaitingReason.CRASH_LOOP_BACK_OFF:
+        message = f"{message}. {log_sentence(situation, pod)}"
     known = draft.status.condition(ConditionType.PODS_HEALTHY)
     if known is None or known.reason not in CANNOT_START:
         draft = draft.record(reason, message, warning=True)

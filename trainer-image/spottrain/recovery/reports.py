@@ -28,14 +28,6 @@ class CheckpointReports:
     """Of the commits."""
 
     @property
-    def newest_commit(self) -> CommitRef | None:
-        """The newest commit that was reported.
-
-        Only rank 0 learns of commits in the background.
-        """
-        return self.reporter.progress.commit
-
-    @property
     def step_seconds(self) -> float | None:
         """How long a step takes, as reported; None before the first step."""
         return self.reporter.progress.step_seconds

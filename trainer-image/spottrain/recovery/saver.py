@@ -156,18 +156,17 @@ class StateSaver:
     def fits(self, step: int, seconds_left: float) -> bool:
         """Whether a save of `step` can end in time, by the agreed forecast.
 
-        The answer is the same on all ranks. If the save cannot end in time, this waits for the save under way.
+        The answer is the same on all ranks. If the save cannot end in time, this waits for the save under way. The
+        warning doesn't name the newest commit, because any rank's is shown, and only rank 0 knows the commit.
         """
         if self.checkpointer is None or step <= self.committed_step or self.schedule.fits(seconds_left):
             return True
         self.checkpointer.settle(max(0.0, seconds_left))
         self.poll()
-        newest = self.reports.newest_commit
-        which = f", step {newest.step}," if newest is not None else ""
         self.reports.warn(
             f"Step {step} was not committed before the end of this generation: a checkpoint takes about "
             f"{self.schedule.agreed_seconds:.1f} s, and {max(0.0, seconds_left):.1f} s of the notice were left; the "
-            f"newest commit{which} stands."
+            "newest commit stands."
         )
         return False
 

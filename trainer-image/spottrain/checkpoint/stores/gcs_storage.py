@@ -189,7 +189,8 @@ class GcsStorage:
             raise StorageUnavailable(f"{where} failed, after retries: {error}") from error
         except (requests.RequestException, TransportError, OSError) as error:
             raise StorageUnavailable(
-                f"{where} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+                f"{where} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
+                f"and the network. ({error})"
             ) from error
         except GoogleAuthError as error:
             # It may pass: the metadata server of workload identity takes its time to start, and nobody has retried.

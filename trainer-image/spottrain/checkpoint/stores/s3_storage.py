@@ -255,7 +255,8 @@ class S3Storage:
             ) from error
         except (EndpointConnectionError, ConnectTimeoutError) as error:
             raise StorageUnavailable(
-                f"{self._where(key)} can't be reached: check checkpoint.endpointURL and the network. ({error})"
+                f"{self._where(key)} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
+                f"and the network. ({error})"
             ) from error
         except BotoCoreError as error:
             raise StorageUnavailable(f"{self._where(key)} gave an invalid answer: {error}") from error

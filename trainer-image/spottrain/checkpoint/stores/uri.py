@@ -48,7 +48,8 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
     bucket, prefix = _bucket_and_prefix(parts.scheme, parts.netloc, parts.path)
     if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
         raise StorageDenied(
-            f"checkpoint.endpointURL {endpoint_url!r} is not a valid address; write https://HOST:PORT."
+            f"checkpoint.endpointURL (of a command, --endpoint-url) is {endpoint_url!r}, which is not a valid "
+            "address; write https://HOST:PORT."
         )
     if parts.scheme == "s3":
         with _client("boto3", uri=uri, extra="s3"):
