@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.scale.agents import DRAIN_SECONDS, SimulatedAgent
+from benchmarks.scale.agents import DRAIN_SECONDS, SimulatedAgent, be_patient
 from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
@@ -378,6 +378,7 @@ def plot(results: dict[str, Result], path: Path) -> None:
 def main() -> int:
     clean_up_on_sigterm()
     watch_children_by_pidfd()
+    be_patient()
     logging.basicConfig(level=logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
