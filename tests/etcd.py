@@ -72,7 +72,7 @@ class Etcd:
         wait_for(lambda: kubectl.run("get", "--raw=/readyz").returncode == 0, "the API server is ready again")
 
     def _process(self, name: str) -> psutil.Process:
-        [process] = [each for each in processes_of(self.cluster.layout.root) if each.name() == name]
+        [process] = [each for each in processes_of(self.cluster.layout.root) if each.info["name"] == name]
         return process
 
 
