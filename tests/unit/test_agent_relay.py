@@ -161,6 +161,25 @@ async def test_peers_go_to_the_operator_themselves_when_their_relay_ends(job: Jo
     await until(lambda: job.phases()[1] is AgentPhase.FAILED)
 
 
+async def test_a_relay_that_ends_answers_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+    asked = asyncio.Event()
+    relay = relay_module.Relay("127.0.0.1", asked.set)
+    relay.lead({"uid-2": running(1, 1)})
+    asked.clear()
+    serving = asyncio.create_task(relay.run())
+    report = AgentReport(pod="gpt-2", pod_uid="uid-2", rendezvous_port=1, sent_at=NOW)
+    async with aiohttp.ClientSession() as session:
+        address = Relay(address=f"127.0.0.1:{relay.port}", token=relay.token)
+        reporting = asyncio.create_task(RelayRoute(session, address, "uid-2").report(report))
+        async with asyncio.timeout(10):
+            await asked.wait()
+            serving.cancel()
+            with pytest.raises(RefusedError, match="503: the operator does not answer node rank 0"):
+                await reporting
+    await asyncio.wait({serving})
+    assert not caplog.records
+
+
 async def test_they_come_back_to_a_relay_that_does(job: Job) -> None:
     job.members[0].contact._relay.lead({})
     await until(lambda: (job.setup.reports.num_present, job.relayed()) == (3, 0))

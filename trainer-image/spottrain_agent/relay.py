@@ -73,7 +73,10 @@ class Relay:
         self._alone_since: float | None = None
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled.
+
+        Peers that wait for an answer are then sent to the operator.
+        """
         application = web.Application(client_max_size=MAX_REPORT_BYTES)
         application.router.add_get(PATH_ASSIGNMENT, self._poll)
         application.router.add_post(PATH_REPORT, self._report)
@@ -83,6 +86,8 @@ class Relay:
             await web.SockSite(runner, self._socket).start()
             await asyncio.Event().wait()
         finally:
+            self.lead({})
+            self.sent(taken=False)
             await runner.cleanup()
 
     # --- this agent and the operator ---------------------------------------------------------------------
