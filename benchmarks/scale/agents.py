@@ -6,6 +6,7 @@ They run the agent's own state machine and contact with the operator, relays inc
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -47,6 +48,8 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
@@ -90,6 +93,7 @@ class SimulatedAgent:
         self._started_at = 0.0
         self._first_step_at: datetime | None = None
         self._task = asyncio.create_task(self._contact.keep(self._control, self._on_assignment))
+        self._task.add_done_callback(self._tell_failure)
         self._later: list[asyncio.TimerHandle] = []
         self.node_rank: int | None = None
         self.drained_at: float | None = None
@@ -116,6 +120,11 @@ class SimulatedAgent:
         for handle in self._later:
             handle.cancel()
         return self._task
+
+    def _tell_failure(self, task: asyncio.Task[None]) -> None:
+        """A real agent would end with its pod; here, its pod would be silent for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the agent of %s has failed", self.pod, exc_info=error)
 
     def take_notice(self, deadline: datetime) -> None:
         """Hear from the node's watcher that the node will be gone."""

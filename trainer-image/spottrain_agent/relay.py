@@ -144,6 +144,7 @@ class Relay:
         self._alone_since = self._clock() if self._alone_since is None else self._alone_since
         for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself
             self._reports.pop(uid, None)
+            self._unsent.discard(uid)  # the contact may have been lost meanwhile
 
     def lose_contact(self) -> None:
         """Report anew of all peers, to an operator that may know none of them."""
