@@ -70,7 +70,7 @@ def be_patient() -> None:
     routes.POLL_TIMEOUT = routes.RELAY_POLL_TIMEOUT = routes.RELAY_REPORT_TIMEOUT = patient
     routes.FIRST_REPORT_SECONDS = routes.CONNECT_SECONDS = PATIENCE_SECONDS
     relay.UNKNOWN_PEER_SECONDS = relay.BETWEEN_POLLS_SECONDS = PATIENCE_SECONDS
-    relay.BEAT_SECONDS = PATIENCE_SECONDS / 3
+    routes.BEAT_SECONDS = PATIENCE_SECONDS / 3
 
 
 class SimulatedAgent:

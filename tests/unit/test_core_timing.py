@@ -78,6 +78,14 @@ def is_lost_while_others_ended(seconds: float) -> bool:
     return reason(training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)) == "NodeLost"
 
 
+def is_lost_without_its_relay(seconds: float) -> bool:
+    scene = training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)
+    reports = dict(scene.observed.reports)
+    lost_relay_at = reports["u4"].received_at
+    reports["u4"] = replace(reports["u4"], comes_by=lost_relay_at + timedelta(seconds=timing.WITHOUT_RELAY))
+    return reason(replace(scene, observed=replace(scene.observed, reports=reports))) == "NodeLost"
+
+
 def is_lost_while_stuck(seconds: float) -> bool:
     return reason(training_job().all_say(step_age_seconds=40.0).says(4, age=seconds)) == "NodeLost"
 
@@ -368,6 +376,7 @@ class Boundary:
 
 BOUNDARIES = {
     "SILENT_WHILE_OTHERS_ENDED": Boundary(is_lost_while_others_ended, False),
+    "WITHOUT_RELAY": Boundary(is_lost_without_its_relay, True),
     "SILENT_WHILE_STUCK": Boundary(is_lost_while_stuck, False),
     "STUCK_STEPS": Boundary(is_stuck, False),
     "SILENT_ALONE": Boundary(is_lost_alone, False),

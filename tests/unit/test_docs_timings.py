@@ -14,13 +14,15 @@ from spottrain_operator.core.timing import (
     GROWTH_MIN_REMAINING,
     NEXT_GENERATION_PATIENCE,
     SILENT_ALONE,
+    SILENT_ON_LOST_NODE,
     SILENT_WHILE_OTHERS_ENDED,
     SILENT_WHILE_STUCK,
     UNKNOWN_LEAD,
+    WITHOUT_RELAY,
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-ROW = re.compile(r"^\| `([A-Z_]+)` \| (\d+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `([A-Z_]+)` \| ([\d.]+) \|", re.MULTILINE)
 
 
 def test_the_table_of_constants() -> None:
@@ -33,6 +35,8 @@ def test_the_table_of_constants() -> None:
     ("page", "sentence"),
     [
         ("notices", f"| some have ended | {SILENT_WHILE_OTHERS_ENDED:g} s |"),
+        ("notices", f"doesn't answer | {SILENT_ON_LOST_NODE:g} s |"),
+        ("notices", f"has just gone | at least {WITHOUT_RELAY:g} s |"),
         ("notices", f"stuck: no step for {SILENT_WHILE_STUCK:g} s, and"),
         ("notices", f"as long as a step takes | {SILENT_WHILE_STUCK:g} s |"),
         ("notices", f"such as before the first step | {SILENT_ALONE:g} s |"),

@@ -14,8 +14,9 @@ from control_api_setup import AUTHORIZED, JOB, NOW, POD, WAIT, Setup, report, ru
 from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import PodIdentity
-from spottrain_operator.control_api.agents import COMING_SECONDS, DEAD_BEFORE_CLOSED_SECONDS
+from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relay_for
+from spottrain_operator.core.timing import WITHOUT_RELAY
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
 OTHER = replace(POD, pod="gpt-3", uid="uid-3")
@@ -245,7 +246,7 @@ async def test_peers_that_have_lost_their_relay_are_waited_for(setup: Setup) -> 
     await send(setup, POD)
     assert setup.woken == [], "it doesn't lead them any more, so that says nothing of them"
     everybody = frozenset({PEER.uid, OTHER.uid})
-    by = NOW + timedelta(seconds=100.0 + COMING_SECONDS)
+    by = NOW + timedelta(seconds=100.0 + WITHOUT_RELAY)
     assert {view.comes_by for view in setup.reports.of(everybody).values()} == {by}
     assert [silence(setup, pod) for pod in (PEER, OTHER)] == [0.0] * 2
     assert await send(setup, PEER, of(OTHER), present=(OTHER.uid,)) == 204

@@ -245,7 +245,9 @@ class ControlClient:
         """Go to the operator itself, and try the relay again later."""
         if self._clock() < self._relay_at:  # a poll and a report have failed together
             return
-        logger.info("the relay fails, so this agent asks the operator itself: %s", str(error) or type(error).__name__)
+        level = logging.DEBUG if self._relay_pause < SAY_AGAIN_SECONDS else logging.INFO  # rank 0 often leaves
+        reason = str(error) or type(error).__name__
+        logger.log(level, "the relay on node rank 0 fails, so this agent asks the operator itself: %s", reason)
         self._relay_at = self._clock() + self._relay_pause
         self._relay_pause = min(2 * self._relay_pause, MAX_WITHOUT_RELAY_SECONDS)
         self._unreachable.set()

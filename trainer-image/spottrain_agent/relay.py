@@ -19,8 +19,9 @@ from typing import NoReturn
 from aiohttp import web
 from pydantic import ValidationError
 
+from spottrain_agent import routes
 from spottrain_agent.ports import bind
-from spottrain_agent.routes import BEAT_SECONDS, proof_of_answer, proven_nonce
+from spottrain_agent.routes import proof_of_answer, proven_nonce
 from spottrain_api.contract import (
     PATH_ASSIGNMENT,
     PATH_REPORT,
@@ -172,7 +173,7 @@ class Relay:
                     break
                 await response.write(_BEAT)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_SECONDS):
+                    async with asyncio.timeout(routes.BEAT_SECONDS):
                         await changed.wait()
             await response.write_eof()
         return response

@@ -18,11 +18,10 @@ from typing import Protocol
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.timing import WITHOUT_RELAY
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0
-# The peers of a relay that goes come to the operator all at once, and those of many relays if many nodes go.
-COMING_SECONDS = 6.0
 
 
 class AssignmentBoard:
@@ -219,7 +218,7 @@ class ReportBox:
     def _expect(self, uid: str) -> None:
         """It was there, and has to find another way now."""
         self._heard(uid)
-        self._coming[uid] = self._now() + timedelta(seconds=COMING_SECONDS)
+        self._coming[uid] = self._now() + timedelta(seconds=WITHOUT_RELAY)
 
     def _comes_itself(self, uid: str) -> None:
         """Forget at whose relay the pod has held its poll."""

@@ -40,8 +40,8 @@ CANNOT_START = frozenset(WaitingReason)
 # Reasons that say little by themselves. A reason with a cause of its own is reported instead.
 _CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED, FailureReason.KILLED})
 EARLIER_JOB = (
-    "An earlier job has used the folder at checkpoint.uri. This one resumes from its newest commit, or starts at "
-    "step 0 if it committed nothing"
+    "An earlier job has used the folder at checkpoint.uri, or it is a copy. This one resumes from its newest commit, "
+    "or starts at step 0 if it committed nothing"
 )
 
 

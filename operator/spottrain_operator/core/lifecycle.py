@@ -12,8 +12,8 @@ from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import seconds_between
 
 _TRAIN_ON = (
-    "To train on, raise the script's steps, delete the job and apply it again. For a fresh run, use a different "
-    "checkpoint.uri"
+    "To train on, raise the script's steps, and apply the job under another name; its commits replace the old ones. "
+    "For a fresh run, use a different checkpoint.uri"
 )
 
 

@@ -16,6 +16,9 @@ STUCK_STEPS = 5.0
 # If nothing else points to a loss, only a long silence counts, and only if the others make no steps either. A pod
 # that isn't a member is deleted after the same silence.
 SILENT_ALONE = 30.0
+# An agent that has lost its relay comes to the operator itself, and those of many relays all at once: it isn't silent
+# for this long.
+WITHOUT_RELAY = 6.0
 # If the Node object says that the node is gone, a report younger than this contradicts it.
 SILENT_ON_LOST_NODE = 2.5
 # Longest age of the report of a pod that is to join a generation.
