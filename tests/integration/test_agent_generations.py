@@ -327,7 +327,34 @@ async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, opera
     pods.start("a")
     await pods.warm()
     await operator.assign(pods.generation(1, pods.script("import os; os._exit(0)"), ["a"]))
-    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=10)
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=60)
+
+
+KILLED_WHILE_TORCHRUN_IS_SLOW = """
+import os, signal, time
+launcher, worker = os.getppid(), os.getpid()
+if os.fork():
+    time.sleep(600)
+os.setsid()
+os.kill(launcher, signal.SIGSTOP)
+os.kill(worker, signal.SIGKILL)
+time.sleep(2)
+os.kill(launcher, signal.SIGCONT)
+os._exit(0)
+"""
+
+
+async def test_a_killed_worker_has_not_succeeded_though_torchrun_says_so_late(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    """As on a busy machine."""
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(KILLED_WHILE_TORCHRUN_IS_SLOW), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=60)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
 
 
 async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: FakeOperator, tmp_path: Path) -> None:

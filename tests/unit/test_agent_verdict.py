@@ -89,6 +89,11 @@ CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason |
     ),
     "gone without a word, torchrun may still tell": (seen(rank()), None, None),
     "gone by os._exit(0)": (seen(rank(), is_settled=True), P.SUCCEEDED, None),
+    "killed, and torchrun says so at once": (
+        seen(rank(), launcher=LauncherEnded(exit_codes={0: -9})),
+        P.FAILED,
+        R.KILLED,
+    ),
     "killed": (
         seen(rank(), is_settled=True, launcher=LauncherEnded(exit_codes={0: -9})),
         P.FAILED,

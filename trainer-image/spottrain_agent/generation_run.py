@@ -33,8 +33,9 @@ from spottrain_api.contract import (
 
 logger = logging.getLogger(__name__)
 
-# After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s.
-SETTLE_SECONDS = 0.4
+# After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s, but later on a
+# busy machine, and a rank that was killed must not count as one that has succeeded.
+SETTLE_SECONDS = 10.0
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
 RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
 # By default, gloo listens on the address of the machine's name.

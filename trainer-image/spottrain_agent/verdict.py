@@ -101,12 +101,15 @@ def _rank_end(rank: RankObservation, observation: GenerationObservation) -> Verd
         return _of_outcome(rank, rank.outcome)
     if rank.ended is not None:
         return _of_exit(rank, rank.ended, observation)
-    if rank.started is None or rank.is_alive or not observation.is_settled:
+    if rank.started is None or rank.is_alive:
         return None
-    exit_codes = observation.launcher.exit_codes if observation.launcher else {}
-    # torchrun notices every exit code except 0, with which os._exit may end a worker without a record.
-    ended = WorkerEnded(exit_code=exit_codes.get(rank.local_rank, observation.launcher_exit_code or 0))
-    return _of_exit(rank, ended, observation)
+    exit_code = observation.launcher.exit_codes.get(rank.local_rank) if observation.launcher else None
+    if exit_code is None:
+        if not observation.is_settled:
+            return None
+        # torchrun reports every exit code except 0, with which os._exit may end a worker without a record.
+        exit_code = observation.launcher_exit_code or 0
+    return _of_exit(rank, WorkerEnded(exit_code=exit_code), observation)
 
 
 def _of_outcome(rank: RankObservation, outcome: Outcome) -> Verdict:
