@@ -202,6 +202,10 @@ def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity
             "Create what is missing, or correct podTemplate.resourceClaims",
         ),
         (
+            "0/7 nodes are available: 1 Insufficient nvidia.com/gpu, 6 node(s) had untolerated taint(s).",
+            "6 nodes of the cluster may be tainted for others: podTemplate.tolerations lets the job use them",
+        ),
+        (
             "0/4 nodes are available: 4 node(s) were unschedulable.",
             "4 nodes of the cluster may be cordoned: kubectl uncordon gives them back",
         ),
@@ -210,7 +214,7 @@ def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity
 def test_what_keeps_pods_from_any_node_is_said_with_what_to_do(said: str, sentence: str) -> None:
     scene = short_of_spot(said, capacity={})
     assert sentence in scene.plan().status.message
-    assert ("no node has room" in scene.plan().status.message) == ("cordoned" in sentence)
+    assert ("no node has room" in scene.plan().status.message) == ("no scheduler" not in said)
     unhealthy = scene.plan().status.condition("PodsHealthy")
     assert unhealthy is not None
     assert sentence in unhealthy.message

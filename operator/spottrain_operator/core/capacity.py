@@ -22,7 +22,7 @@ from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, PodView, Refusal
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import cordoned_nodes, lacks_claim, lacks_labelled_node, scheduler_advice
+from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, nodes_kept_away, scheduler_advice
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     PREWARMED_STAY,
@@ -298,7 +298,7 @@ def advice(situation: Situation, pod: PodView) -> str:
     spec = situation.spec
     asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
     todo = "" if lacks_only_spot(situation, pod) else scheduler_advice(pod, spec)
-    return ". ".join(part for part in (asked, cordoned_nodes(pod), todo) if part)
+    return ". ".join(part for part in (asked, nodes_kept_away(pod), todo) if part)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:

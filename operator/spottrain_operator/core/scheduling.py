@@ -28,7 +28,14 @@ _ADVICE = (
     ("anti-affinity", _ONE_A_NODE),
     ("insufficient", _NO_ROOM),
 )
-_CORDONED = re.compile(r"(\d+) node\(s\) were unschedulable")
+# Nodes that could take the pod, but for what their administrator has set.
+_KEPT_AWAY = (
+    (re.compile(r"(\d+) node\(s\) were unschedulable"), "may be cordoned: kubectl uncordon gives them back"),
+    (
+        re.compile(r"(\d+) node\(s\) had untolerated taint"),
+        "may be tainted for others: podTemplate.tolerations lets the job use them",
+    ),
+)
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
@@ -57,12 +64,10 @@ def is_unseen(pod: PodView) -> bool:
     return scheduler_says(pod).startswith(UNSEEN)
 
 
-def cordoned_nodes(pod: PodView) -> str:
-    """A sentence about nodes that are cordoned; empty if there are none."""
-    found = _CORDONED.search(scheduler_says(pod))
-    if found is None:
-        return ""
-    return f"{counted(int(found[1]), 'node')} of the cluster may be cordoned: kubectl uncordon gives them back"
+def nodes_kept_away(pod: PodView) -> str:
+    """Sentences about nodes that are cordoned or tainted; empty if there are none."""
+    found = ((pattern.search(scheduler_says(pod)), what) for pattern, what in _KEPT_AWAY)
+    return ". ".join(f"{counted(int(m[1]), 'node')} of the cluster {what}" for m, what in found if m is not None)
 
 
 def lacks_labelled_node(pod: PodView) -> bool:
