@@ -33,7 +33,7 @@ from spottrain_api.contract import (
 
 logger = logging.getLogger(__name__)
 
-# After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s, but later on a
+# After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s, or later on a
 # busy machine, and a rank that was killed must not count as one that has succeeded.
 SETTLE_SECONDS = 10.0
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
