@@ -159,6 +159,12 @@ class Scene:
         pods = tuple(p for p in self.observed.pods if p.sequence != sequence)
         return replace(self, observed=replace(self.observed, pods=pods))
 
+    def loses_relay(self, sequence: int, *, comes_by: datetime) -> Scene:
+        """An agent that has reported may be on its way to the operator until then."""
+        reports, uid = self.observed.reports, f"u{sequence}"
+        lost = replace(reports[uid], comes_by=comes_by)
+        return replace(self, observed=replace(self.observed, reports={**reports, uid: lost}))
+
     def node(self, sequence: int, **changes: Any) -> Scene:
         node = replace(self.observed.nodes[f"n{sequence}"], **changes)
         return replace(self, observed=replace(self.observed, nodes={**self.observed.nodes, node.name: node}))

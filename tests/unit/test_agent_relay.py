@@ -161,8 +161,23 @@ async def test_peers_go_to_the_operator_themselves_when_their_relay_ends(job: Jo
     await until(lambda: job.phases()[1] is AgentPhase.FAILED)
 
 
-async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay() -> None:
-    """The poll ends first, and the report a moment later."""
+@dataclass(frozen=True)
+class Alone:
+    """A relay with one peer, whose own agent never reports unless the test does.
+
+    `asked` is set when there is something to report. `route` is the peer's way to it.
+    """
+
+    relay: relay_module.Relay
+    asked: asyncio.Event
+    serving: asyncio.Task[None]
+    route: RelayRoute
+    own: AgentReport
+    peers: AgentReport
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Alone]:
     asked = asyncio.Event()
     relay = relay_module.Relay("127.0.0.1", asked.set)
     relay.lead({"uid-2": running(1, 1)})
@@ -170,39 +185,36 @@ async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay() -> 
     serving = asyncio.create_task(relay.run())
     own = AgentReport(pod="gpt-1", pod_uid="uid-1", rendezvous_port=1, sent_at=NOW)
     peers = own.model_copy(update={"pod": "gpt-2", "pod_uid": "uid-2"})
-    async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+    async with aiohttp.ClientSession() as session:
         route = RelayRoute(session, Relay(address=f"127.0.0.1:{relay.port}", token=relay.token), "uid-2")
-        polling = asyncio.create_task(route.poll(running(1, 1).revision, 60.0))
-        reporting = asyncio.create_task(route.report(peers))
-        while "uid-2" not in relay.present or not relay._waiting:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.005)
-        assert relay.filled(own).peers == (peers,)
-        relay.lose_contact()
-        relay.sent(taken=False)
-        with pytest.raises(RefusedError, match="503"):
-            await reporting
-        assert relay.filled(own).peers == (), "the peer hands it to the operator itself"
-        polling.cancel()
+        yield Alone(relay, asked, serving, route, own, peers)
     serving.cancel()
     await asyncio.wait({serving})
 
 
-async def test_a_relay_that_ends_answers_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
-    asked = asyncio.Event()
-    relay = relay_module.Relay("127.0.0.1", asked.set)
-    relay.lead({"uid-2": running(1, 1)})
-    asked.clear()
-    serving = asyncio.create_task(relay.run())
-    report = AgentReport(pod="gpt-2", pod_uid="uid-2", rendezvous_port=1, sent_at=NOW)
-    async with aiohttp.ClientSession() as session:
-        address = Relay(address=f"127.0.0.1:{relay.port}", token=relay.token)
-        reporting = asyncio.create_task(RelayRoute(session, address, "uid-2").report(report))
-        async with asyncio.timeout(10):
-            await asked.wait()
-            serving.cancel()
-            with pytest.raises(RefusedError, match="503: the operator does not answer node rank 0"):
-                await reporting
-    await asyncio.wait({serving})
+async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone: Alone) -> None:
+    """The poll ends first, and the report a moment later."""
+    relay = alone.relay
+    polling = asyncio.create_task(alone.route.poll(running(1, 1).revision, 60.0))
+    reporting = asyncio.create_task(alone.route.report(alone.peers))
+    await until(lambda: "uid-2" in relay.present and bool(relay._waiting))
+    assert relay.filled(alone.own).peers == (alone.peers,)
+    relay.lose_contact()
+    relay.sent(taken=False)
+    with pytest.raises(RefusedError, match="503"):
+        await reporting
+    assert relay.filled(alone.own).peers == (), "the peer hands it to the operator itself"
+    polling.cancel()
+
+
+async def test_a_relay_that_ends_answers_whoever_waits(alone: Alone, caplog: pytest.LogCaptureFixture) -> None:
+    reporting = asyncio.create_task(alone.route.report(alone.peers))
+    async with asyncio.timeout(10):
+        await alone.asked.wait()
+        alone.serving.cancel()
+        with pytest.raises(RefusedError, match="503: the operator does not answer node rank 0"):
+            await reporting
+    await asyncio.wait({alone.serving})
     assert not caplog.records
 
 

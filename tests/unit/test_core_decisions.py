@@ -115,9 +115,7 @@ def test_a_number_that_comes_again_is_another_start() -> None:
 @pytest.mark.parametrize(("comes_by", "cause"), [(1.0, "Failure"), (0.0, "NodeLost"), (-1.0, "NodeLost")])
 def test_a_member_that_has_lost_its_relay_is_waited_for(comes_by: float, cause: str) -> None:
     scene = training_job().says(3, phase=AgentPhase.FAILED).says(4, age=5)
-    reports = dict(scene.observed.reports)
-    reports["u4"] = replace(reports["u4"], comes_by=scene.now + timedelta(seconds=comes_by))
-    generation = replace(scene, observed=replace(scene.observed, reports=reports)).plan().status.generation
+    generation = scene.loses_relay(4, comes_by=scene.now + timedelta(seconds=comes_by)).plan().status.generation
     assert generation is not None
     assert generation.reason == cause
 

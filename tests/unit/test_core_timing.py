@@ -80,10 +80,8 @@ def is_lost_while_others_ended(seconds: float) -> bool:
 
 def is_lost_without_its_relay(seconds: float) -> bool:
     scene = training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)
-    reports = dict(scene.observed.reports)
-    lost_relay_at = reports["u4"].received_at
-    reports["u4"] = replace(reports["u4"], comes_by=lost_relay_at + timedelta(seconds=timing.WITHOUT_RELAY))
-    return reason(replace(scene, observed=replace(scene.observed, reports=reports))) == "NodeLost"
+    lost_at = scene.observed.reports["u4"].received_at
+    return reason(scene.loses_relay(4, comes_by=lost_at + timedelta(seconds=timing.WITHOUT_RELAY))) == "NodeLost"
 
 
 def is_lost_while_stuck(seconds: float) -> bool:
