@@ -22,7 +22,9 @@ Samples = tuple[tuple[Sample, ...], ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of a job: values, which take less memory than its status and its agents' reports.
+    """The values that are kept of a job.
+
+    They take less memory than its status and its agents' reports.
 
     `completed_at` is None until the job is over, and again once it has been over for long.
     """

@@ -116,7 +116,10 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
 
 
 def _told_to_all(job: JobView, generation: GenerationStatus) -> GenerationAssignment:
-    """What is the same for all members. It is most of an assignment, and they share it."""
+    """What is the same for all members.
+
+    It is most of an assignment, and they share it.
+    """
     return GenerationAssignment(
         number=generation.number,
         rendezvous_id=generation.rendezvous_id,
