@@ -47,6 +47,7 @@ from benchmarks.scale.agents import DRAIN_SECONDS, SimulatedAgent, be_patient
 from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
+from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_local.processes import watch_children_by_pidfd
@@ -261,7 +262,8 @@ def finished_status() -> dict[str, Any]:
 
 def _session(number: int) -> aiohttp.ClientSession:
     """Open a client with its own address, as nodes have: the limit is per address."""
-    connector = aiohttp.TCPConnector(limit=0, local_addr=(f"127.77.0.{number + 1}", 0))
+    address = (f"127.77.0.{number + 1}", 0)
+    connector = aiohttp.TCPConnector(limit=0, local_addr=address, keepalive_timeout=IDLE_SECONDS)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
 
 

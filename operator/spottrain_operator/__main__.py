@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
     gc.freeze()
     # By default, it looks after 700 new objects, which takes a tenth of the time of an operator with many jobs.
-    gc.set_threshold(50_000, 20, 20)
+    # With a number much higher than this, connections that have ended take memory for hours.
+    gc.set_threshold(10_000, 20, 10)
     gc.enable()
     main()

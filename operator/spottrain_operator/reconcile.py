@@ -49,7 +49,7 @@ from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
-from spottrain_operator.core.assignments import assignment_for, relay_for
+from spottrain_operator.core.assignments import assignments_for, relay_for
 from spottrain_operator.core.model import (
     Action,
     AnnotatePod,
@@ -157,16 +157,18 @@ class Reconciler:
         return PassResult(requeue_after=decided.requeue_after)
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
-        return {pod.uid: self._assignment(job, pod, observed) for pod in observed.pods}
+        told = assignments_for(job, [pod.uid for pod in observed.pods], self._key)
+        return {pod.uid: self._placed(told[pod.uid], job, pod, observed) for pod in observed.pods}
 
-    def _assignment(self, job: JobView, pod: PodView, observed: Observed) -> Assignment:
+    def _placed(self, told: Assignment, job: JobView, pod: PodView, observed: Observed) -> Assignment:
+        """The assignment with what the operator sees of the pod's node and of the relay."""
         node = observed.nodes.get(pod.node or "")
         seen = {
             "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
             "watcher": node.watcher if node is not None else "",
             "relay": relay_for(job, pod.uid, observed.reports),
         }
-        return assignment_for(job, pod.uid, self._key).model_copy(update=seen)
+        return told.model_copy(update=seen)
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from spottrain_api.v1alpha1 import Phase
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.job_families import FAMILIES, JOB, PHASE_FAMILY, Family, JobNow, Sample
+from spottrain_operator.job_families import FAMILIES, JOB, PHASE_FAMILY, JobNow, Sample
 
 # Time for which a job that is over keeps all its series.
 OVER = timedelta(hours=1)
 
 
+Samples = tuple[tuple[Sample, ...], ...]
+"""Those of each family, in the order of FAMILIES."""
+
+
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of a job. `job` is None once it has been over for long."""
+    """The values that are kept of a job.
 
-    phase: Phase
-    job: JobNow | None
+    They take less memory than its status and its agents' reports.
 
-    def samples(self, family: Family) -> Iterable[Sample]:
-        if self.job is not None:
-            return family.samples(self.job)
-        return [((self.phase.value,), 1.0)] if family.name == PHASE_FAMILY else []
+    `completed_at` is None until the job is over, and again once it has been over for long.
+    """
+
+    completed_at: datetime | None
+    has_all: bool
+    samples: Samples
 
 
 class JobMetrics(Collector):
@@ -42,7 +46,7 @@ class JobMetrics(Collector):
 
     def put(self, key: JobKey, job: JobNow) -> None:
         """Set what the newest pass over a job found."""
-        kept = _Kept(job.status.phase, job)
+        kept = _Kept(job.status.completion_time, has_all=True, samples=_samples(job))
         self._trim(kept)
         self._jobs[key] = kept
 
@@ -51,12 +55,15 @@ class JobMetrics(Collector):
 
     def has_all_series(self, key: JobKey) -> bool:
         kept = self._jobs.get(key)
-        return kept is not None and kept.job is not None
+        return kept is not None and kept.has_all
 
     def _trim(self, kept: _Kept) -> None:
-        completed = kept.job.status.completion_time if kept.job is not None else None
-        if completed is not None and self._now() - completed > OVER:
-            kept.job = None
+        if kept.completed_at is not None and self._now() - kept.completed_at > OVER:
+            kept.samples = tuple(
+                _true(samples) if family.name == PHASE_FAMILY else ()
+                for family, samples in zip(FAMILIES, kept.samples, strict=True)
+            )
+            kept.completed_at, kept.has_all = None, False
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample.
@@ -67,9 +74,17 @@ class JobMetrics(Collector):
         jobs = list(self._jobs.items())
         for _, kept in jobs:
             self._trim(kept)
-        for family in FAMILIES:
+        for number, family in enumerate(FAMILIES):
             metric = family.kind(family.name, family.documentation, labels=(*JOB, *family.labels))
             for key, kept in jobs:
-                for labels, value in kept.samples(family):
+                for labels, value in kept.samples[number]:
                     metric.add_metric((key.namespace, key.name, *labels), value)
             yield metric
+
+
+def _samples(job: JobNow) -> Samples:
+    return tuple(tuple(family.samples(job)) for family in FAMILIES)
+
+
+def _true(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    return tuple(sample for sample in samples if sample[1])

@@ -142,6 +142,17 @@ def test_a_heartbeat_changes_nothing() -> None:
     assert trimmed_node(later) == trimmed_node(node())
 
 
+def test_what_nobody_reads_of_a_pod_changes_nothing() -> None:
+    before, after = pod(**STATES["up"]), pod(**STATES["up"])
+    after["metadata"]["labels"] |= {"topology.kubernetes.io/zone": "us-east-1a"}
+    after["metadata"]["ownerReferences"] = [{"uid": "j", "controller": True, "blockOwnerDeletion": True}]
+    after["status"] |= {
+        "conditions": [condition("Initialized"), condition("Ready", lastProbeTime=AT), condition("PodScheduled")],
+        "podIPs": [{"ip": "10.0.0.1"}],
+    }
+    assert trimmed_pod(after) == trimmed_pod(before)
+
+
 def test_a_trimmed_job_is_the_whole_one_without_records_of_its_writers() -> None:
     meta = {"name": "gpt", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "own": "1"}}
     job = {"metadata": meta | {"managedFields": [{}]}, "spec": {"image": "x"}, "status": {"phase": "Running"}}

@@ -42,6 +42,7 @@ from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge
@@ -125,7 +126,7 @@ class Agent:
         self._reaper.attach(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_sigterm)
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS)) as session:
             settings = self._settings
             control = ControlClient(
                 session,

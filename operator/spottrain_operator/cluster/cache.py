@@ -42,7 +42,6 @@ class _Kept:
     version: int
     uid: str
     text: bytes
-    indices: frozenset[Index]
 
     def object(self) -> Manifest:
         found: Manifest = from_json(self.text)
@@ -167,16 +166,23 @@ class ObjectCache:
         trimmed = self.trim(manifest)
         trimmed["metadata"].pop("resourceVersion", None)
         text = json.dumps(trimmed, separators=(",", ":"), sort_keys=True).encode()
-        new = _Kept(version=version, uid=_uid(manifest), text=text, indices=frozenset(self._index(trimmed)))
-        self._move(key, old, new)
-        if tell and (old is None or old.text != new.text):
-            self._on_change(Change(before=old.object() if old is not None else None, after=new.object()))
+        new = _Kept(version=version, uid=_uid(manifest), text=text)
+        if old is not None and old.text == text:
+            self._kept[key] = new
+            return
+        before = old.object() if old is not None else None
+        self._kept[key] = new
+        self._move(key, before, trimmed)
+        if tell:
+            self._on_change(Change(before=before, after=new.object()))
 
     def _remove(self, key: Key, version: int) -> None:
         old = self._kept.get(key)
         if old is not None and old.version <= version:
-            self._move(key, old, None)
-            self._on_change(Change(before=old.object(), after=None))
+            before = old.object()
+            del self._kept[key]
+            self._move(key, before, None)
+            self._on_change(Change(before=before, after=None))
 
     def _note_deletion(self, key: Key, version: int, uid: str) -> None:
         """Forget an object that is gone.
@@ -191,19 +197,19 @@ class ObjectCache:
         elif self._gone.get(key, (0, ""))[1] == uid:
             del self._gone[key]
 
-    def _move(self, key: Key, old: _Kept | None, new: _Kept | None) -> None:
-        before = old.indices if old is not None else frozenset()
-        after = new.indices if new is not None else frozenset()
+    def _move(self, key: Key, old: Manifest | None, new: Manifest | None) -> None:
+        """Let the object be found by what it is found by now.
+
+        Its indices are made anew each time: kept, they would take as much memory as the object.
+        """
+        before = set(self._index(old)) if old is not None else set()
+        after = set(self._index(new)) if new is not None else set()
         for index in before - after:
             self._by_index[index].discard(key)
             if not self._by_index[index]:
                 del self._by_index[index]
         for index in after - before:
             self._by_index.setdefault(index, set()).add(key)
-        if new is None:
-            del self._kept[key]
-        else:
-            self._kept[key] = new
 
 
 def _key(manifest: Manifest) -> Key:

@@ -17,8 +17,11 @@ from spottrain_api.contract import (
     ANNOTATION_POOL,
     ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
+    LABEL_CAPACITY_TYPE,
     LABEL_JOB,
     LABEL_JOB_UID,
+    LABEL_SEQUENCE,
+    LABEL_TEMPLATE_HASH,
     accepted_taints,
 )
 from spottrain_operator.cluster.client import Manifest
@@ -33,12 +36,14 @@ _POD_METADATA = (
     "name",
     "uid",
     "resourceVersion",
-    "labels",
-    "ownerReferences",
     "creationTimestamp",
     "deletionTimestamp",
 )
-_POD_STATUS = ("phase", "reason", "podIP", "conditions")
+_POD_LABELS = (LABEL_JOB, LABEL_JOB_UID, LABEL_SEQUENCE, LABEL_CAPACITY_TYPE, LABEL_TEMPLATE_HASH)
+_OWNER = ("kind", "name", "uid", "controller")
+_POD_STATUS = ("phase", "reason", "podIP")
+_POD_CONDITIONS = ("PodScheduled", "ContainersReady", "Ready", "DisruptionTarget")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _CONTAINER_STATUS = ("name", "ready", "state")
 _NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
 _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
@@ -58,12 +63,18 @@ def trimmed_job(job: Manifest) -> Manifest:
 def trimmed_pod(pod: Manifest) -> Manifest:
     meta, status = pod["metadata"], pod.get("status", {})
     annotations = _only(meta.get("annotations") or {}, _POD_ANNOTATIONS)
+    owners = [_only(each, _OWNER) for each in meta.get("ownerReferences") or ()]
     kept = _only(status, _POD_STATUS)
+    kept["conditions"] = [
+        _only(each, _CONDITION) for each in status.get("conditions") or () if each["type"] in _POD_CONDITIONS
+    ]
     for kind in ("containerStatuses", "initContainerStatuses"):
         if status.get(kind):
             kept[kind] = [_only(each, _CONTAINER_STATUS) for each in status[kind]]
     return {
-        "metadata": _only(meta, _POD_METADATA) | ({"annotations": annotations} if annotations else {}),
+        "metadata": _only(meta, _POD_METADATA)
+        | {"labels": _only(meta.get("labels") or {}, _POD_LABELS), "ownerReferences": owners}
+        | ({"annotations": annotations} if annotations else {}),
         "spec": _only(pod["spec"], ("nodeName",)),
         "status": kept,
     }

@@ -13,15 +13,36 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from functools import cache
+from typing import Protocol, TypeVar
 
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment, RelayAssignment, RelayReport
+from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Message, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import WITHOUT_RELAY
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0
+
+_M = TypeVar("_M", bound=Message)
+
+
+def kept(message: _M) -> _M:
+    """Return the message for keeping, with half the memory.
+
+    pydantic notes in a set which fields the sender has set. That is read while a message is parsed. Later, one set
+    does for all messages of a type.
+    """
+    object.__setattr__(message, "__pydantic_fields_set__", _all_fields(type(message)))
+    for value in vars(message).values():
+        if isinstance(value, Message):
+            kept(value)
+    return message
+
+
+@cache
+def _all_fields(model: type[Message]) -> set[str]:
+    return set(model.model_fields)
 
 
 class AssignmentBoard:
@@ -43,7 +64,7 @@ class AssignmentBoard:
             del self._jobs[uid]
             self._changed.pop(uid, None)
         if assignments:
-            self._assignments.update(assignments)
+            self._assignments.update({uid: kept(told) for uid, told in assignments.items()})
             self._jobs.update(dict.fromkeys(assignments, job))
             self._pods[job] = frozenset(assignments)
         if before != assignments:
@@ -249,7 +270,7 @@ class ReportBox:
         previous = self._reports.get(sender.uid)
         if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
             return False
-        self._reports[sender.uid] = ReportView(report=report, received_at=received_at)
+        self._reports[sender.uid] = ReportView(report=kept(report), received_at=received_at)
         if previous is None or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)

@@ -5,8 +5,9 @@ They never depend on changes that are only planned. So a new operator finds ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from spottrain_api.contract import (
     Assignment,
@@ -16,7 +17,6 @@ from spottrain_api.contract import (
     GenerationAssignment,
     Interruptions,
     Relay,
-    ReplicaSettings,
     TrainerConfig,
 )
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, TrainingSettings
@@ -28,26 +28,37 @@ from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 _DEFAULT_DRAIN = timedelta(seconds=60)
 
 
-def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
-    """The assignment of one pod.
+def assignments_for(job: JobView, pod_uids: Iterable[str], key: bytes = b"") -> dict[str, Assignment]:
+    """The assignments of these pods, by uid.
 
     Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
 
     Args:
         job: Its `status` must be what the API server has.
-        pod_uid: The pod.
+        pod_uids: The pods.
         key: The operator's secret, from which it makes the tokens of replicas.
     """
-    status = job.status
+    status, generation = job.status, job.status.generation
     if status.phase in FINISHED_PHASES:
-        return Assignment(action=AssignmentAction.EXIT)
-    generation = status.generation
+        return {uid: Assignment(action=AssignmentAction.EXIT) for uid in pod_uids}
     if generation is None:
-        return Assignment(action=AssignmentAction.WAIT)
-    node_rank = next((m.node_rank for m in generation.members if m.pod_uid == pod_uid), None)
-    if node_rank is None:
-        return Assignment(action=AssignmentAction.WAIT)
-    told = _as_told(job, generation, node_rank, key)
+        return {uid: Assignment(action=AssignmentAction.WAIT) for uid in pod_uids}
+    ranks = {member.pod_uid: member.node_rank for member in generation.members}
+    shared = _told_to_all(job, generation)
+    return {
+        uid: _assignment(generation, _as_told(shared, job, ranks[uid], key))
+        if uid in ranks
+        else Assignment(action=AssignmentAction.WAIT)
+        for uid in pod_uids
+    }
+
+
+def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
+    """The assignment of one pod, as `assignments_for` says."""
+    return assignments_for(job, (pod_uid,), key)[pod_uid]
+
+
+def _assignment(generation: GenerationStatus, told: GenerationAssignment) -> Assignment:
     if generation.state is GenerationState.ACTIVE:
         return Assignment(action=AssignmentAction.RUN, generation=told)
     if generation.state is GenerationState.DRAINING:
@@ -104,23 +115,37 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     )
 
 
-def _as_told(job: JobView, generation: GenerationStatus, node_rank: int, key: bytes) -> GenerationAssignment:
-    replicas = replica_settings(job, node_rank, key)
+def _told_to_all(job: JobView, generation: GenerationStatus) -> GenerationAssignment:
+    """What is the same for all members.
+
+    It is most of an assignment, and they share it.
+    """
     return GenerationAssignment(
         number=generation.number,
         rendezvous_id=generation.rendezvous_id,
         rendezvous_endpoint=generation.rendezvous_endpoint,
-        node_rank=node_rank,
+        node_rank=0,
         num_nodes=len(generation.members),
         processes_per_node=job.spec.processes_per_node,
         entrypoint=job.spec.entrypoint,
-        trainer=_trainer_config(job, generation, replicas).to_dict(),
-        replica_token=replicas.token if replicas is not None else None,
+        trainer=_trainer_config(job, generation).to_dict(),
     )
 
 
-def _trainer_config(job: JobView, generation: GenerationStatus, replicas: ReplicaSettings | None) -> TrainerConfig:
-    """The spec's settings for ranks, and the facts about this generation."""
+def _as_told(shared: GenerationAssignment, job: JobView, node_rank: int, key: bytes) -> GenerationAssignment:
+    own: dict[str, Any] = {"node_rank": node_rank}
+    replicas = replica_settings(job, node_rank, key)
+    if replicas is not None:
+        settings = replicas.model_dump(mode="json", by_alias=True, exclude_none=True)
+        own |= {"trainer": shared.trainer | {"replicas": settings}, "replica_token": replicas.token}
+    return shared.model_copy(update=own)
+
+
+def _trainer_config(job: JobView, generation: GenerationStatus) -> TrainerConfig:
+    """The spec's settings for ranks, and the facts about this generation.
+
+    Those about a member are missing.
+    """
     return TrainerConfig(
         **{name: getattr(job.spec, name) for name in TrainingSettings.model_fields},
         job=job.name,
@@ -130,5 +155,4 @@ def _trainer_config(job: JobView, generation: GenerationStatus, replicas: Replic
         min_world_size=job.spec.nodes.min * job.spec.processes_per_node,
         interruptions=_interruptions(job, generation),
         resume=generation.resume,
-        replicas=replicas,
     )
