@@ -39,7 +39,7 @@ _POD_METADATA = (
     "deletionTimestamp",
 )
 _POD_STATUS = ("phase", "reason", "podIP", "conditions")
-_CONTAINER_STATUS = ("name", "ready", "state")
+_CONTAINER_STATUS = ("name", "ready", "restartCount", "state", "lastState")
 _NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
 _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
 
