@@ -1,4 +1,4 @@
-"""Sentences on a pod that doesn't train: what it does, what it waits for, or how it ended."""
+"""Sentences on a pod that does not train yet, or that has ended."""
 
 from __future__ import annotations
 
