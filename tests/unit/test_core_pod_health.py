@@ -44,6 +44,14 @@ def unplaced(message: str) -> PodView:
     return from_kubelet({"status": {"phase": "Pending", "conditions": [scheduled | since]}})
 
 
+def restarted(last: dict[str, Any]) -> PodView:
+    """A node waits before it restarts the sidecar once more."""
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+    proxy = {"name": "proxy", "restartCount": 2, "state": state, "lastState": {"terminated": last}}
+    view = from_kubelet({"status": {"phase": "Pending", "initContainerStatuses": [proxy]}})
+    return replace(view, node="n5", capacity_type=CapacityType.ON_DEMAND)
+
+
 def condition(scene: Scene) -> Condition:
     found = scene.plan().status.condition("PodsHealthy")
     assert found is not None
@@ -76,14 +84,30 @@ def test_a_container_that_cannot_start(reason: str, message: str, begun: bool) -
 
 
 def test_a_sidecar_that_ends_again_and_again_keeps_the_trainer_waiting_and_its_log_is_named() -> None:
-    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
-    entries = {"initContainerStatuses": [{"name": "proxy", "state": state}]}
-    scene = training_job(nodes={"min": 2, "max": 5}).with_pod(
-        from_kubelet({"status": {"phase": "Pending", **entries}})
+    failing = restarted({"exitCode": 3, "reason": "Error"})
+    said = (
+        "CrashLoopBackOff: container proxy has ended 3 times, last with exit code 3 (Error). "
+        "See its log (kubectl logs -n default job-5 -c proxy)"
     )
-    assert condition(scene).message == (
-        "pod job-5 can't start: CrashLoopBackOff: container proxy: back-off 10s. "
-        f"See its log (kubectl logs -n {scene.observed.job.namespace} job-5 -c proxy)"
+    scene = training_job(nodes={"min": 2, "max": 5}).with_pod(failing)
+    assert condition(scene).message == f"pod job-5 can't start: {said}"
+    new = replace(waiting_job(0, nodes={"min": 1, "max": 2}), now=at(99)).with_pod(failing)
+    assert new.plan().status.message.startswith(f"Waiting for pods: 0 of at least 1 ready; job-5: {said}. The job f")
+    lacking = replace(waiting_job(0, nodes={"min": 2, "max": 2}), now=at(99)).with_pod(failing)
+    assert f"Waiting for nodes: 0 of at least 2 ready; job-5: {said}" in lacking.plan().status.message
+
+
+def test_a_sidecar_whose_command_does_not_exist_is_quoted_and_has_no_log() -> None:
+    missing = restarted({"exitCode": 128, "reason": "StartError", "message": "exec: no such file"})
+    scene = replace(waiting_job(0, nodes={"min": 1, "max": 2}), now=at(99)).with_pod(missing)
+    assert scene.plan().status.message == (
+        "Waiting for pods: 0 of at least 1 ready; job-5: CrashLoopBackOff: container proxy: exec: no such file. "
+        "The job fails at 00:01:58 UTC if no pod starts before"
+    )
+    assert (
+        scene.later(60)
+        .plan()
+        .status.message.startswith("pod job-5 can't start: CrashLoopBackOff: container proxy: exec: no such file")
     )
 
 
@@ -203,6 +227,54 @@ def test_a_job_whose_pods_start_gets_no_advice_about_nodes(change: Change, said:
     """Also if further pods find no node."""
     scene = change(replace(waiting_job(2, nodes={"min": 2, "max": 5}), now=at(5)).all_say())
     assert scene.with_pod(unplaced(TOO_LARGE)).plan().status.message == f"Waiting for pods: {said}"
+
+
+INITIALIZING: dict[str, Any] = NOT_UP | {"container": "fetch", "initializing_since": at(3)}
+
+
+def test_an_init_container_that_runs_is_named_with_its_log() -> None:
+    scene = replace(waiting_job(3, nodes={"min": 3, "max": 3}), now=at(200)).all_say().says(1, warm=False)
+    for sequence in (2, 3):
+        scene = scene.pod(sequence, **INITIALIZING)
+    assert scene.plan().status.message == (
+        "Waiting for pods: 0 of at least 3 ready; 1 pod in an init container; 1 pod loading torch; job-2: its init "
+        "container fetch has run since 00:00:03 UTC. See its log (kubectl logs -n default job-2 -c fetch)"
+    )
+    stuck = scene.pod(3, **NOT_UP, **NO_KEYS).plan().status.message
+    assert "1 pod in an init container; 1 pod loading torch; job-3: CreateContainerConfigError: " in stuck
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["a new job", "one that has trained"])
+def test_an_init_container_that_fails_again_and_again_is_named_before_the_job_gives_up(begun: bool) -> None:
+    failed: dict[str, Any] = {
+        "phase": "Failed",
+        "ready": False,
+        "container": "fetch",
+        "exit_code": 3,
+        "exit_reason": "Error",
+    }
+    scene = training_job() if begun else replace(waiting_job(4), now=at(30)).all_say()
+    for sequence in range(1, 5):
+        scene = scene.without_pod(sequence)
+    scene = scene.decided().later(30) if begun else scene
+    for sequence in (5, 6):
+        scene = scene.with_pod(replace(pod(sequence), **failed))
+    status = scene.plan().status
+    assert status.phase is (Phase.RECOVERING if begun else Phase.PENDING)
+    assert (
+        "2 pods ended before they could train; the last: container fetch of pod job-6 ended with exit code 3 "
+        "(Error). See its log (kubectl logs -n default job-6 -c fetch)"
+    ) in status.message
+
+
+def test_an_init_container_without_its_command_is_quoted() -> None:
+    ended = {"exitCode": 128, "reason": "StartError", "message": "exec: no such file"}
+    entries = [{"name": "fetch", "state": {"terminated": ended}}]
+    failed = from_kubelet({"status": {"phase": "Failed", "initContainerStatuses": entries}})
+    scene = replace(waiting_job(0, nodes={"min": 1, "max": 1}), now=at(99)).with_pod(failed)
+    said = "pod job-5 can't start: StartError: container fetch: exec: no such file"
+    assert f"1 pod ended before it could train; the last: {said}" in scene.plan().status.message
+    assert condition(scene).message == said
 
 
 def test_a_job_with_too_few_nodes_gets_the_advice_although_a_pod_starts() -> None:

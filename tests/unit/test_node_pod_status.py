@@ -103,6 +103,13 @@ def test_states_survive_the_way_through_the_api(state: ContainerState) -> None:
     assert parse_state(container_status(record(state))["state"]) == state
 
 
+def test_an_init_container_is_ready_once_it_has_succeeded() -> None:
+    """A sidecar is ready while it runs."""
+    ready = [container_status(record(state, kind="init", ready=True))["ready"] for state in (RUN, OK, BAD)]
+    assert ready == [False, True, False]
+    assert container_status(record(RUN, kind="sidecar", ready=True))["ready"]
+
+
 def test_times_have_whole_seconds() -> None:
     assert container_status(record(RUN))["state"] == {"running": {"startedAt": NOW}}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, CapacityType, Notice
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.cluster.client import ForbiddenError, InvalidObjectError
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
@@ -36,6 +36,10 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     }
     meta = {"name": "gpt-7", "uid": "u", "labels": labels, "creationTimestamp": AT} | metadata
     return {"metadata": meta, "spec": {}, "status": status}
+
+
+def spec(**fields: Any) -> TrainingJobSpec:
+    return TrainingJobSpec.model_validate(SPEC | fields)
 
 
 def condition(kind: str, status: str, reason: str = "") -> dict[str, str]:
@@ -110,13 +114,13 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     ],
 )
 def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
-    first = refusal(ForbiddenError(said), "t1", None, MOMENT)
+    first = refusal(ForbiddenError(said), spec(), None, MOMENT)
     assert (first.lasting, first.since, first.num_tries) == (lasting, MOMENT, 1)
     assert first.message == f"Kubernetes refuses the job's pods: {said}"
     later = MOMENT + timedelta(seconds=5)
-    again = refusal(InvalidObjectError("spec: Required value"), "t1", first, later)
+    again = refusal(InvalidObjectError("spec: Required value"), spec(), first, later)
     assert (again.since, again.tried_at, again.num_tries, again.lasting) == (MOMENT, later, 2, True)
-    edited = refusal(ForbiddenError(said), "t2", again, later)
+    edited = refusal(ForbiddenError(said), spec(image="other"), again, later)
     assert (edited.since, edited.num_tries) == (later, 1), "another template is another matter"
 
 
@@ -132,7 +136,39 @@ def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
     ],
 )
 def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_quota: bool) -> None:
-    assert refusal(ForbiddenError(said), "t1", None, MOMENT).by_quota == by_quota
+    assert refusal(ForbiddenError(said), spec(), None, MOMENT).by_quota == by_quota
+
+
+ABOVE_LIMIT = 'resources.requests: Invalid value: "{}": must be less than or equal to memory limit of 2Gi'
+OF_MEMORY = ". The trainer's request for memory, 4Gi, is spottrain's default: resources.requests.memory changes it"
+OF_CPU = ". The trainer's request for cpu, 1, is spottrain's default: resources.requests.cpu changes it"
+WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)"
+
+
+@pytest.mark.parametrize(
+    ("resources", "said", "added"),
+    [
+        (None, ABOVE_LIMIT.format("4Gi"), OF_MEMORY + WITH_GPUS),
+        ({"requests": {"cpu": "2"}}, "maximum memory usage per Container is 2Gi, but request is 4Gi", OF_MEMORY),
+        (
+            {},
+            "[maximum cpu usage per Pod is 500m, but request is 1, maximum memory usage per Pod is 2Gi, but "
+            "request is 4Gi]",
+            OF_CPU + OF_MEMORY,
+        ),
+        ({}, "exceeded quota: a, requested: requests.memory=4Gi, used: memory=0, limited: memory=2Gi", OF_MEMORY),
+        ({"requests": {"memory": "8Gi"}}, ABOVE_LIMIT.format("8Gi"), ""),
+        ({"limits": {"memory": "8Gi"}}, "maximum memory usage per Container is 2Gi, but request is 8Gi", ""),
+        (None, "failed quota: a: must specify limits.memory for: trainer", ""),
+        (None, "maximum memory usage per Container is 2Gi, but limit is 4Gi", ""),
+    ],
+    ids=["LimitRange", "its maximum", "both", "quota", "own request", "own limit", "limits", "a webhook's limit"],
+)
+def test_a_refused_request_that_the_job_has_not_written_is_named(
+    resources: dict[str, Any] | None, said: str, added: str
+) -> None:
+    found = refusal(ForbiddenError(said), spec(resources=resources), None, MOMENT)
+    assert found.message == f"Kubernetes refuses the job's pods: {said}{added}"
 
 
 BROKEN_SIDECAR = {"name": "logs", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
@@ -159,6 +195,7 @@ def test_the_trainers_state_counts_beside_a_container_that_a_webhook_added() -> 
     assert (view.waiting_reason, view.container_started) == ("ErrImagePull", False)
 
 
+NO_COMMAND = 'exec: "/no/such": stat /no/such: no such file or directory'
 IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
 
 
@@ -175,7 +212,16 @@ IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}
             },
         ),
         ("Pending", {"waiting": {"reason": "PodInitializing"}}, {"waiting_reason": "PodInitializing"}),
-        ("Pending", {"running": {"startedAt": AT}}, {"waiting_reason": "PodInitializing", "exit_code": None}),
+        (
+            "Pending",
+            {"running": {"startedAt": AT}},
+            {
+                "waiting_reason": "PodInitializing",
+                "exit_code": None,
+                "container": "fetch",
+                "initializing_since": MOMENT,
+            },
+        ),
         ("Pending", {"terminated": {"exitCode": 1, "reason": "Error"}}, {"exit_code": None}),
         ("Pending", {"terminated": {"exitCode": 0, "reason": "Completed"}}, {"exit_code": None}),
         (
@@ -189,15 +235,52 @@ IN_TURN = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}
                 "container_started": False,
             },
         ),
+        (
+            "Failed",
+            {"terminated": {"exitCode": 128, "reason": "StartError", "message": NO_COMMAND}},
+            {
+                "exit_code": 128,
+                "container": "fetch",
+                "waiting_reason": "StartError",
+                "waiting_message": f"container fetch: {NO_COMMAND}",
+                "container_started": False,
+            },
+        ),
     ],
-    ids=["no image", "in turn", "runs", "a sidecar between two runs", "done", "failed"],
+    ids=["no image", "in turn", "runs", "a sidecar between two runs", "done", "failed", "no command"],
 )
 def test_an_init_container_that_keeps_the_trainer_from_starting_is_named(
     phase: str, state: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    entry = {"name": "fetch", "state": state}
-    view = pod_view(pod({"phase": phase, "containerStatuses": [IN_TURN], "initContainerStatuses": [entry]}))
+    entry = {"name": "fetch", "ready": False, "state": state}
+    entries = {"containerStatuses": [IN_TURN], "initContainerStatuses": [MESH, entry]}
+    view = pod_view(pod({"phase": phase, **entries}))
     assert {name: getattr(view, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ({"exitCode": 128, "reason": "StartError", "message": NO_COMMAND}, f"container logs: {NO_COMMAND}"),
+        ({"exitCode": 3, "reason": "Error"}, "container logs has ended 3 times, last with exit code 3 (Error)"),
+        (None, "container logs: back-off"),
+    ],
+    ids=["no command", "failed", "not known"],
+)
+def test_a_container_that_is_restarted_says_how_its_last_run_ended(last: dict[str, Any] | None, said: str) -> None:
+    """The kubelet's message has only the pause."""
+    entry = BROKEN_SIDECAR | {"restartCount": 2, "lastState": {"terminated": last} if last else {}}
+    view = pod_view(pod({"phase": "Pending", "containerStatuses": [IN_TURN], "initContainerStatuses": [entry]}))
+    assert (view.waiting_reason, view.waiting_message, view.container) == ("CrashLoopBackOff", said, "logs")
+    assert view.exit_reason == (last or {}).get("reason")
+
+
+def test_no_init_container_runs_once_all_sidecars_are_up_or_the_trainer_is() -> None:
+    waits = pod_view(pod({"phase": "Pending", "containerStatuses": [IN_TURN], "initContainerStatuses": [MESH]}))
+    assert (waits.container, waits.initializing_since) == ("trainer", None)
+    unready = {"containerStatuses": [UP], "initContainerStatuses": [MESH | {"ready": False}]}
+    trains = pod_view(pod({"phase": "Running", **unready}))
+    assert (trains.container, trains.initializing_since) == ("trainer", None)
 
 
 def test_a_terminating_pod() -> None:

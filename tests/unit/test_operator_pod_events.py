@@ -26,6 +26,7 @@ def test_a_pod_without_its_volumes_waits_for_what_the_newest_event_says() -> Non
     assert wants_events(waiting, LATER)
     assert not wants_events(waiting, START), "it was placed just now"
     assert not wants_events(creating(node=None, scheduled_at=None), START), "it has no node yet"
+    assert not wants_events(creating(waiting_reason="PodInitializing", initializing_since=START), LATER), "it runs"
     assert with_events(waiting, [], LATER) == waiting
     assert with_events(waiting, [UNMOUNTED, {"reason": "Pulling"}], LATER) == waiting
     told = with_events(waiting, [{"reason": "Scheduled"}, UNMOUNTED], LATER)

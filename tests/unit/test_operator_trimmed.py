@@ -112,6 +112,21 @@ STATES: dict[str, Manifest] = {
         "phase": "Failed",
         "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
     },
+    "an init container that runs": {
+        "phase": "Pending",
+        "initContainerStatuses": [{"name": "fetch", "ready": False, "state": {"running": {"startedAt": AT}}}],
+    },
+    "a sidecar that is restarted": {
+        "phase": "Pending",
+        "initContainerStatuses": [
+            {
+                "name": "proxy",
+                "restartCount": 4,
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                "lastState": {"terminated": {"exitCode": 2, "reason": "Error"}},
+            }
+        ],
+    },
     "a failed init container": {
         "phase": "Failed",
         "initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 2, "reason": "Error"}}}],

@@ -225,11 +225,13 @@ WAITING: Mapping[str, Reason] = {
         meaning="The node can't run the container.", action="The message quotes the container runtime."
     ),
     WaitingReason.CRASH_LOOP_BACK_OFF: Reason(
-        meaning="The container ends again and again before the agent is up.", action="Read the pod's log."
+        meaning="A container ends again and again, or can't be started, before the agent is up.",
+        action="Read its log with the command in the message, or correct the command that the message quotes.",
     ),
     WaitingReason.START_ERROR: Reason(
-        meaning="The container's command can't be started.",
-        action="Use an image with Python and the package spottrain[trainer].",
+        meaning="A container's command can't be started.",
+        action="The trainer's: use an image with Python and the package spottrain[trainer]. Another one's, which the "
+        "message names: correct its command or image.",
     ),
     WaitingReason.FAILED_MOUNT: Reason(
         meaning="A volume can't be mounted.", action="Create the claim, Secret or ConfigMap that the message names."

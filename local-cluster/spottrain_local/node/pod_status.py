@@ -130,7 +130,7 @@ def container_status(record: ContainerRecord) -> JSONObject:
         "image": record.image,
         "imageID": "",
         "containerID": record.container_id or None,
-        "ready": record.ready,
+        "ready": record.succeeded if record.kind == "init" else record.ready,
         "started": record.started,
         "restartCount": record.restart_count,
         "state": _state(record.state),

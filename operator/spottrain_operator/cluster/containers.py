@@ -129,10 +129,20 @@ def _rights(preset: Preset | None) -> Manifest:
 
 
 def _resources(spec: TrainingJobSpec) -> Manifest:
+    gpus = {"limits": {"nvidia.com/gpu": str(spec.processes_per_node)}}
+    return _with_requests(gpus if spec.resources is None else spec.resources.to_dict(), _default_requests(spec))
+
+
+def _default_requests(spec: TrainingJobSpec) -> dict[str, str]:
     processes = spec.processes_per_node
-    given = {"limits": {"nvidia.com/gpu": str(processes)}} if spec.resources is None else spec.resources.to_dict()
-    defaults = {"cpu": str(CPU_PER_PROCESS * processes), "memory": f"{GIB_PER_PROCESS * processes}Gi"}
-    return _with_requests(given, defaults)
+    return {"cpu": str(CPU_PER_PROCESS * processes), "memory": f"{GIB_PER_PROCESS * processes}Gi"}
+
+
+def unwritten_requests(spec: TrainingJobSpec) -> Mapping[str, str]:
+    """The trainer's requests that the job doesn't write: the defaults."""
+    written: Manifest = {} if spec.resources is None else spec.resources.to_dict()
+    given = (written.get("limits") or {}).keys() | (written.get("requests") or {}).keys()
+    return {name: amount for name, amount in _default_requests(spec).items() if name not in given}
 
 
 def _with_requests(resources: Manifest, defaults: Mapping[str, str]) -> Manifest:

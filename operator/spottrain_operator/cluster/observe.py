@@ -28,8 +28,10 @@ from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
-from spottrain_operator.cluster.container_states import state_beside, trainer_status
-from spottrain_operator.core.model import JobView, NodeView, PodView, Refusal
+from spottrain_operator.cluster.container_states import init_container, state_beside, trainer_status
+from spottrain_operator.cluster.containers import unwritten_requests
+from spottrain_operator.cluster.pods import template_hash
+from spottrain_operator.core.model import FAILED_STARTS, JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,11 @@ _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress",
 # Kubernetes quotes what users wrote into a pod.
 _MOST_QUOTED = 1000
 _QUOTA = "exceeded quota"
+# A limit that a LimitRange sets by itself, or the maximum of one.
+_OF_LIMIT_RANGE = re.compile(
+    r"must be less than or equal to (?P<limited>cpu|memory) limit"
+    r"|maximum (?P<most>cpu|memory) usage per \w+ is \S+, but request is"
+)
 _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 
 
@@ -106,11 +113,11 @@ def pod_view(pod: Manifest) -> PodView:
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     state = trainer_status(status).get("state", {})
     terminated = state.get("terminated", {})
-    failed_start = terminated if terminated.get("reason") in ("StartError", "ContainerCannotRun") else {}
     scheduled = conditions.get("PodScheduled", {})
-    beside = state_beside(status)
+    beside, init = state_beside(status), init_container(status)
     waiting = scheduled if scheduled.get("reason") == "Unschedulable" else (beside or state).get("waiting", {})
     ended = beside.get("terminated") or terminated
+    failed_start = ended if ended.get("reason") in FAILED_STARTS else {}
     ready_since = _ready_since(status, conditions)
     return PodView(
         name=meta["name"],
@@ -127,7 +134,8 @@ def pod_view(pod: Manifest) -> PodView:
         ip=status.get("podIP"),
         deleting="deletionTimestamp" in meta,
         deletion_deadline=_time(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
-        container=beside.get("name", TRAINER_CONTAINER),
+        container=(beside or init).get("name", TRAINER_CONTAINER),
+        initializing_since=_time(init["state"]["running"]["startedAt"]) if init and not beside else None,
         waiting_reason=waiting.get("reason") or failed_start.get("reason"),
         waiting_message=quoted(waiting.get("message") or failed_start.get("message")),
         exit_code=ended.get("exitCode"),
@@ -141,27 +149,27 @@ def pod_view(pod: Manifest) -> PodView:
     )
 
 
-def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now: datetime) -> Refusal:
-    """What `error` means for the pod template.
+def refusal(error: RefusedError, spec: TrainingJobSpec, known: Refusal | None, now: datetime) -> Refusal:
+    """What `error` means for the pod template of `spec`.
 
     Some refusals pass without an edit of the job: a quota comes free, and an administrator allows what was asked for,
     or mends missing rights or a webhook that is down. All others last until the job changes.
 
     Args:
         error: The refusal of a pod.
-        template_hash: Of the template that was refused.
+        spec: The spec whose pod was refused.
         known: The refusal before, if there was one.
         now: Time of the refusal.
     """
-    said = str(error)
+    said, template = str(error), template_hash(spec)
     passing = (_QUOTA, "cannot create resource", "being terminated", "failed calling webhook")
-    again = known is not None and known.template_hash == template_hash
+    again = known is not None and known.template_hash == template
     return Refusal(
-        template_hash=template_hash,
+        template_hash=template,
         message=(
             said
             if isinstance(error, NoPoolError | NotAllowedError)
-            else f"Kubernetes refuses the job's pods: {quoted(said)}"
+            else f"Kubernetes refuses the job's pods: {quoted(said)}{_of_defaults(said, spec)}"
         ),
         since=known.since if known is not None and again else now,
         lasting=not isinstance(error, NotAllowedError) and not any(text in said for text in passing),
@@ -169,6 +177,21 @@ def refusal(error: RefusedError, template_hash: str, known: Refusal | None, now:
         tried_at=now,
         num_tries=known.num_tries + 1 if known is not None and again else 1,
     )
+
+
+def _of_defaults(said: str, spec: TrainingJobSpec) -> str:
+    """Sentences on requests that are refused, and that the job has not written."""
+    by_quota = _OF_QUOTA.search(said)
+    names = {match["limited"] or match["most"] for match in _OF_LIMIT_RANGE.finditer(said)}
+    names |= {name.removeprefix("requests.") for name in (_amounts(by_quota["requested"]) if by_quota else ())}
+    sentences = [
+        f"The trainer's request for {name}, {amount}, is spottrain's default: resources.requests.{name} changes it"
+        for name, amount in unwritten_requests(spec).items()
+        if name in names
+    ]
+    if sentences and spec.resources is None:
+        sentences.append("A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)")
+    return "".join(f". {sentence}" for sentence in sentences)
 
 
 def quoted(said: str | None) -> str | None:

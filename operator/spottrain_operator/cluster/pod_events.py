@@ -66,7 +66,8 @@ def _is_unseen(pod: PodView, now: datetime) -> bool:
 def _may_wait_for_volumes(pod: PodView, now: datetime) -> bool:
     """Whether its containers should exist by now, and don't."""
     waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
-    if pod.node is None or not waiting or pod.container_started or pod.phase != "Pending":
+    started = pod.container_started or pod.initializing_since is not None
+    if pod.node is None or not waiting or started or pod.phase != "Pending":
         return False
     return pod.scheduled_at is None or seconds_between(pod.scheduled_at, now) > STARTS_CONTAINERS
 

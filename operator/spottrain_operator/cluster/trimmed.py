@@ -44,7 +44,7 @@ _OWNER = ("kind", "name", "uid", "controller")
 _POD_STATUS = ("phase", "reason", "podIP")
 _POD_CONDITIONS = ("PodScheduled", "ContainersReady", "Ready", "DisruptionTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
-_CONTAINER_STATUS = ("name", "ready", "state")
+_CONTAINER_STATUS = ("name", "ready", "restartCount", "state", "lastState")
 _NODE_ANNOTATIONS = (ANNOTATION_NOTICE, ANNOTATION_WATCHER)
 _NODE_METADATA = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
 

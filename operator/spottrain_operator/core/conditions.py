@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from spottrain_api.contract import (
     CapacityType,
     Cause,
@@ -25,13 +23,15 @@ from spottrain_operator.core.failure_policy import (
     gives_up_at,
     meets_an_earlier_job,
     missing_program,
+    start_failures,
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import members_of, says_nothing
 from spottrain_operator.core.pod_health import heed_pods
+from spottrain_operator.core.pod_sentences import ended_early_sentence, what_they_do, why_it_waits
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import is_unseen, lacks_claim, scheduler_says
-from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.watching import heed_watchers
 
@@ -165,10 +165,13 @@ def _without_session(situation: Situation, generation: GenerationStatus) -> str:
 def _what_is_missing(situation: Situation, draft: Draft) -> str:
     kept, needed = places(situation, draft.status).kept, situation.spec.nodes.min
     up = len(situation.candidates(kept))
+    failed = [f.pod for f in start_failures(situation, draft)]
+    ended = ended_early_sentence(situation, failed) if failed else ""
     placed = [f for f in coming(situation, set(kept)) if f.pod.node is not None]
     if placed and up + len(placed) >= needed and situation.refusal is None:
         # The nodes are there: advice about nodes would mislead.
-        return f"Waiting for pods: {up} of at least {needed} ready; {_what_they_do(placed)}"
+        text = f"Waiting for pods: {up} of at least {needed} ready; {what_they_do(situation, placed)}"
+        return f"{text}. {ended}" if ended else text
     text = f"Waiting for nodes: {up} of at least {needed} ready"
     unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod) and not is_unseen(pod)]
@@ -179,37 +182,17 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
-    waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message), None)
+    waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message and not f.finished), None)
     todo = ""
     if waiting is not None:
-        unplaced_here = waiting.unschedulable_since is not None
-        said = scheduler_says(waiting) if unplaced_here else waiting.waiting_message
-        text += f"; {waiting.name}: {waiting.waiting_reason}: {said}"
-        todo = advice(situation, waiting) if unplaced_here else ""
+        if waiting.unschedulable_since is None:
+            text += f"; {waiting.name}: {why_it_waits(situation, waiting)}"
+        else:
+            text += f"; {waiting.name}: {waiting.waiting_reason}: {scheduler_says(waiting)}"
+            todo = advice(situation, waiting)
     spot = spot_sentence(situation, draft)
     retries = RETRIES if situation.refusal is not None else ""
-    return ". ".join(part for part in (text, todo, retries, f"{spot[:1].upper()}{spot[1:]}") if part)
-
-
-def _what_they_do(placed: list[PodFacts]) -> str:
-    """Count what pods on nodes do before they are ready.
-
-    The first that can't start is quoted.
-    """
-    doing = Counter(_what_it_does(facts) for facts in placed if not facts.pod.waiting_message)
-    said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
-    stuck = min((f.pod for f in placed if f.pod.waiting_message), key=lambda pod: pod.sequence, default=None)
-    if stuck is not None:
-        said.append(f"{stuck.name}: {stuck.waiting_reason}: {stuck.waiting_message}")
-    return "; ".join(said)
-
-
-def _what_it_does(facts: PodFacts) -> str:
-    if not facts.pod.ready:
-        return "creating the container"
-    if facts.report is None:
-        return "not heard yet"
-    return "still in the last generation" if facts.report.warm else "loading torch"
+    return ". ".join(part for part in (text, todo, ended, retries, f"{spot[:1].upper()}{spot[1:]}") if part)
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:

@@ -13,13 +13,12 @@ from spottrain_operator.core.members import (
     MemberFacts,
     MemberState,
     culprits,
-    ended_sentence,
     killed,
-    log_sentence,
     members_of,
     worked_unseen,
 )
 from spottrain_operator.core.model import PodView, Refusal
+from spottrain_operator.core.pod_sentences import ended_early_sentence, start_sentence
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.standstill import standstill
@@ -193,15 +192,11 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     stuck = (f.pod for f in situation.pods.values() if _cannot_start(f, situation))
     waiting = next((pod for pod in stuck if situation.now > _last_chance(pod)), None)
     if waiting is not None:
-        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(waiting))
+        return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(situation, waiting))
     failures = start_failures(situation, draft)
     if len(failures) < MAX_START_FAILURES:
         return draft
-    last = failures[-1].pod
-    message = (
-        f"{counted(len(failures), 'pod')} ended before they could train; the last: {ended_sentence(last)}. "
-        f"{log_sentence(situation, last)}"
-    )
+    message = ended_early_sentence(situation, [f.pod for f in failures])
     return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
 
 
@@ -234,11 +229,6 @@ def _has_started(situation: Situation) -> bool:
         situation.is_of_template(f.pod) and f.pod.container_started and not f.finished
         for f in situation.pods.values()
     )
-
-
-def start_sentence(pod: PodView) -> str:
-    """Why the container of `pod` can't start, in its kubelet's words."""
-    return f"pod {pod.name} can't start: {pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
 
 
 def _cannot_start(facts: PodFacts, situation: Situation) -> bool:

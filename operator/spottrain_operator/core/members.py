@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import StrEnum
 
 from spottrain_api.contract import (
-    TRAINER_CONTAINER,
     AgentPhase,
     AgentReport,
     Failure,
@@ -21,6 +20,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 from spottrain_operator.core.model import PodView
+from spottrain_operator.core.pod_sentences import ended_sentence
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.timing import (
     CULPRIT_LAST_WORD,
@@ -150,7 +150,7 @@ def _by_itself(situation: Situation, generation: GenerationStatus, member: Membe
     elif facts is None:
         state, message = MemberState.LOST, f"pod {member.pod} is gone"
     elif facts.finished:
-        state, message = _finished(facts)
+        state, message = _finished(situation, facts)
     elif facts.unreachable:
         state, message = MemberState.LOST, f"node {member.node} with pod {member.pod} is gone or not ready"
     else:
@@ -166,31 +166,16 @@ def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberSt
     return _ENDED_AS.get(report.phase)
 
 
-def _finished(facts: PodFacts) -> tuple[MemberState, str]:
+def _finished(situation: Situation, facts: PodFacts) -> tuple[MemberState, str]:
     pod = facts.pod
     if killed(pod) or facts.node_lost or facts.doom is not None:
         return MemberState.LOST, f"pod {pod.name} was ended ({pod.disruption or pod.exit_reason or 'killed'})"
-    return MemberState.BROKEN, ended_sentence(pod)
+    return MemberState.BROKEN, ended_sentence(situation, pod)
 
 
 def killed(pod: PodView) -> bool:
     """Whether a finished pod was ended from outside rather than by its own program."""
     return pod.disruption is not None or (pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled")
-
-
-def ended_sentence(pod: PodView) -> str:
-    """Why a container of a finished pod ended, for the user."""
-    beside = f"container {pod.container} of " if pod.container != TRAINER_CONTAINER else ""
-    if pod.exit_reason == "OOMKilled":
-        return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
-    reason = pod.waiting_message or pod.waiting_reason or pod.exit_reason or "error"
-    return f"{beside or 'the container of '}pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
-
-
-def log_sentence(situation: Situation, pod: PodView) -> str:
-    """How to see the log of the pod's container that ended."""
-    namespace = situation.observed.job.namespace
-    return f"See its log (kubectl logs -n {namespace} {pod.name} -c {pod.container})"
 
 
 def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:

@@ -14,6 +14,9 @@ from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, CapacityType,
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.timing import RECORD_INTERVAL
 
+# Reasons of containers that have ended without a start. They have no log.
+FAILED_STARTS = frozenset({"StartError", "ContainerCannotRun"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
@@ -34,12 +37,15 @@ class PodView:
     deleting: bool = False
     deletion_deadline: datetime | None = None  # metadata.deletionTimestamp, which includes the grace period
     container: str = TRAINER_CONTAINER  # the one that waits or ended: the trainer, or one beside it that it waits for
+    initializing_since: datetime | None = None  # `container` is an init container, and runs since then
     # Why the container doesn't run: state.waiting, state.terminated with reason StartError, a volume that can't be
     # mounted ("FailedMount"), or no suitable node ("Unschedulable").
     waiting_reason: str | None = None
     waiting_message: str | None = None
     exit_code: int | None = None
-    exit_reason: str | None = None  # state.terminated.reason, such as "OOMKilled", "Error"
+    # terminated.reason of its state, or of its last run if it waits to be restarted, such as "OOMKilled", "Error".
+    exit_reason: str | None = None
+
     unschedulable_since: datetime | None = None
     disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
     container_started: bool = False  # the container runs, or has run

@@ -9,9 +9,9 @@ from spottrain_api.contract import CapacityType, ConditionReason, ConditionType,
 from spottrain_api.wording import counted
 from spottrain_operator.core.capacity import RETRIES, advice, missing, places, spot_sentence
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.failure_policy import CANNOT_START, start_sentence
-from spottrain_operator.core.members import log_sentence
+from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import DeletePod, PodView
+from spottrain_operator.core.pod_sentences import start_sentence
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
 
@@ -67,9 +67,7 @@ def _of_finished(situation: Situation, draft: Draft) -> Draft:
 
 def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     """False with the kubelet's reason. An event reports the start."""
-    reason, message = WaitingReason(str(pod.waiting_reason)), start_sentence(pod)
-    if reason is WaitingReason.CRASH_LOOP_BACK_OFF:
-        message = f"{message}. {log_sentence(situation, pod)}"
+    reason, message = WaitingReason(str(pod.waiting_reason)), start_sentence(situation, pod)
     known = draft.status.condition(ConditionType.PODS_HEALTHY)
     if known is None or known.reason not in CANNOT_START:
         draft = draft.record(reason, message, warning=True)

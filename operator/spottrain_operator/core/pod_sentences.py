@@ -1,0 +1,82 @@
+"""Sentences on a pod that does not train yet, or that has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
+from spottrain_api.wording import counted
+from spottrain_operator.core.model import FAILED_STARTS, PodView
+from spottrain_operator.core.situation import PodFacts, Situation
+
+
+def why_it_waits(situation: Situation, pod: PodView) -> str:
+    """Why a container of `pod` can't start, in its kubelet's words.
+
+    And how to see its log, if it has one.
+    """
+    said = f"{pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
+    has_log = pod.waiting_reason == WaitingReason.CRASH_LOOP_BACK_OFF and pod.exit_reason not in FAILED_STARTS
+    return f"{said}. {_log_sentence(situation, pod)}" if has_log else said
+
+
+def start_sentence(situation: Situation, pod: PodView) -> str:
+    """The same, as a sentence of its own."""
+    return f"pod {pod.name} can't start: {why_it_waits(situation, pod)}"
+
+
+def ended_sentence(situation: Situation, pod: PodView) -> str:
+    """Why a container of a finished pod ended, for the user."""
+    if pod.exit_reason in FAILED_STARTS:
+        return start_sentence(situation, pod)
+    beside = f"container {pod.container} of " if pod.container != TRAINER_CONTAINER else ""
+    if pod.exit_reason == "OOMKilled":
+        return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
+    reason = pod.exit_reason or "error"
+    return f"{beside or 'the container of '}pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
+
+
+def ended_early_sentence(situation: Situation, pods: Sequence[PodView]) -> str:
+    """How many pods ended before they could train, and why the last one did.
+
+    And how to see its log, if it has one.
+    """
+    last = pods[-1]
+    they = "it" if len(pods) == 1 else "they"
+    why = ended_sentence(situation, last)
+    said = f"{counted(len(pods), 'pod')} ended before {they} could train; the last: {why}"
+    return said if last.exit_reason in FAILED_STARTS else f"{said}. {_log_sentence(situation, last)}"
+
+
+def what_they_do(situation: Situation, placed: Sequence[PodFacts]) -> str:
+    """Count what pods on nodes do before they are ready.
+
+    The first that can't start is quoted. If there is none, the first that runs an init container is named.
+    """
+    pods = sorted((facts.pod for facts in placed), key=lambda pod: pod.sequence)
+    stuck = next((pod for pod in pods if pod.waiting_message), None)
+    named = stuck or next((pod for pod in pods if pod.initializing_since is not None), None)
+    doing = Counter(_what_it_does(f) for f in placed if not f.pod.waiting_message and f.pod is not named)
+    said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
+    if stuck is not None:
+        said.append(f"{stuck.name}: {why_it_waits(situation, stuck)}")
+    elif named is not None:
+        since = f"its init container {named.container} has run since {named.initializing_since:%H:%M:%S} UTC"
+        said.append(f"{named.name}: {since}. {_log_sentence(situation, named)}")
+    return "; ".join(said)
+
+
+def _what_it_does(facts: PodFacts) -> str:
+    if facts.pod.initializing_since is not None:
+        return "in an init container"
+    if not facts.pod.ready:
+        return "creating the container"
+    if facts.report is None:
+        return "not heard yet"
+    return "still in the last generation" if facts.report.warm else "loading torch"
+
+
+def _log_sentence(situation: Situation, pod: PodView) -> str:
+    namespace = situation.observed.job.namespace
+    return f"See its log (kubectl logs -n {namespace} {pod.name} -c {pod.container})"
