@@ -198,9 +198,9 @@ def test_all_that_a_run_must_not_change_is_in_one_sentence(
     settings = {"seed": 1, "global_batch": 4}
     other = {**settings, **{name: settings[name] + 1 for name in differing}}
 
-    def run(**settings: int) -> None:
+    def run(seed: int, global_batch: int) -> None:
         with spottrain.session(
-            strategy="ddp", micro_batch=4, checkpoint_uri=f"file://{tmp_path}", **settings
+            strategy="ddp", micro_batch=4, seed=seed, global_batch=global_batch, checkpoint_uri=f"file://{tmp_path}"
         ) as session:
             training = session.prepare(
                 nn.Linear(4, 1),
