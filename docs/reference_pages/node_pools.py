@@ -1,4 +1,4 @@
-"""Nodes of the local cluster: the file that `--nodes` reads, and what their clouds announce."""
+"""Nodes of the local cluster: their file, and what their clouds announce."""
 
 from __future__ import annotations
 
