@@ -82,7 +82,7 @@ EVERYTHING: dict[str, Any] = {
         ],
         "currency": "EUR",
     },
-    "strategy": "fsdp",
+    "strategy": "auto",
     "precision": "bf16",
     "fsdp": {"sharding": "hybrid", "reshardAfterForward": False, "offload": True},
     "deepspeed": {"zeroStage": 3, "offloadOptimizer": True, "offloadParameters": True, "config": {"a": 1}},
@@ -127,6 +127,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "podTemplate.volumes[].name": _UNUSED,
     "podTemplate.resourceClaims": _UNUSED,
     "podTemplate.resourceClaims[].name": _UNUSED,
+    "strategy": {"fsdp": {}, "deepspeed": {}},
     "deepspeed.zeroStage": {"deepspeed": {"zeroStage": 2, "offloadOptimizer": False, "offloadParameters": False}},
 }
 # Another valid value, if it doesn't follow from the present one.
