@@ -127,7 +127,6 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "podTemplate.volumes[].name": _UNUSED,
     "podTemplate.resourceClaims": _UNUSED,
     "podTemplate.resourceClaims[].name": _UNUSED,
-    "strategy": {"fsdp": {}, "deepspeed": {}},
     "deepspeed.zeroStage": {"deepspeed": {"zeroStage": 2, "offloadOptimizer": False, "offloadParameters": False}},
 }
 # Another valid value, if it doesn't follow from the present one.
@@ -209,6 +208,8 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("capacity.onDemand", {"min": 3}, "capacity.onDemand.min is larger than nodes.max"),
     ("capacity.onDemand.max", 0, "capacity.onDemand.min is larger than capacity.onDemand.max"),
     ("capacity.pools[].nodeSelector", REMOVED, "a pool with provider custom needs a nodeSelector"),
+    ("strategy", "fsdp", "deepspeed holds settings that have no effect with this strategy"),
+    ("strategy", "deepspeed", "fsdp holds settings that have no effect with this strategy"),
     ("precision", "fp16", "precision fp16 needs the strategy deepspeed"),
     ("deepspeed", {"zeroStage": 0, "offloadOptimizer": True}, "deepspeed.offloadOptimizer needs zeroStage 1, 2 or 3"),
     ("deepspeed", {"zeroStage": 2, "offloadParameters": True}, "deepspeed.offloadParameters needs zeroStage 3"),
