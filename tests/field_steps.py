@@ -206,7 +206,8 @@ def fields(schema: Schema | None = None) -> Iterator[Field]:
         broken = [(value, rule) for field, value, rule in BROKEN_RULES if field == name]
         others = [each for each in _other_values(name, part, now) if each not in [value for value, _ in broken]]
         assert others or "properties" in part, f"spec.{name} has no other valid value: add one to OTHER"
-        if not required and REMOVED not in [value for value, _ in broken]:
+        is_default = "default" in part and now == part["default"]  # its removal changes nothing
+        if not (required or is_default) and REMOVED not in [value for value, _ in broken]:
             others.append(REMOVED)
         steps = tuple(_step(name, base, path, value) for value in others)
         yield Field(

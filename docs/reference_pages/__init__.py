@@ -36,6 +36,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "failures": reasons.failures,
     "chart": chart.values,
     "pools": node_pools.pools,
+    "interruptions": node_pools.interruptions,
 }
 DOCS = Path(__file__).parents[1]
 CHECKOUT = DOCS.parent

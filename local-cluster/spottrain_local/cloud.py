@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from spottrain_local.layout import LocalClusterError, write_atomically
-from spottrain_local.metadata.interruption import Action, Interruption, InterruptionKind
+from spottrain_local.metadata.interruption import KINDS_OF_PROVIDER, Action, Interruption, InterruptionKind
 from spottrain_local.shapes import new_instance_id
 from spottrain_local.spec import NodePool
 
@@ -198,7 +198,14 @@ class Cloud:
                 f"The node {instance.node} is already announced to go at"
                 f" {instance.interruption.deadline:%H:%M:%S} UTC: `spottrain local cancel {instance.node}` first."
             )
-        if kind != "maintenance" and self._pools[instance.node].capacity_type != "spot":
+        pool = self._pools[instance.node]
+        if kind not in KINDS_OF_PROVIDER[pool.provider]:
+            known = " or ".join(name for name, kinds in KINDS_OF_PROVIDER.items() if kind in kinds)
+            raise LocalClusterError(
+                f"The node {instance.node} is of {pool.provider}, which announces no {kind}. Use a node with the"
+                f" provider {known}, or `--kind {' or '.join(KINDS_OF_PROVIDER[pool.provider])}`."
+            )
+        if kind != "maintenance" and pool.capacity_type != "spot":
             raise LocalClusterError(
                 f"The node {instance.node} is on-demand, and clouds take back only spot nodes. Use"
                 f" `spottrain local kill {instance.node}` for a failure, or `kubectl drain {instance.node}"

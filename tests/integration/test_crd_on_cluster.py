@@ -15,7 +15,7 @@ import pytest
 
 from cluster_fixtures import Kubectl, wait_for
 from minimal_job import MINIMAL
-from spottrain_api.crd import CRD_FILE
+from spottrain_api.crd import CRD_FILE, custom_resource_definition
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
 pytestmark = pytest.mark.cluster
@@ -142,6 +142,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("unknown-strategy", {"strategy": "magic"}, 'supported values: "auto", "ddp", "fsdp"'),
     ("unknown-precision", {"precision": "fp7"}, 'supported values: "fp32", "bf16"'),
     ("fp16-without-deepspeed", {"precision": "fp16"}, "precision fp16 needs the strategy deepspeed"),
+    (
+        "zero-with-ddp",
+        {"strategy": "ddp", "deepspeed": {"zeroStage": 1}},
+        "deepspeed holds settings that have no effect with this strategy; remove them, or set strategy deepspeed or",
+    ),
+    (
+        "json-with-fsdp",
+        {"strategy": "fsdp", "deepspeed": {"config": {"a": {"b": 1}}}},
+        "deepspeed holds settings that have no effect with this strategy",
+    ),
+    (
+        "offload-with-deepspeed",
+        {"strategy": "deepspeed", "fsdp": {"offload": True}},
+        "fsdp holds settings that have no effect with this strategy",
+    ),
     ("hybrid-of-one", {"fsdp": {"sharding": "hybrid"}}, "processesPerNode is 1; raise it, or use full"),
     ("script-and-module", {"entrypoint": {"module": "train"}}, "neither is; give exactly one of script"),
     ("neither-script-nor-module", {"entrypoint": {"script": None}}, "neither is; give exactly one of script"),
@@ -176,6 +191,35 @@ def test_a_bad_job_is_refused_with_a_sentence(refusals: str, name: str, sentence
     about = [line for line in refusals.splitlines() if name in line or "unknown field" in line]
     assert any(sentence in line for line in about), refusals
     assert f"/{name} created" not in refusals
+
+
+def test_a_job_that_an_older_release_took_goes_on_under_the_rule_that_refuses_it(jobs: Jobs) -> None:
+    """The operator's writes leave the spec as it is; an edit has to mend it."""
+    ignored = {"strategy": "ddp", "deepspeed": {"zeroStage": 1}}
+    sentence = "deepspeed holds settings that have no effect with this strategy"
+    older = custom_resource_definition()
+    for version in older["spec"]["versions"]:
+        spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        kept = [rule for rule in spec["x-kubernetes-validations"] if sentence not in rule["message"]]
+        assert len(kept) < len(spec["x-kubernetes-validations"])
+        spec["x-kubernetes-validations"] = kept
+    crd = ("apply", "--server-side", "--force-conflicts", "-f")
+    assert jobs.run(*crd, "-", stdin=json.dumps(older))[0]
+    try:
+        wait_for(lambda: jobs.apply(merged(MINIMAL, ignored), "older")[0], "the older rules are served")
+    finally:
+        assert jobs.run(*crd, str(CRD_FILE))[0]
+    wait_for(
+        lambda: sentence in jobs.apply(merged(MINIMAL, ignored), "newer", "--dry-run=server")[1],
+        "the rule is served",
+    )
+    status = json.dumps({"status": {"message": "Training"}})
+    assert jobs.run("patch", "tj", "older", "--type=merge", "--subresource=status", "-p", status)[0]
+    assert jobs.run("label", "tj", "older", "team=a")[0]
+    worked, said = jobs.patch("older", {"runPolicy": {"suspend": True}})
+    assert (worked, sentence in said) == (False, True)
+    assert jobs.patch("older", {"runPolicy": {"suspend": True}, "deepspeed": None})[0]
+    assert jobs.run("delete", "tj", "older")[0]
 
 
 def test_a_name_that_leaves_no_room_for_pod_names_is_refused(jobs: Jobs) -> None:

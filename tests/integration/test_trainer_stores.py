@@ -319,7 +319,7 @@ def test_a_checkpoint_that_does_not_fit_is_left_as_it_is(run: Run) -> None:
         return outcome.failure.message
 
     run.num_samples = 40
-    assert "was made with num_samples 46, and this run has 40" in refusal()
+    assert "was made with num_samples 46, and this run has num_samples 40" in refusal()
     run.num_samples, run.width = 46, 9
     assert "does not fit this model and strategy" in refusal()
     run.width = 8

@@ -29,8 +29,8 @@ def test_a_job_that_continues_from_commits_that_it_did_not_write_names_the_step(
     [event] = told(scene)
     assert event.type == "Normal"
     assert event.message == (
-        f"This job continues from step 100, whose commit was at {URI} before it. For a fresh run, use a different "
-        "checkpoint.uri"
+        f"This job continues from step 100, whose commit was at {URI} before it. For a fresh run, create a new "
+        "job with a different checkpoint.uri"
     )
     assert not told(scene.decided()), "it is told once"
 
@@ -43,8 +43,8 @@ def test_a_job_without_a_step_to_make_says_so() -> None:
     status = first_reports(resumed(300, 300), AgentPhase.SUCCEEDED).plan().status
     assert status.phase is Phase.SUCCEEDED
     assert status.message == (
-        f"Nothing to train: {URI} was already at step 300 of 300. For a fresh run, use a different checkpoint.uri. "
-        "To train on, raise the script's steps"
+        f"Nothing to train: {URI} was already at step 300 of 300. For a fresh run, create a new job with a different "
+        "checkpoint.uri. To train on, raise the script's steps"
     )
 
 

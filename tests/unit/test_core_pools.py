@@ -142,3 +142,23 @@ def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
     assert said is not None
     assert f"affinity/selector. {asked}. {'' if fallback else correct}The job has 0 of 5 spot nodes" in said.message
     assert f". {asked}. " in scene.plan().status.message
+
+
+NO_GPU = ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"
+
+
+@pytest.mark.parametrize(
+    ("resources", "note"),
+    [
+        pytest.param(None, "", id="the default"),
+        pytest.param({"limits": {"cpu": 2, "memory": "8Gi"}}, NO_GPU, id="processor and memory"),
+        pytest.param({}, NO_GPU, id="nothing"),
+        pytest.param({"limits": {"amd.com/gpu": 1}}, "", id="another device"),
+        pytest.param({"limits": {"nvidia.com/gpu": 0}}, "", id="none, on purpose"),
+        pytest.param({"claims": [{"name": "gpus"}]}, "", id="a claim"),
+    ],
+)
+def test_an_event_says_that_pods_ask_for_no_gpu(resources: dict[str, Any] | None, note: str) -> None:
+    scene = waiting_job(0, nodes={"max": 1}, **({"resources": resources} if resources is not None else {}))
+    events = [event.message for event in scene.plan().events if event.reason == "PodsCreated"]
+    assert events == [f"Creating 1 on-demand pod{note}"]

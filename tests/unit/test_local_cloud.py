@@ -13,11 +13,13 @@ import pytest
 from spottrain_local.cloud import Cloud, Instance
 from spottrain_local.layout import LocalClusterError
 from spottrain_local.metadata.interruption import Interruption
+from spottrain_local.shapes import Provider
 from spottrain_local.spec import ClusterSpec, NodePool
 
 POOLS = ClusterSpec(
     nodes=[NodePool(name="spot", count=2, capacity_type="spot"), NodePool(name="on-demand")]
 ).pool_of_nodes()
+CLOUDS: tuple[Provider, ...] = ("eks", "gke", "aks")
 
 
 class NotedMachines:
@@ -167,6 +169,25 @@ async def test_what_can_not_be_preempted(
     with pytest.raises(LocalClusterError, match=sentence):
         cloud.preempt(nodes, seconds)
     assert not machines.announced
+
+
+async def test_a_cloud_announces_only_what_it_knows(machines: NotedMachines, tmp_path: Path) -> None:
+    pools = ClusterSpec(
+        nodes=[NodePool(name=name, provider=name, capacity_type="spot") for name in CLOUDS]
+    ).pool_of_nodes()
+    cloud = Cloud(pools, machines, tmp_path / "instances.json")
+    cloud.start()
+    for node in ("gke-0", "aks-0"):
+        with pytest.raises(LocalClusterError) as refusal:
+            cloud.preempt(["eks-0", node], 60, kind="rebalance")
+        assert str(refusal.value) == (
+            f"The node {node} is of {node[:3]}, which announces no rebalance. Use a node with the provider eks, or"
+            " `--kind preempt or maintenance`."
+        )
+    assert not machines.announced, "all or none"
+    cloud.preempt([f"{name}-0" for name in CLOUDS], 60, kind="maintenance")
+    assert {each.kind for each in machines.announced.values()} == {"maintenance"}
+    await cloud.stop()
 
 
 async def test_one_wrong_name_changes_nothing(cloud: Cloud, machines: NotedMachines) -> None:

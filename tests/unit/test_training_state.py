@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRSc
 
 import spottrain
 from spottrain.schedules import warmup_cosine
+from spottrain_api.contract import StabilityAction, StabilityConfig
 
 STEPS = 6
 
@@ -188,6 +189,64 @@ def test_a_resume_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "resumed" not in capsys.readouterr().err
     train(uri, None, 3)
     assert f"spottrain: resumed from step 2 of {uri}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("differing", [["seed"], ["seed", "global_batch"]], ids=" and ".join)
+def test_all_that_a_run_must_not_change_is_in_one_sentence(
+    differing: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"seed": 1, "global_batch": 4}
+    other = {**settings, **{name: settings[name] + 1 for name in differing}}
+
+    def run(seed: int, global_batch: int) -> None:
+        with spottrain.session(
+            strategy="ddp", micro_batch=4, seed=seed, global_batch=global_batch, checkpoint_uri=f"file://{tmp_path}"
+        ) as session:
+            training = session.prepare(
+                nn.Linear(4, 1),
+                optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+                dataset=[torch.ones(4)] * 8,
+            )
+            for step in training.steps(total=1):
+                for batch in step.micro_batches():
+                    step.backward(training.model(batch).mean())
+                step.update()
+
+    run(**settings)
+    saved, here = (" and ".join(f"{name} {each[name]}" for name in differing) for each in (settings, other))
+    back = "it" if len(differing) == 1 else "them"
+    with pytest.raises(SystemExit, match="1"):
+        run(**other)
+    said = (
+        f"The checkpoint at step 1 was made with {saved}, and this run has {here}. Set {back} back, or create a new "
+        "job with a different checkpoint.uri."
+    )
+    assert f"spottrain: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stability", [None, StabilityConfig(non_finite=StabilityAction.SKIP)], ids=["none", "skip"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_told_once(
+    bad: float, stability: StabilityConfig | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, stability=stability) as session:
+        training = session.prepare(
+            nn.Linear(4, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.0),
+            dataset=[torch.ones(4)] * 8,
+        )
+        for step in training.steps(total=4):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).abs().mean() * bad)
+            step.update()
+    told = [message for message in caplog.messages if "steps are not judged" in message]
+    if stability is not None:
+        assert told == []
+        return
+    [message] = told
+    assert message.startswith(f"The loss was {bad} at about step 2")
+    assert "set stability.nonFinite: skip" in message
+    assert session._context.reporter.progress.message == message
 
 
 def test_a_script_that_leaves_the_loop_early_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,11 +140,13 @@ FAILURES: Mapping[FailureReason, Reason] = {
     ),
     FailureReason.CHECKPOINT_INCOMPATIBLE: Reason(
         meaning="The commits at checkpoint.uri belong to another model, data set or format.",
-        action="Use a different checkpoint.uri, or restore the script that wrote them. Nothing was changed there.",
+        action="Restore the script that wrote them, or create a new job with a different checkpoint.uri. Nothing was "
+        "changed there.",
     ),
     FailureReason.CHECKPOINT_DAMAGED: Reason(
         meaning="A commit cannot be read back whole. Training resumes from the one before, if there is one.",
-        action="If no commit is whole, restore the folder from a backup or use a different checkpoint.uri.",
+        action="If no commit is whole, restore the folder from a backup, or create a new job with a different "
+        "checkpoint.uri.",
     ),
     FailureReason.CHECKPOINT_SAVE_FAILED: Reason(
         meaning="A save failed for a cause without a reason of its own.",
@@ -355,13 +357,13 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.EARLIER_JOB: Reason(
         meaning="There were commits at checkpoint.uri before this job: an earlier job's, or a fork. The job "
         "continues from the newest one.",
-        action="Nothing, if you meant it. For a fresh run, create the job with a different checkpoint.uri.",
+        action="Nothing, if you meant it. For a fresh run, create a new job with a different checkpoint.uri.",
     ),
     EventReason.EDIT_IGNORED: Reason(
         meaning="The spec of a job that has failed or succeeded was edited. It is not started again.",
         action="Delete the job and apply it again, or apply it under another name. It resumes from its commits. "
-        "After a success, raise the script's steps first, or use a different checkpoint.uri: otherwise nothing is "
-        "left to train.",
+        "After a success, raise the script's steps first, or apply it with a different checkpoint.uri: otherwise "
+        "nothing is left to train.",
     ),
     EventReason.ROLLED_BACK: Reason(
         meaning="stability rolled training back to the newest commit.", action="Look at the loss around the step."

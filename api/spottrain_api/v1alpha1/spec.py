@@ -13,6 +13,17 @@ from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.containers import EnvVar, Resources
 from spottrain_api.v1alpha1.pod_template import PodTemplate
 
+# Whether the job sets something for a strategy. CEL knows no field of a free JSON, but its size.
+_SET = {
+    "fsdp": "has(self.fsdp.sharding) && self.fsdp.sharding != 'full' || "
+    "has(self.fsdp.reshardAfterForward) && !self.fsdp.reshardAfterForward || "
+    "has(self.fsdp.offload) && self.fsdp.offload",
+    "deepspeed": "has(self.deepspeed.zeroStage) || "
+    "has(self.deepspeed.offloadOptimizer) && self.deepspeed.offloadOptimizer || "
+    "has(self.deepspeed.offloadParameters) && self.deepspeed.offloadParameters || "
+    "has(self.deepspeed.config) && dyn(self.deepspeed.config).size() > 0",
+}
+
 
 class CleanPodPolicy(StrEnum):
     """Which pods are deleted at the end of a job.
@@ -103,7 +114,8 @@ class Workload(Resource):
         Resources | None,
         Field(
             description="CPU, memory and accelerators of the trainer, as in a container. "
-            "Default: limits with one nvidia.com/gpu per process."
+            "Default: limits with one nvidia.com/gpu per process. With this field, pods get only the GPUs that its "
+            "limits name."
         ),
     ] = None
     pod_template: PodTemplate = PodTemplate()
@@ -136,6 +148,14 @@ class TrainingJobSpec(TrainingSettings, Workload):
         (
             "self.precision != 'fp16' || self.strategy == 'deepspeed'",
             "precision fp16 needs the strategy deepspeed, which scales the loss; set that strategy, or use bf16",
+        ),
+        *(
+            (
+                f"self.strategy in ['auto', '{strategy}'] || !({is_set})",
+                f"{strategy} holds settings that have no effect with this strategy; remove them, or set strategy "
+                f"{strategy} or auto",
+            )
+            for strategy, is_set in _SET.items()
         ),
         (
             "!has(self.fsdp.sharding) || self.fsdp.sharding != 'hybrid' || self.processesPerNode > 1",

@@ -4,6 +4,7 @@ The supervisor writes it to a file, and the metadata server reads it.
 """
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,13 @@ logger = logging.getLogger(__name__)
 
 InterruptionKind = Literal["preempt", "rebalance", "maintenance"]
 Action = Literal["terminate", "stop", "hibernate"]
+
+# What the metadata servers of each provider announce.
+KINDS_OF_PROVIDER: Mapping[str, tuple[InterruptionKind, ...]] = {
+    "eks": ("preempt", "rebalance", "maintenance"),
+    "gke": ("preempt", "maintenance"),
+    "aks": ("preempt", "maintenance"),
+}
 
 
 class Interruption(BaseModel):

@@ -324,7 +324,15 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         text += ", the first since the job was edited"
     elif any(not situation.pods[uid].current for uid in _leaving(draft)):
         text += " in place of pods from before the edit"
+    if _leaves_out_devices(situation.spec):
+        text += ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"
     return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
+
+
+def _leaves_out_devices(spec: TrainingJobSpec) -> bool:
+    """Whether `resources` names no device, not even zero of one."""
+    given = spec.resources
+    return given is not None and not given.claims and not any("/" in name for name in given.limits)
 
 
 def next_try(refusal: Refusal) -> datetime:

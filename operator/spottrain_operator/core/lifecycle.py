@@ -13,7 +13,7 @@ from spottrain_operator.core.timing import seconds_between
 
 _TRAIN_ON = (
     "To train on, raise the script's steps, and apply the job under another name; its commits replace the old ones. "
-    "For a fresh run, use a different checkpoint.uri"
+    "For a fresh run, create a new job with a different checkpoint.uri"
 )
 
 

@@ -60,8 +60,8 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     if newest is not None and found_commits(generation, newest) and not made_progress(newest):
         message = (
             f"Nothing to train: {situation.spec.checkpoint.uri} was already at step {newest.step} of "
-            f"{newest.total_steps}. For a fresh run, use a different checkpoint.uri. To train on, raise the script's "
-            "steps"
+            f"{newest.total_steps}. For a fresh run, create a new job with a different checkpoint.uri. To "
+            "train on, raise the script's steps"
         )
     return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, message)
 

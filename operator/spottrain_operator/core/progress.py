@@ -59,7 +59,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
     if draft.status.progress.total_steps is None and found_commits(generation, newest):
         text = (
             f"This job continues from step {newest.start_step}, whose commit was at {situation.spec.checkpoint.uri} "
-            "before it. For a fresh run, use a different checkpoint.uri"
+            "before it. For a fresh run, create a new job with a different checkpoint.uri"
         )
         draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})

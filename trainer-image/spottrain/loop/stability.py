@@ -50,6 +50,7 @@ class StabilityGuard:
         self.num_rollbacks = 0
         self.reason = ""
         """What was wrong with the newest bad step, as a sentence."""
+        self._field = ""  # of the job's spec, which says what to do about that step
 
     def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> Verdict:
         """What to do with a step of this mean loss.
@@ -62,7 +63,7 @@ class StabilityGuard:
             self._window.append(loss)
             return Verdict.UPDATE
         if action is StabilityAction.FAIL:
-            raise _unstable(f"{self.reason} Lower the learning rate, clip gradients, or set stability to skip.")
+            raise _unstable(f"{self.reason} Lower the learning rate, clip gradients, or set {self._field} to skip.")
         self._num_in_a_row += 1
         if self._num_in_a_row > MAX_SKIPPED_IN_A_ROW:
             raise _unstable(
@@ -118,6 +119,7 @@ class StabilityGuard:
 
     def _action(self, step: int, loss: float, gradients_are_finite: bool) -> StabilityAction | None:
         """None if nothing is wrong."""
+        self._field = "stability.nonFinite"
         if not math.isfinite(loss):
             self.reason = f"The loss of step {step} is {loss}."
             return self._config.non_finite
@@ -130,6 +132,7 @@ class StabilityGuard:
         usual = statistics.median(self._window)
         if loss <= spike.factor * usual:
             return None
+        self._field = "stability.lossSpike.action"
         self.reason = (
             f"The loss of step {step} is {loss:.4g}, more than {spike.factor:g} times {usual:.4g}, the median of the "
             f"{spike.window} steps before."

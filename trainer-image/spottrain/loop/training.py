@@ -71,6 +71,7 @@ class Training:
         self._guard = guard
         self._meter = LossMeter()
         self._batches: Batches | None = None
+        self._loss_was_bad = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
@@ -287,8 +288,18 @@ class Training:
         )
 
     def _observe_loss(self, decision: Decision) -> None:
-        if decision.loss is not None:
-            self._reporter.observe_loss(decision.loss)
+        if decision.loss is None:
+            return
+        self._reporter.observe_loss(decision.loss)
+        if self._guard is None and not self._loss_was_bad and not math.isfinite(decision.loss):
+            self._loss_was_bad = True
+            message = (
+                f"The loss was {decision.loss} at about step {self.step}, and steps are not judged: the weights may "
+                "be spoilt, and so may commits since then. To leave out such steps, set stability.nonFinite: skip. "
+                "If the loss stays so, start afresh in a new job with a different checkpoint.uri."
+            )
+            logger.warning("%s", message)
+            self._reporter.update(message=message)
 
     def _drain(self) -> None:
         """Commit this step if there is time, and end the script.

@@ -149,13 +149,17 @@ class TrainingState:
 
     def check(self, extra: dict[str, Any], step: int) -> None:
         """Raises CheckpointMismatch if the saved run had a different identity."""
-        for name, now in self.identity.items():
-            before = extra["identity"].get(name)
-            if before != now:
-                raise CheckpointMismatch(
-                    f"The checkpoint at step {step} was made with {name} {before}, and this run has {now}; "
-                    "set it back, or use a different checkpoint.uri to start afresh."
-                )
+        before = extra["identity"]
+        differing = [name for name, now in self.identity.items() if before.get(name) != now]
+        if differing:
+            saved, here = (
+                " and ".join(f"{name} {values.get(name)}" for name in differing) for values in (before, self.identity)
+            )
+            raise CheckpointMismatch(
+                f"The checkpoint at step {step} was made with {saved}, and this run has {here}. "
+                f"Set {'it' if len(differing) == 1 else 'them'} back, or create a new job with a different "
+                "checkpoint.uri."
+            )
 
     def changes(self, loaded: Loaded) -> Iterator[str]:
         """Sentences about differences from the run that saved.
@@ -186,7 +190,8 @@ class TrainingState:
             which = f"{first} and {len(more)} more" if more else first
             yield (
                 f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
-                f"which replace them: {which}. To train with the script's own, use a different checkpoint.uri."
+                f"which replace them: {which}. To train with the script's own, create a new job with a "
+                "different checkpoint.uri."
             )
 
     def unused_options(self, scripts: Options, step: int) -> Iterator[str]:
@@ -214,7 +219,7 @@ def _load_part(name: str, part: Stateful, saved: dict[str, Any], step: int) -> N
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointMismatch(
             f"The checkpoint at step {step} holds a state of {name} (stateful) that can't be loaded: {error!r}. Let "
-            "its load_state_dict take that state, too, or use a different checkpoint.uri to start afresh."
+            "its load_state_dict take that state, too, or create a new job with a different checkpoint.uri."
         ) from error
 
 

@@ -90,12 +90,13 @@ class Head(BaseModel):
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{FROZEN_FILES_VERSION}. Use the spottrain that wrote them, or a different checkpoint.uri."
+                    f"{FROZEN_FILES_VERSION}. Use the spottrain that wrote them, or create a new job "
+                    "with a different checkpoint.uri."
                 )
             return cls.model_validate_json(text)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(
                 f"HEAD of the checkpoint store is damaged ({error.__class__.__name__}), and the store holds no whole "
-                "checkpoint to rebuild it from. Restore it from a version of the bucket, or start afresh with a "
-                "different checkpoint.uri."
+                "checkpoint to rebuild it from. Restore it from a version of the bucket, or create a new job with "
+                "a different checkpoint.uri."
             ) from error

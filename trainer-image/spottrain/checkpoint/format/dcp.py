@@ -283,5 +283,5 @@ def _check_fit(tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
             f"The checkpoint at step {manifest.step} does not fit this model and strategy: "
             + "; ".join(problems[:_SHOWN])
             + more
-            + ". Use the model that it was made with, or a different checkpoint.uri."
+            + ". Use the model that it was made with, or create a new job with a different checkpoint.uri."
         )

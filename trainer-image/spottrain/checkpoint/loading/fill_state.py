@@ -26,7 +26,7 @@ def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest
     if unknown:
         raise CheckpointMismatch(
             f"The checkpoint at step {manifest.step} has no {unknown[0]!r}: a different strategy or an older script "
-            "made it. Use that one, or a different checkpoint.uri."
+            "made it. Use that one, or create a new job with a different checkpoint.uri."
         )
     for name in _of_unused_parameters(tensors, manifest):
         del tensors[name]

@@ -78,7 +78,7 @@ class Loader:
         if commits:
             raise CorruptCheckpoint(
                 f"None of the {len(commits)} kept checkpoints is whole; see the warnings above. Restore "
-                "the bucket's objects, or start afresh with a different checkpoint.uri."
+                "the bucket's objects, or create a new job with a different checkpoint.uri."
             )
         return None
 

@@ -186,7 +186,9 @@ class FileStorage:
         if error.errno in _DENIED:
             return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
         if not self._root.is_dir():
-            return StorageMissing(f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri.")
+            return StorageMissing(
+                f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri in a new job."
+            )
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
 
 

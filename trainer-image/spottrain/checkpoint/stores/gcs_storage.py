@@ -208,6 +208,7 @@ class GcsStorage:
             missing = False
         if missing:
             return StorageMissing(
-                f"The bucket gs://{self._bucket.name} does not exist: create it, or correct checkpoint.uri."
+                f"The bucket gs://{self._bucket.name} does not exist: create it, or correct "
+                "checkpoint.uri in a new job."
             )
         return ObjectNotFound(key)

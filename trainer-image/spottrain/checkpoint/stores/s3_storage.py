@@ -275,7 +275,7 @@ class S3Storage:
         if code == "NoSuchBucket":
             return StorageMissing(
                 f"The bucket s3://{self._bucket}{self._at_server()} does not exist: create it, or correct "
-                "checkpoint.uri."
+                "checkpoint.uri in a new job."
             )
         if code == "NoSuchUpload":
             return _UploadGone(f"A different process aborted the upload of {where}.")

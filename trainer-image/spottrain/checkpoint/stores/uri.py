@@ -81,13 +81,13 @@ def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
         if (arn := _ACCESS_POINT.match(host + path)) is None:
             raise StorageDenied(
                 f"{host + path!r} is not the ARN of an access point, which reads "
-                "arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME. Correct checkpoint.uri."
+                "arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME. Correct checkpoint.uri in a new job."
             )
         bucket, path = arn[0], (host + path)[arn.end() :]
     elif not _BUCKET.fullmatch(host):
         raise StorageDenied(
             f"{host!r} can't be the name of a bucket, which consists of letters, digits, dots, hyphens and "
-            "underscores, with a letter or digit first and last. Correct checkpoint.uri."
+            "underscores, with a letter or digit first and last. Correct checkpoint.uri in a new job."
         )
     return bucket, path.strip("/")
 
