@@ -40,6 +40,7 @@ from spottrain.checkpoint.stores.upload_body import UploadBody
 _PARTS = 4
 _CONNECT_SECONDS = 5.0
 _SMALLEST_PART = 8 << 20
+_NO_ANSWER = (requests.RequestException, TransportError, OSError)
 
 
 class GcsStorage:
@@ -185,9 +186,10 @@ class GcsStorage:
             raise StorageDenied(
                 f"Access to {where} is denied: let the job's service account read, write, list and delete there."
             ) from error
-        except (ServerError, TooManyRequests, RetryError) as error:
-            raise StorageUnavailable(f"{where} failed, after retries: {error}") from error
-        except (requests.RequestException, TransportError, OSError) as error:
+        except (ServerError, TooManyRequests, RetryError, *_NO_ANSWER) as error:
+            last = error.cause if isinstance(error, RetryError) else error
+            if not isinstance(last, _NO_ANSWER):
+                raise StorageUnavailable(f"{where} failed, after retries: {error}") from error
             raise StorageUnavailable(
                 f"{where} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
                 f"and the network. ({error})"

@@ -253,7 +253,7 @@ class S3Storage:
                 f"No credentials for {self._where(key)}: give the job's service account access to the bucket, "
                 "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             ) from error
-        except (EndpointConnectionError, ConnectTimeoutError) as error:
+        except (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError) as error:
             raise StorageUnavailable(
                 f"{self._where(key)} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
                 f"and the network. ({error})"
