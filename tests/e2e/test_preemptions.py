@@ -137,6 +137,7 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
         run.finish()
 
 
+@pytest.mark.nightly
 def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: Cluster, tmp_path: Path) -> None:
     """EC2 recommends to leave the node first.
 

@@ -35,7 +35,10 @@ main()
 
 each_client = pytest.mark.parametrize(
     ("uri", "client", "extra"),
-    [("s3://bucket/run", "boto3", "s3"), ("gs://bucket/run", "google-cloud-storage", "gcs")],
+    [
+        ("s3://bucket/run", "boto3", "s3"),
+        pytest.param("gs://bucket/run", "google-cloud-storage", "gcs", marks=pytest.mark.nightly),
+    ],
 )
 
 

@@ -318,7 +318,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
     run.global_batch = 12
     reason, message = failure_of()
     assert reason is FailureReason.CHECKPOINT_INCOMPATIBLE
-    assert "global_batch 10, and this run has 12" in message
+    assert "global_batch 10, and this run has global_batch 12" in message
 
     run.global_batch, run.strategy = 10, "zero"
     reason, message = failure_of()
