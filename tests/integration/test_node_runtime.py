@@ -168,6 +168,21 @@ def test_a_status_that_goes_back_is_reported_again(pods: Pods) -> None:
     assert "running" in pods.container("back")["state"]
 
 
+def test_a_pod_that_started_at_another_address_is_reported_at_the_nodes(pods: Pods, node: NodeProcess) -> None:
+    """As after a cluster went down while the pod started, and came up with other addresses."""
+    pods.create("moved", sh("echo ready; sleep 1000"))
+    pods.wait_log("moved", "ready")
+    wait_for(lambda: pods.status("moved")["phase"] == "Running", "it runs")
+    found = pods.status("moved")
+    other = {name: "127.0.0.9" for name in ("hostIP", "podIP")} | {
+        name: [{"ip": "127.0.0.9"}] for name in ("hostIPs", "podIPs")
+    }
+    before = json.dumps({"status": {"phase": "Pending"} | other})
+    pods.kubectl("patch", "pod", "moved", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", before)
+    wait_for(lambda: pods.status("moved")["phase"] == "Running", "it is reported to run")
+    assert {name: pods.status("moved")[name] for name in other} == {name: found[name] for name in other}
+
+
 def test_pre_stop_runs_before_sigterm(pods: Pods, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     hook = {"preStop": {"exec": {"command": ["sh", "-c", f"echo hook >> {seen}"]}}}

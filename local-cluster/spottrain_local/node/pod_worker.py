@@ -286,7 +286,9 @@ class PodWorker:
         if self._gone.is_set() or (status == self._published and self._stands(status)):
             return True
         metadata = self.context.pod["metadata"]
-        body = {"metadata": {"uid": metadata["uid"]}, "status": status}
+        # The pod may have had other addresses, in a cluster that was down. A strategic merge would keep these.
+        anew = {name: [{"$patch": "replace"}, *(status[name] or ())] for name in ("hostIPs", "podIPs")}
+        body = {"metadata": {"uid": metadata["uid"]}, "status": status | anew}
         try:
             await self._client.patch(f"{self._path()}/status", body)
         except ApiError as error:
