@@ -384,6 +384,6 @@ def test_a_succeeded_job_says_how_to_train_on_after_an_edit() -> None:
     [told] = scene.job(metadata_generation=2).plan().events
     assert told.message == (
         "The job has succeeded, and an edit does not start it again. To train on, raise the script's steps, and "
-        "apply the job under another name; its commits replace the old ones. For a fresh run, use a different "
-        "checkpoint.uri"
+        "apply the job under another name; its commits replace the old ones. For a fresh run, create a new "
+        "job with a different checkpoint.uri"
     )
