@@ -51,6 +51,16 @@ def test_one_rank_that_makes_steps_is_enough() -> None:
     assert "no step since" not in message(stands_still(NO_STEP + 1).says(2, step_age_seconds=1.0))
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_member_that_is_frozen_does_not_hide_the_standstill(later: bool) -> None:
+    """Its connection stays open, so that it is not silent. Only a word of its own that is newer counts."""
+    scene = stands_still(NO_STEP + 1)
+    frozen = scene.says(2, age=0.0 if later else NO_STEP + 3, step_age_seconds=1.0)
+    heard = replace(frozen.observed.reports["u2"], heard_at=frozen.now)
+    frozen = replace(frozen, observed=replace(frozen.observed, reports={**frozen.observed.reports, "u2": heard}))
+    assert ("no step since" in message(frozen)) != later
+
+
 def test_the_limit_of_a_save_at_the_end_is_named() -> None:
     told = message(stands_still(NO_STEP + 1, phase=TrainerPhase.SAVING))
     assert "Without one within 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told

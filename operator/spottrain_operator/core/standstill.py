@@ -5,6 +5,7 @@ The operator ends a generation that hangs. Before that, the job's message shows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain_api.contract import LABEL_JOB, TrainerPhase
@@ -45,13 +46,23 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
         seconds, (limit, setting) = seconds_between(generation.started_at, situation.now), start
     else:
         saving = any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard)
-        seconds, (limit, setting) = min(_step_age(m) for m in heard), max(hang, start) if saving else hang
+        seconds, (limit, setting) = _step_age(heard), max(hang, start) if saving else hang
     return Standstill(seconds=seconds, limit=limit, setting=setting)
 
 
-def _step_age(m: MemberFacts) -> float:
-    age = m.facts.step_age if m.facts is not None else None
-    return 0.0 if age is None else age
+def _step_age(heard: Sequence[MemberFacts]) -> float:
+    """Seconds since the newest step of any of these members; 0 if one doesn't report steps.
+
+    A member at rest is taken to make steps, as it would report at once that they no longer come. One that is frozen
+    can't. So it counts no longer once a peer has reported that, since no rank makes a step alone.
+    """
+    facts = [(m.facts, m.report is not None and m.report.stalled) for m in heard if m.facts is not None]
+    stalled_at = max((f.received_at for f, stalled in facts if stalled and f.received_at), default=None)
+    return min(
+        f.step_age or 0.0
+        for f, stalled in facts
+        if stalled or stalled_at is None or (f.received_at is not None and f.received_at >= stalled_at)
+    )
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
