@@ -32,7 +32,6 @@ from spottrain_api.v1alpha1 import (
     Condition,
     GenerationState,
     Phase,
-    TrainingJobSpec,
     TrainingJobStatus,
 )
 from spottrain_operator.cluster.apply import apply
@@ -236,7 +235,7 @@ class Reconciler:
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
         if any(isinstance(action, CreatePod) for action in actions):
-            self._note_refusal(key, view.spec, refused[0] if refused else None)
+            self._note_refusal(key, view, refused[0] if refused else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
             await self._events.record(
@@ -262,15 +261,15 @@ class Reconciler:
             )
         self._unprotected.add(key)
 
-    def _note_refusal(self, key: JobKey, spec: TrainingJobSpec, error: RefusedError | None) -> None:
-        """Keep why the template's pods are refused; None if they aren't.
+    def _note_refusal(self, key: JobKey, job: JobView, error: RefusedError | None) -> None:
+        """Keep why the job's pods are refused; None if they aren't.
 
         The reason is kept in memory only, so a new operator retries.
         """
         if error is None:
             self._refusals.pop(key, None)
         else:
-            self._refusals[key] = refusal(error, spec, self._refusals.get(key), self._now())
+            self._refusals[key] = refusal(error, job, self._refusals.get(key), self._now())
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.

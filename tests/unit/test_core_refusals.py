@@ -17,16 +17,22 @@ from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 REFUSED = 'serviceaccount "trainer" not found'
 
 
-def refused(scene: Scene, *, template: str = "t1", lasting: bool = True, by_quota: bool = False) -> Scene:
+def refused(scene: Scene, *, generation: int = 1, lasting: bool = True, by_quota: bool = False) -> Scene:
     refusal = Refusal(
-        template_hash=template, message=REFUSED, since=START, lasting=lasting, by_quota=by_quota, tried_at=START
+        metadata_generation=generation,
+        message=REFUSED,
+        since=START,
+        tried_at=START,
+        lasting=lasting,
+        by_quota=by_quota,
     )
     return replace(scene, observed=replace(scene.observed, refusal=refusal))
 
 
 def edited(scene: Scene) -> Scene:
     """Another pod template; the pods that are there are of the old one."""
-    return replace(scene, observed=replace(scene.observed, template_hash="t2"))
+    edited = scene.job(metadata_generation=2)
+    return replace(edited, observed=replace(edited.observed, template_hash="t2"))
 
 
 def pods_healthy(status: TrainingJobStatus) -> tuple[str, str]:
@@ -46,6 +52,15 @@ def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fai
     assert fails or f"{REFUSED}. The operator retries at least every 30 s" in status.message
     told = "The job fails at 00:00:10 UTC if no pod starts before" in status.message
     assert told == (lasting and not fails)
+
+
+def test_a_refusal_from_before_an_edit_fails_no_job() -> None:
+    """The edit may mend it without another template, as one of capacity does, and replaces the pods."""
+    scene = refused(replace(waiting_job(0), now=at(600))).job(metadata_generation=2)
+    decided = scene.plan()
+    assert decided.status.phase is Phase.PENDING
+    assert REFUSED not in decided.status.message
+    assert [type(action) for action in decided.actions] == [CreatePod] * len(decided.actions) != []
 
 
 @pytest.mark.parametrize("lasting", [True, False])
@@ -85,7 +100,7 @@ def test_a_job_that_has_trained_is_not_failed_by_a_refusal_though_all_its_pods_a
     lost = training_job()
     for sequence in range(1, 5):
         lost = lost.without_pod(sequence)
-    for scene in (refused(lost), refused(edited(lost), template="t2")):
+    for scene in (refused(lost), refused(edited(lost), generation=2)):
         later = scene.decided().later(60)
         assert later.plan().status.phase is Phase.RECOVERING
         assert REFUSED in later.plan().status.message
@@ -121,7 +136,7 @@ def test_events_say_that_an_edit_replaces_pods_that_wait() -> None:
 
 
 def test_while_an_edited_template_is_refused_the_old_pods_go_on() -> None:
-    scene = refused(edited(training_job()), template="t2")
+    scene = refused(edited(training_job()), generation=2)
     decided = scene.plan()
     assert decided.status.generation is not None
     assert decided.status.generation.state is GenerationState.ACTIVE
@@ -138,7 +153,7 @@ def test_while_an_edited_template_is_refused_the_old_pods_go_on() -> None:
 
 
 def test_a_template_that_needs_the_quota_of_the_old_pods_gets_it() -> None:
-    scene = refused(edited(training_job()), template="t2", lasting=False, by_quota=True)
+    scene = refused(edited(training_job()), generation=2, lasting=False, by_quota=True)
     generation = scene.plan().status.generation
     assert generation is not None
     assert (generation.state, generation.reason) == (GenerationState.DRAINING, "Edited")

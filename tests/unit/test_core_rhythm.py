@@ -72,7 +72,7 @@ def test_a_job_with_a_deadline_is_looked_at_by_then() -> None:
 )
 def test_a_job_that_trains_tries_a_refused_pod_again_in_time(lacks_one: bool, tried: float, seconds: float) -> None:
     refusal = Refusal(
-        template_hash="t1",
+        metadata_generation=1,
         message="exceeded quota",
         since=START,
         lasting=False,

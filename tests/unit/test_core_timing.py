@@ -258,7 +258,7 @@ def is_asked_about_its_volumes(seconds: float) -> bool:
 def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
     """A new job with pods refused first `since` and last `tried` seconds ago."""
     times = {"since": ago(since), "tried_at": ago(tried)}
-    refusal = Refusal(template_hash="t1", message="no", lasting=since > 0, **times, **changes)
+    refusal = Refusal(metadata_generation=1, message="no", lasting=since > 0, **times, **changes)
     scene = waiting_job(0)
     return replace(scene, now=NOW, observed=replace(scene.observed, refusal=refusal))
 

@@ -22,6 +22,7 @@ from spottrain_operator.cluster.observe import (
 )
 from spottrain_operator.cluster.trimmed import trimmed_node
 from spottrain_operator.cluster.write_back import as_written
+from spottrain_operator.core.model import JobView
 
 AT = "2026-01-01T00:00:05Z"
 NOW = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -105,6 +106,18 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     assert (view.sequence, view.capacity_type, view.template_hash) == (7, CapacityType.SPOT, "abc")
 
 
+def asks(*, generation: int = 1, **changes: Any) -> JobView:
+    """A job whose pods are asked for."""
+    return JobView(
+        namespace="default",
+        name="job",
+        uid="u",
+        spec=spec(**changes),
+        metadata_generation=generation,
+        created_at=MOMENT,
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "lasting"),
     [
@@ -114,14 +127,14 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     ],
 )
 def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
-    first = refusal(ForbiddenError(said), spec(), None, MOMENT)
+    first = refusal(ForbiddenError(said), asks(), None, MOMENT)
     assert (first.lasting, first.since, first.num_tries) == (lasting, MOMENT, 1)
     assert first.message == f"Kubernetes refuses the job's pods: {said}"
     later = MOMENT + timedelta(seconds=5)
-    again = refusal(InvalidObjectError("spec: Required value"), spec(), first, later)
+    again = refusal(InvalidObjectError("spec: Required value"), asks(), first, later)
     assert (again.since, again.tried_at, again.num_tries, again.lasting) == (MOMENT, later, 2, True)
-    edited = refusal(ForbiddenError(said), spec(image="other"), again, later)
-    assert (edited.since, edited.num_tries) == (later, 1), "another template is another matter"
+    edited = refusal(ForbiddenError(said), asks(generation=2), again, later)
+    assert (edited.since, edited.num_tries) == (later, 1), "an edit is another matter"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
     ],
 )
 def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_quota: bool) -> None:
-    assert refusal(ForbiddenError(said), spec(), None, MOMENT).by_quota == by_quota
+    assert refusal(ForbiddenError(said), asks(), None, MOMENT).by_quota == by_quota
 
 
 ABOVE_LIMIT = 'resources.requests: Invalid value: "{}": must be less than or equal to memory limit of 2Gi'
@@ -167,7 +180,7 @@ WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia
 def test_a_refused_request_that_the_job_has_not_written_is_named(
     resources: dict[str, Any] | None, said: str, added: str
 ) -> None:
-    found = refusal(ForbiddenError(said), spec(resources=resources), None, MOMENT)
+    found = refusal(ForbiddenError(said), asks(resources=resources), None, MOMENT)
     assert found.message == f"Kubernetes refuses the job's pods: {said}{added}"
 
 

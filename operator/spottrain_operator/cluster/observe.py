@@ -30,7 +30,6 @@ from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import init_container, state_beside, trainer_status
 from spottrain_operator.cluster.containers import unwritten_requests
-from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.core.model import FAILED_STARTS, JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
 
@@ -149,27 +148,27 @@ def pod_view(pod: Manifest) -> PodView:
     )
 
 
-def refusal(error: RefusedError, spec: TrainingJobSpec, known: Refusal | None, now: datetime) -> Refusal:
-    """What `error` means for the pod template of `spec`.
+def refusal(error: RefusedError, job: JobView, known: Refusal | None, now: datetime) -> Refusal:
+    """What `error` means for the pods that the job asks for.
 
     Some refusals pass without an edit of the job: a quota comes free, and an administrator allows what was asked for,
     or mends missing rights or a webhook that is down. All others last until the job changes.
 
     Args:
         error: The refusal of a pod.
-        spec: The spec whose pod was refused.
+        job: The job whose pod was refused.
         known: The refusal before, if there was one.
         now: Time of the refusal.
     """
-    said, template = str(error), template_hash(spec)
+    said, generation = str(error), job.metadata_generation
     passing = (_QUOTA, "cannot create resource", "being terminated", "failed calling webhook")
-    again = known is not None and known.template_hash == template
+    again = known is not None and known.metadata_generation == generation
     return Refusal(
-        template_hash=template,
+        metadata_generation=generation,
         message=(
             said
             if isinstance(error, NoPoolError | NotAllowedError)
-            else f"Kubernetes refuses the job's pods: {quoted(said)}{_of_defaults(said, spec)}"
+            else f"Kubernetes refuses the job's pods: {quoted(said)}{_of_defaults(said, job.spec)}"
         ),
         since=known.since if known is not None and again else now,
         lasting=not isinstance(error, NotAllowedError) and not any(text in said for text in passing),

@@ -113,15 +113,17 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The pods of a template can't be created.
+    """The pods that a spec asks for can't be created.
 
-    `message` is the sentence of whoever refuses them.
+    `message` is the sentence of whoever refuses them. An edit of the spec makes all of it void, whatever it changes:
+    pools and bounds decide on pods, too.
 
+    - metadata_generation: of the spec.
     - lasting: it doesn't pass when other jobs end.
     - by_quota: it may pass when pods of this job are deleted.
     """
 
-    template_hash: str
+    metadata_generation: int
     message: str
     since: datetime
     lasting: bool

@@ -161,9 +161,9 @@ class Situation:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why no pod of the current template can be created."""
-        refusal = self.observed.refusal
-        return refusal if refusal is not None and refusal.template_hash == self.observed.template_hash else None
+        """Why no pod of the current spec can be created."""
+        refusal, current = self.observed.refusal, self.observed.job.metadata_generation
+        return refusal if refusal is not None and refusal.metadata_generation == current else None
 
     @cached_property
     def keeps_old_pods(self) -> bool:
