@@ -258,6 +258,20 @@ def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
     assert run.progress().start_step == step
 
 
+@pytest.mark.parametrize("proxy", ["s3"], indirect=True)
+def test_a_store_that_says_nothing_is_reported_long_before_it_fails(run: Run, proxy: FaultyProxy) -> None:
+    proxy.play("hangs")
+    with run.running(WORLD_SIZE):
+        await_failure_at_start(run)
+        failure = run.progress().checkpoint_failure
+        proxy.play("")
+    assert_succeeded(run)
+    assert failure is not None
+    assert failure.reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
+    assert failure.message.startswith(f"Opening {run.uri} takes more than 20 s: the store, or a rank's connection")
+    assert run.progress().checkpoint_failure is None
+
+
 @pytest.mark.parametrize("damaged", [0, 1], ids=["the-first", "another"])
 def test_ranks_that_read_a_commit_and_meet_different_errors_do_the_same(run: Run, damaged: int) -> None:
     """Both ranks resume from an earlier commit.

@@ -5,9 +5,11 @@ It checks the store, fences off older generations, and finds the newest commit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +37,9 @@ from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract import CommitRef, TrainerConfig
 
 logger = logging.getLogger(__name__)
+
+# A store takes a second or two to open. One that never answers fails after minutes, with all its retries.
+SLOW_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +90,13 @@ def open_store(
         report_failure(reporter, error)
         logger.warning("%s Retrying the store.", error)
 
+    def opened() -> OpenedStore:
+        with _reported_if_slow(config.checkpoint.uri, reporter):
+            return _open(config, launch, groups, reporter)
+
     try:
         return retry(
-            lambda: _open(config, launch, groups, reporter),
+            opened,
             when=lambda error: resumes and isinstance(error, StorageUnavailable),
             on_error=report,
             sleep=sleep,
@@ -100,6 +109,30 @@ def open_store(
 def retention_of(config: TrainerConfig) -> Retention:
     """Which commits the job keeps."""
     return Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every)
+
+
+@contextlib.contextmanager
+def _reported_if_slow(uri: str | None, reporter: ProgressReporter) -> Iterator[None]:
+    """Report the store while the block takes long, until it has succeeded."""
+
+    def report() -> None:
+        error = StorageUnavailable(
+            f"Opening {uri} takes more than {SLOW_SECONDS:.0f} s: the store, or a rank's connection to it, is slow "
+            "or hangs. Check checkpoint.endpointURL and the network. Without an answer, the ranks fail after minutes."
+        )
+        report_failure(reporter, error)
+        logger.warning("%s", error)
+
+    watch = threading.Timer(SLOW_SECONDS, report)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+        watch.join()
+    if reporter.progress.checkpoint_failure is not None:
+        reporter.update(checkpoint_failure=None)
 
 
 def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: ProgressReporter) -> OpenedStore:
