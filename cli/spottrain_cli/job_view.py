@@ -116,8 +116,9 @@ def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
         return ""
     return (
         f"No operator has looked at {listed(unseen)} yet. Its pod has to be ready: `kubectl get pods -A -l "
-        "app.kubernetes.io/component=operator`. If there is none, install the chart with Helm "
-        "(docs/tutorial/cluster.md). If it is ready, does it lead this namespace (the chart's watchNamespaces)?"
+        "app.kubernetes.io/component=operator`. If there is none, it is scaled to 0 "
+        "(`kubectl get deploy -A`), or the chart is not installed (docs/tutorial/cluster.md). If it is ready, see "
+        "its log: it may lack rights, or not lead this namespace (the chart's watchNamespaces)."
     )
 
 

@@ -148,7 +148,7 @@ def down(cluster: Cluster, delete: bool) -> None:
     name = cluster.layout.name
     was_running = cluster.down(delete=delete)
     click.echo(
-        f"The cluster {name} is {'stopped' if was_running else 'not running'}{', its state deleted' * delete}."
+        f"The cluster {name} {'is stopped' if was_running else 'was not running'}.{' Its state is deleted.' * delete}"
     )
 
 

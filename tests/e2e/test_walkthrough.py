@@ -134,7 +134,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield found
     finally:
         out = found.run("spottrain", "local", "down", "--delete")
-        assert "is stopped, its state deleted" in out
+        assert "is stopped. Its state is deleted." in out
         wait_for(lambda: not processes_of(folder), "all processes of the cluster end")
 
 

@@ -261,7 +261,7 @@ def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path))
     result = CliRunner().invoke(local, ["down"])
     assert result.exit_code == 0
-    assert "is not running" in result.output
+    assert "was not running." in result.output
 
 
 def test_the_help_of_up_says_where_the_state_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

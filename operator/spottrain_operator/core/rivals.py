@@ -56,5 +56,5 @@ def sentence(uri: str, rival: Rival) -> str:
     return (
         f"checkpoint.uri ({uri}) is the folder of the unfinished job {rival.namespace}/{rival.name}, which comes "
         "first. For a run of its own, create this job again with a different checkpoint.uri. Otherwise wait until "
-        "that one has finished, or delete it: this job then continues from its newest commit"
+        "that one has finished (it may be suspended), or delete it: this job then continues from its newest commit"
     )
