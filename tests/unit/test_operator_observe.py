@@ -155,6 +155,7 @@ def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_
 ABOVE_LIMIT = 'resources.requests: Invalid value: "{}": must be less than or equal to memory limit of 2Gi'
 OF_MEMORY = ". The trainer's request for memory, 4Gi, is spottrain's default: resources.requests.memory changes it"
 OF_CPU = ". The trainer's request for cpu, 1, is spottrain's default: resources.requests.cpu changes it"
+OF_RESOURCES = ". These are fields of resources: limits.cpu,limits.memory"
 WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)"
 
 
@@ -172,10 +173,21 @@ WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia
         ({}, "exceeded quota: a, requested: requests.memory=4Gi, used: memory=0, limited: memory=2Gi", OF_MEMORY),
         ({"requests": {"memory": "8Gi"}}, ABOVE_LIMIT.format("8Gi"), ""),
         ({"limits": {"memory": "8Gi"}}, "maximum memory usage per Container is 2Gi, but request is 8Gi", ""),
-        (None, "failed quota: a: must specify limits.memory for: trainer", ""),
+        (None, "failed quota: a: must specify limits.cpu,limits.memory for: trainer", OF_RESOURCES + WITH_GPUS),
+        ({}, "failed quota: a: must specify limits.memory for: webhook", ""),
         (None, "maximum memory usage per Container is 2Gi, but limit is 4Gi", ""),
     ],
-    ids=["LimitRange", "its maximum", "both", "quota", "own request", "own limit", "limits", "a webhook's limit"],
+    ids=[
+        "LimitRange",
+        "its maximum",
+        "both",
+        "quota",
+        "own request",
+        "own limit",
+        "limits",
+        "a webhook's",
+        "its limit",
+    ],
 )
 def test_a_refused_request_that_the_job_has_not_written_is_named(
     resources: dict[str, Any] | None, said: str, added: str

@@ -46,6 +46,7 @@ _OF_LIMIT_RANGE = re.compile(
     r"must be less than or equal to (?P<limited>cpu|memory) limit"
     r"|maximum (?P<most>cpu|memory) usage per \w+ is \S+, but request is"
 )
+_UNWRITTEN = re.compile(rf"must specify (?P<names>\S+) for: {TRAINER_CONTAINER}\b")
 _OF_QUOTA = re.compile(r"requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
 
 
@@ -188,6 +189,8 @@ def _of_defaults(said: str, spec: TrainingJobSpec) -> str:
         for name, amount in unwritten_requests(spec).items()
         if name in names
     ]
+    if unwritten := _UNWRITTEN.search(said):
+        sentences.append(f"These are fields of resources: {unwritten['names']}")
     if sentences and spec.resources is None:
         sentences.append("A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)")
     return "".join(f". {sentence}" for sentence in sentences)
