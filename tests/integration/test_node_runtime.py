@@ -169,7 +169,7 @@ def test_a_status_that_goes_back_is_reported_again(pods: Pods) -> None:
 
 
 def test_a_pod_that_started_at_another_address_is_reported_at_the_nodes(pods: Pods, node: NodeProcess) -> None:
-    """As after a cluster went down while the pod started, and came up with other addresses."""
+    """As after a cluster that went down while the pod started came up elsewhere."""
     pods.create("moved", sh("echo ready; sleep 1000"))
     pods.wait_log("moved", "ready")
     wait_for(lambda: pods.status("moved")["phase"] == "Running", "it runs")

@@ -55,7 +55,7 @@ def test_pods_that_the_cluster_does_not_admit(lasting: bool, seconds: float, fai
 
 
 def test_a_refusal_from_before_an_edit_fails_no_job() -> None:
-    """The edit may mend it without another template, as one of capacity does, and replaces the pods."""
+    """An edit of capacity may mend it, with the same template."""
     scene = refused(replace(waiting_job(0), now=at(600))).job(metadata_generation=2)
     decided = scene.plan()
     assert decided.status.phase is Phase.PENDING

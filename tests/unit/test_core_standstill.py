@@ -53,7 +53,10 @@ def test_one_rank_that_makes_steps_is_enough() -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_member_that_is_frozen_does_not_hide_the_standstill(later: bool) -> None:
-    """Its connection stays open, so that it is not silent. Only a word of its own that is newer counts."""
+    """Its connection stays open, so that it is not silent.
+
+    Only a word of its own that is newer counts.
+    """
     scene = stands_still(NO_STEP + 1)
     frozen = scene.says(2, age=0.0 if later else NO_STEP + 3, step_age_seconds=1.0)
     heard = replace(frozen.observed.reports["u2"], heard_at=frozen.now)

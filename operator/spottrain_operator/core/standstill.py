@@ -51,9 +51,9 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
 
 
 def _step_age(heard: Sequence[MemberFacts]) -> float:
-    """Seconds since the newest step of any of these members; 0 if one doesn't report steps.
+    """Seconds since the newest step of any of these members.
 
-    A member at rest is taken to make steps, as it would report at once that they no longer come. One that is frozen
+    It is 0 if one doesn't report steps. A member at rest is taken to make steps, as it would report at once that they no longer come. One that is frozen
     can't. So it counts no longer once a peer has reported that, since no rank makes a step alone.
     """
     facts = [(m.facts, m.report is not None and m.report.stalled) for m in heard if m.facts is not None]
