@@ -53,8 +53,9 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
 def _step_age(heard: Sequence[MemberFacts]) -> float:
     """Seconds since the newest step of any of these members.
 
-    It is 0 if one doesn't report steps. A member at rest is taken to make steps, as it would report at once that they no longer come. One that is frozen
-    can't. So it counts no longer once a peer has reported that, since no rank makes a step alone.
+    It is 0 if one doesn't report steps. A member at rest is taken to make steps, as it would report at once that they
+    no longer come. One that is frozen can't. So it counts no longer once a peer has reported that, since no rank
+    makes a step alone.
     """
     facts = [(m.facts, m.report is not None and m.report.stalled) for m in heard if m.facts is not None]
     stalled_at = max((f.received_at for f, stalled in facts if stalled and f.received_at), default=None)
