@@ -94,10 +94,8 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
         (
             "0/7 nodes are available: 7 Insufficient nvidia.com/gpu.",
             {},
-            "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device "
-            "plugin. "
-            "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is "
-            "free",
+            "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. Lower processesPerNode or resources if no "
+            "node is that large. Otherwise the pod waits until a node is free",
         ),
         (
             NO_SPOT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
@@ -87,7 +88,7 @@ def _known_advice(pod: PodView) -> str | None:
     return next((advice for kind, advice in _ADVICE if kind in words), None)
 
 
-def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had_spot: bool) -> str:
+def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had_spot: bool, had_node: bool) -> str:
     """What to change so that the scheduler finds a node for `pod`.
 
     Empty if it lacks only nodes that are kept from it.
@@ -97,6 +98,7 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
         spec: Its job's.
         kept: Nodes with the labels that it asks for.
         had_spot: Whether the job has trained on spot nodes.
+        had_node: Whether a pod of the same template has had a node. Then nodes offer the device.
     """
     advice = _known_advice(pod)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(spec.pod_template.node_selector.items()))
@@ -113,16 +115,22 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
     if advice is _ONE_A_NODE:
         return advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")
     words = scheduler_says(pod).lower()
-    return f"{_of_device(spec)}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
+    if advice is not _NO_ROOM or not _DEVICE.search(words):
+        return advice
+    return ". ".join((*_of_device(spec, had_node=had_node), advice))
 
 
-def _of_device(spec: TrainingJobSpec) -> str:
-    """What the job asks for.
+def _of_device(spec: TrainingJobSpec, *, had_node: bool) -> Iterable[str]:
+    """What the job asks for, and what to do if no node offers it.
 
-    How much nodes offer isn't known here: no pod of the job is on them.
+    How much nodes offer isn't known here, but that some do if the same pods have had nodes.
     """
-    if spec.resources is not None:
-        return "If no node offers this device, correct its name in resources, or install its device plugin"
-    num = spec.processes_per_node
-    asked = f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
-    return f"{asked}. If no node offers any, install its device plugin"
+    if spec.resources is None:
+        num = spec.processes_per_node
+        yield f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
+    if had_node:
+        return
+    if spec.resources is None:
+        yield "If no node offers any, install its device plugin"
+    else:
+        yield "If no node offers this device, correct its name in resources, or install its device plugin"
