@@ -248,6 +248,12 @@ def test_only_nodes_that_there_are_explain_why_a_pod_has_none(kept: KeptAway | N
     assert said_of_nodes(short_of_spot(AWAY, capacity=NO_FALLBACK), kept) == sentence
 
 
+def test_an_on_demand_node_that_comes_up_is_awaited() -> None:
+    scene = short_of_spot(AWAY, capacity={"spot": {"max": 0}}).pod(5, capacity_type=CapacityType.ON_DEMAND)
+    scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_down=1)}))
+    assert f"affinity/selector. {NONE_UP.replace('spot', 'on-demand')}" in scene.plan().status.message
+
+
 def test_a_job_that_has_trained_on_spot_nodes_is_not_told_to_add_their_labels() -> None:
     trained = training_job(capacity=NO_FALLBACK)
     lacking = next(each for each in short_of_spot(AWAY, capacity=NO_FALLBACK).observed.pods if each.sequence == 5)
@@ -256,6 +262,12 @@ def test_a_job_that_has_trained_on_spot_nodes_is_not_told_to_add_their_labels() 
     scene = trained.with_pod(lacking)
     assert NONE_UP in scene.plan().status.message
     assert NO_LABELS not in scene.plan().status.message
+    assert NO_LABELS in scene.generation(template_hash="before an edit").plan().status.message
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    members = generation.members[:2]
+    assert {member.capacity_type for member in members} == {CapacityType.ON_DEMAND}
+    assert NO_LABELS in scene.generation(members=members).plan().status.message
 
 
 def test_nodes_that_are_kept_away_come_after_what_to_do() -> None:

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from scene import pod
+from scene import notice, pod
 from simulation import spec_of
-from spottrain_api.contract import GKE_SPOT, TAINT_PREEMPTION, CapacityType
+from spottrain_api.contract import ANNOTATION_NOTICE, GKE_SPOT, TAINT_PREEMPTION, CapacityType
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.kept_away import kept_away, node_indices
 from spottrain_operator.cluster.placement import Site
 from spottrain_operator.core.model import KeptAway
 
 SPOT = {GKE_SPOT: "true"}
+NOTICE = notice(3).model_dump_json(by_alias=True)
 CORDONED = "node.kubernetes.io/unschedulable"
 SPOT_POD = replace(pod(3), node=None)
 CUSTOM = {"name": "a", "capacityType": "spot", "provider": "custom", "nodeSelector": {"team": "a"}}
@@ -46,12 +47,13 @@ def kept(*nodes: Manifest, **spec: Any) -> KeptAway:
         (node("team", labels={"cloud.google.com/gke-nodepool": "system"}), KeptAway()),
         (node("node.kubernetes.io/unreachable"), KeptAway(num_down=1)),
         (node(CORDONED, TAINT_PREEMPTION), KeptAway(num_down=1)),
+        (node(CORDONED, annotations={ANNOTATION_NOTICE: NOTICE}), KeptAway(num_down=1)),
         (node(CORDONED, ready=False), KeptAway(num_down=1)),
         (node("team", deletionTimestamp="2026-01-01T00:00:00Z"), KeptAway(num_down=1)),
     ],
     ids=[
         *("cordoned", "tainted", "both", "only avoided", "taints of spot nodes", "other labels", "on-demand"),
-        *("unreachable", "with a notice", "not ready", "deleted"),
+        *("unreachable", "with the watcher's taint", "with a notice", "not ready", "deleted"),
     ],
 )
 def test_nodes_are_told_apart_by_what_keeps_them_from_the_pod(found: Manifest, kept_from_it: KeptAway) -> None:

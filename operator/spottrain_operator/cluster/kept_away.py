@@ -23,7 +23,7 @@ _USUAL = frozenset({GPU_TOLERATION["key"], *SPOT_LABELS})
 
 
 def node_indices(node: Manifest) -> Iterable[Index]:
-    """A node is found by having a taint that may keep a pod away that asks for its labels."""
+    """A node is found by having a taint that may keep a pod of its labels away."""
     if not _taints(node) <= _USUAL:
         yield TAINTED
 

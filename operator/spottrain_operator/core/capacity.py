@@ -299,13 +299,13 @@ def advice(situation: Situation, pod: PodView) -> str:
     spec = situation.spec
     kept = situation.observed.kept_away.get(pod.uid, KeptAway())
     generation = situation.observed.job.status.generation
-    had_spot = generation is not None and any(m.capacity_type is CapacityType.SPOT for m in generation.members)
-    had_node = any(f.pod.node is not None and situation.is_of_template(f.pod) for f in situation.pods.values())
-    had_node |= generation is not None and generation.template_hash == situation.run_hash
+    same = generation is not None and generation.template_hash == situation.run_hash
+    had_types = {m.capacity_type for m in generation.members} if generation is not None and same else set()
+    placed = any(f.pod.node is not None and situation.is_of_template(f.pod) for f in situation.pods.values())
     asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
     todo = ""
     if not lacks_only_spot(situation, pod):
-        todo = scheduler_advice(pod, spec, kept, had_spot=had_spot, had_node=had_node)
+        todo = scheduler_advice(pod, spec, kept, had_type=pod.capacity_type in had_types, had_node=placed or same)
     return ". ".join(part for part in (asked, todo, nodes_kept_away(pod, kept)) if part)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_api.wording import counted
 from spottrain_operator.core.model import KeptAway, PodView
@@ -62,7 +61,10 @@ def is_unseen(pod: PodView) -> bool:
 
 
 def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
-    """Sentences about nodes that are cordoned or tainted; empty if the pod needs something else first."""
+    """Sentences about nodes that are cordoned or tainted.
+
+    Empty if the pod needs something else first.
+    """
     words = scheduler_says(pod).lower()
     if any(kind in words for kind, _ in _NOT_OF_NODES):
         return ""
@@ -88,7 +90,7 @@ def _known_advice(pod: PodView) -> str | None:
     return next((advice for kind, advice in _ADVICE if kind in words), None)
 
 
-def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had_spot: bool, had_node: bool) -> str:
+def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had_type: bool, had_node: bool) -> str:
     """What to change so that the scheduler finds a node for `pod`.
 
     Empty if it lacks only nodes that are kept from it.
@@ -97,7 +99,7 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
         pod: A pod without a node.
         spec: Its job's.
         kept: Nodes with the labels that it asks for.
-        had_spot: Whether the job has trained on spot nodes.
+        had_type: Whether the job has last trained, with the same settings, on nodes of the pod's capacity type.
         had_node: Whether a pod of the same template has had a node. Then nodes offer the device.
     """
     advice = _known_advice(pod)
@@ -105,10 +107,8 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
     if advice is None:
         if kept.num_cordoned or kept.num_tainted:
             return ""
-        if pod.capacity_type is CapacityType.SPOT and (kept.num_down or had_spot):
-            return "No spot node is up for the pod, which starts when one comes"
-        if kept.num_down:
-            return ""
+        if kept.num_down or had_type:
+            return f"No {pod.capacity_type.value} node is up for the pod, which starts when one comes"
         own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
         return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
