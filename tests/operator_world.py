@@ -131,6 +131,7 @@ class World:
         self.reconciler = Reconciler(
             plan=plan,
             cluster=self.client or self.cluster,
+            tainted_nodes=lambda: list(self.cluster.nodes.values()),
             board=self.board,
             reports=self.reports,
             metrics=self.metrics,

@@ -259,6 +259,7 @@ class Operator:
         reconciler = Reconciler(
             plan=plan,
             cluster=self._watched,
+            tainted_nodes=self._watched.tainted_nodes,
             board=self._board,
             reports=self._reports,
             metrics=self._metrics,

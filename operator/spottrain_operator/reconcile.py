@@ -41,6 +41,7 @@ from spottrain_operator.cluster.control_address import ControlAddress, with_old_
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
+from spottrain_operator.cluster.kept_away import kept_away
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
     job_view,
@@ -92,6 +93,7 @@ class Reconciler:
         *,
         plan: Planner,
         cluster: ClusterClient,
+        tainted_nodes: Callable[[], Sequence[Manifest]],
         board: AssignmentBoard,
         reports: ReportBox,
         metrics: Metrics,
@@ -106,6 +108,7 @@ class Reconciler:
         self._plan = plan
         self._record_interval = record_interval
         self._cluster = cluster
+        self._tainted_nodes = tainted_nodes
         self._board = board
         self._reports = reports
         self._events = EventRecorder(cluster)
@@ -204,11 +207,13 @@ class Reconciler:
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
         views = await self._pod_events.explained(key, found, self._now())
         nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
+        unplaced = [pod for pod in views if pod.unschedulable_since is not None]
         return Observed(
             job=job,
             pods=views,
             nodes={node["metadata"]["name"]: node_view(node) for node in nodes},
             reports=self._reports.of(frozenset(pod.uid for pod in views)),
+            kept_away=kept_away(unplaced, job.spec, self._tainted_nodes(), self._site) if unplaced else {},
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,
             record_interval=self._record_interval,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from scene import NOW, Scene, at, pod, waiting_job
+from scene import NOW, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
-from spottrain_operator.core.model import CreatePod, DeletePod
+from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
@@ -94,10 +94,8 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
         (
             "0/7 nodes are available: 7 Insufficient nvidia.com/gpu.",
             {},
-            "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device "
-            "plugin. "
-            "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is "
-            "free",
+            "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. Lower processesPerNode or resources if no "
+            "node is that large. Otherwise the pod waits until a node is free",
         ),
         (
             NO_SPOT,
@@ -201,14 +199,6 @@ def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity
             'no scheduler has looked at it: PodResourceClaim a: resourceclaimtemplates "a" not found',
             "Create what is missing, or correct podTemplate.resourceClaims",
         ),
-        (
-            "0/7 nodes are available: 1 Insufficient nvidia.com/gpu, 6 node(s) had untolerated taint(s).",
-            "6 nodes of the cluster may be tainted for others: podTemplate.tolerations lets the job use them",
-        ),
-        (
-            "0/4 nodes are available: 4 node(s) were unschedulable.",
-            "4 nodes of the cluster may be cordoned: kubectl uncordon gives them back",
-        ),
     ],
 )
 def test_what_keeps_pods_from_any_node_is_said_with_what_to_do(said: str, sentence: str) -> None:
@@ -218,3 +208,81 @@ def test_what_keeps_pods_from_any_node_is_said_with_what_to_do(said: str, senten
     unhealthy = scene.plan().status.condition("PodsHealthy")
     assert unhealthy is not None
     assert sentence in unhealthy.message
+
+
+# What the scheduler last said of nodes, some of which may be gone since.
+AWAY = (
+    "0/5 nodes are available: 2 node(s) had untolerated taint(s), 3 node(s) didn't match Pod's node "
+    "affinity/selector."
+)
+CORDONED = "1 spot node is cordoned: kubectl uncordon gives it back"
+TAINTED = "2 spot nodes are tainted for others: podTemplate.tolerations lets the job use them"
+NO_LABELS = "No node has the labels that the pod asks for: add such a node, or correct capacity"
+NONE_UP = "No spot node is up for the pod, which starts when one comes"
+NO_FALLBACK = {"fallback": {"policy": "None"}}
+
+
+def said_of_nodes(scene: Scene, kept: KeptAway | None) -> str:
+    """What the job says between the scheduler's sentence and the one on spot nodes."""
+    if kept is not None:
+        scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": kept}))
+    status = scene.plan().status
+    unhealthy = status.condition("PodsHealthy")
+    assert unhealthy is not None
+    said = unhealthy.message.split("affinity/selector. ")[1].split(". The job has")[0]
+    assert said in status.message
+    return said
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        (None, NO_LABELS),
+        (KeptAway(num_down=2), NONE_UP),
+        (KeptAway(num_cordoned=1, num_down=1), CORDONED),
+        (KeptAway(num_cordoned=1, num_tainted=2), f"{CORDONED}. {TAINTED}"),
+    ],
+    ids=["no such node", "nodes that go", "cordoned", "tainted"],
+)
+def test_only_nodes_that_there_are_explain_why_a_pod_has_none(kept: KeptAway | None, sentence: str) -> None:
+    assert said_of_nodes(short_of_spot(AWAY, capacity=NO_FALLBACK), kept) == sentence
+
+
+def test_an_on_demand_node_that_comes_up_is_awaited() -> None:
+    scene = short_of_spot(AWAY, capacity={"spot": {"max": 0}}).pod(5, capacity_type=CapacityType.ON_DEMAND)
+    scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_down=1)}))
+    assert f"affinity/selector. {NONE_UP.replace('spot', 'on-demand')}" in scene.plan().status.message
+
+
+def test_a_job_that_has_trained_on_spot_nodes_is_not_told_to_add_their_labels() -> None:
+    trained = training_job(capacity=NO_FALLBACK)
+    lacking = next(each for each in short_of_spot(AWAY, capacity=NO_FALLBACK).observed.pods if each.sequence == 5)
+    for sequence in range(1, 5):
+        trained = trained.without_pod(sequence)
+    scene = trained.with_pod(lacking)
+    assert NONE_UP in scene.plan().status.message
+    assert NO_LABELS not in scene.plan().status.message
+    assert NO_LABELS in scene.generation(template_hash="before an edit").plan().status.message
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    members = generation.members[:2]
+    assert {member.capacity_type for member in members} == {CapacityType.ON_DEMAND}
+    assert NO_LABELS in scene.generation(members=members).plan().status.message
+
+
+def test_nodes_that_are_kept_away_come_after_what_to_do() -> None:
+    said = "0/7 nodes are available: 1 Insufficient cpu, 6 node(s) didn't match Pod's node affinity/selector."
+    scene = short_of_spot(said, capacity={})
+    scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_tainted=2)}))
+    assert f"until a node is free. {TAINTED}. The job has" in scene.plan().status.message
+
+
+def test_nodes_that_are_kept_away_do_not_help_a_pod_without_its_claim() -> None:
+    scene = short_of_spot(NO_CLAIM, capacity={})
+    scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_tainted=2)}))
+    assert "tainted" not in scene.plan().status.message
+
+
+def test_a_job_with_an_on_demand_floor_is_told_to_raise_it() -> None:
+    scene = short_of_spot(NO_SPOT, capacity={"onDemand": {"min": 1}}).pod(1, capacity_type=CapacityType.ON_DEMAND)
+    assert spot_available(scene).message.endswith("To have them at once, raise capacity.onDemand.min")

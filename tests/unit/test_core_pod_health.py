@@ -198,6 +198,21 @@ def test_the_advice_names_where_the_job_asks_for_devices(spec: dict[str, Any], d
     assert message.endswith(f"6 Insufficient nvidia.com/gpu. {device}. {TOO_LARGE_ADVICE}")
 
 
+DEVICE = {"resources": {"limits": {"nvidia.com/gpu": 16}}}
+PLUGIN = "install its device plugin"
+
+
+@pytest.mark.parametrize("spec", [{}, DEVICE], ids=["by default", "in resources"])
+def test_a_device_that_nodes_have_offered_needs_no_plugin(spec: dict[str, Any]) -> None:
+    scene = training_job(**ON_DEMAND_ALONE, **spec)
+    for sequence in range(1, 5):
+        scene = scene.without_pod(sequence)
+    lost = scene.with_pod(unplaced(TOO_LARGE))
+    assert TOO_LARGE_ADVICE in lost.plan().status.message
+    assert PLUGIN not in lost.plan().status.message
+    assert PLUGIN in lost.generation(template_hash="another").plan().status.message
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -154,6 +154,7 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
     reconciler = Reconciler(
         plan=plan,
         cluster=cluster,
+        tainted_nodes=list,
         board=AssignmentBoard(),
         reports=ReportBox(lambda _job, urgent: None, now=lambda: BEGIN),
         metrics=Metrics(num_agents=lambda: 0),

@@ -259,3 +259,20 @@ async def test_a_job_whose_image_cannot_be_pulled_quotes_the_event() -> None:
             await cluster.create_event({"involvedObject": about, "reason": "Failed", "message": message})
     await world.reconciler.reconcile(KEY)
     assert 'ImagePullBackOff: Failed to pull image "a:1": unauthorized' in world.status["message"]
+
+
+async def test_a_pod_without_a_node_is_told_of_the_nodes_that_are_cordoned() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.reconciler.reconcile(KEY)
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit"}
+    for pod in cluster.pods.values():
+        pod["status"] = {"conditions": [scheduled | {"lastTransitionTime": world.now.isoformat()}]}
+    cluster.nodes["n"] = {
+        "metadata": {"name": "n", "labels": {"karpenter.sh/capacity-type": "on-demand"}},
+        "spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    await world.reconciler.reconcile(KEY)
+    assert "1 on-demand node is cordoned: kubectl uncordon gives it back" in world.status["message"]

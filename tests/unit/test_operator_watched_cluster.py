@@ -300,3 +300,16 @@ async def test_jobs_are_found_by_the_nodes_and_the_pods_that_they_have(world: Wo
     assert world.cluster.jobs_on("node-a") == {KEY}
     assert world.cluster.jobs_on("node-b") == set()
     assert world.cluster.jobs_with_pods() == {KEY}
+
+
+async def test_tainted_nodes_are_found_as_they_are_now(world: World) -> None:
+    """Not as the scheduler saw them."""
+    tainted = {"metadata": {"name": "node-a"}, "spec": {"taints": [{"key": "team", "effect": "NoSchedule"}]}}
+    async with world.watched():
+        world.changes.clear()
+        world.direct.put_node(tainted)
+        world.direct.put_node({"metadata": {"name": "node-b"}, "spec": {}})
+        await until(lambda: len(world.changes) == 2)
+        assert [node["metadata"]["name"] for node in world.cluster.tainted_nodes()] == ["node-a"]
+        world.direct.put_node(tainted | {"spec": {}})
+        await until(lambda: not world.cluster.tainted_nodes())

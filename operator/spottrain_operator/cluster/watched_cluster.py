@@ -26,6 +26,7 @@ from spottrain_operator.cluster.client import (
     WatchClient,
     is_gone,
 )
+from spottrain_operator.cluster.kept_away import TAINTED, node_indices
 from spottrain_operator.cluster.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class WatchedCluster:
         # kopf has a queue for each job.
         self._jobs = ObjectCache(trim=trimmed_job, on_change=self._job_changed, ordered=False)
         self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=self._pod_changed)
-        self._nodes = ObjectCache(trim=trimmed_node, on_change=lambda change: on_change(Kind.NODES, change))
+        self._nodes = ObjectCache(
+            trim=trimmed_node, index=node_indices, on_change=lambda change: on_change(Kind.NODES, change)
+        )
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
@@ -99,6 +102,10 @@ class WatchedCluster:
     def jobs_on(self, node: str) -> set[JobKey]:
         """The jobs that have a pod on the node."""
         return {job_of(pod) for pod in self._pods.found_by(("node", node))}
+
+    def tainted_nodes(self) -> list[Manifest]:
+        """The nodes with taints that may keep pods away that ask for their labels."""
+        return self._nodes.found_by(TAINTED)
 
     def jobs_with_pods(self) -> set[JobKey]:
         """The jobs of which there are pods, whether or not there are the jobs."""

@@ -19,7 +19,7 @@ from spottrain_api.v1alpha1 import (
 from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
-from spottrain_operator.core.model import CreatePod, DeletePod, PodView, Refusal
+from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 from spottrain_operator.core.pools import pool_sentence
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, nodes_kept_away, scheduler_advice
@@ -259,7 +259,8 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         text += f". On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback)"
         waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
         if all(lacks_only_spot(situation, pod) for pod in waiting):
-            return f"{text}. To have them at once, set capacity.onDemand.min"
+            change = "raise" if spec.capacity.on_demand.min else "set"
+            return f"{text}. To have them at once, {change} capacity.onDemand.min"
         return f"{text}, if any fits"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
         return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
@@ -296,9 +297,16 @@ def advice(situation: Situation, pod: PodView) -> str:
     Nothing has to change if on-demand nodes stand in for spot nodes.
     """
     spec = situation.spec
+    kept = situation.observed.kept_away.get(pod.uid, KeptAway())
+    generation = situation.observed.job.status.generation
+    same = generation is not None and generation.template_hash == situation.run_hash
+    had_types = {m.capacity_type for m in generation.members} if generation is not None and same else set()
+    placed = any(f.pod.node is not None and situation.is_of_template(f.pod) for f in situation.pods.values())
     asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
-    todo = "" if lacks_only_spot(situation, pod) else scheduler_advice(pod, spec)
-    return ". ".join(part for part in (asked, nodes_kept_away(pod), todo) if part)
+    todo = ""
+    if not lacks_only_spot(situation, pod):
+        todo = scheduler_advice(pod, spec, kept, had_type=pod.capacity_type in had_types, had_node=placed or same)
+    return ". ".join(part for part in (asked, todo, nodes_kept_away(pod, kept)) if part)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:

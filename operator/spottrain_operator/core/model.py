@@ -71,6 +71,18 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAway:
+    """How many nodes have the labels that a pod asks for, and are kept from it.
+
+    `num_down` are nodes that go, or are not up yet.
+    """
+
+    num_cordoned: int = 0
+    num_tainted: int = 0
+    num_down: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A TrainingJob as it was read.
 
@@ -145,6 +157,7 @@ class Observed:
     """One job with everything that a decision about it needs.
 
     - reports: by pod uid.
+    - kept_away: nodes that are kept from the pods without a node, by pod uid.
     - template_hash: of the pod template that the current spec gives.
     - record_interval: seconds between two records of progress while nothing else changes.
     - operator_started_at: time from which on this operator listens. An agent's silence before it means nothing.
@@ -154,6 +167,7 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     reports: Mapping[str, ReportView] = field(default_factory=dict)
+    kept_away: Mapping[str, KeptAway] = field(default_factory=dict)
     template_hash: str
     operator_started_at: datetime
     record_interval: float = RECORD_INTERVAL

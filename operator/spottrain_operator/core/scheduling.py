@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_api.wording import counted
-from spottrain_operator.core.model import PodView
+from spottrain_operator.core.model import KeptAway, PodView
 
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
@@ -17,24 +18,19 @@ UNSEEN = "no scheduler has looked at it"
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
 # scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
-_ADVICE = (
+_NOT_OF_NODES = (
     ("resourceclaim", "Create what is missing, or correct podTemplate.resourceClaims"),
     (UNSEEN, "Start the scheduler that podTemplate.schedulerName names, or correct the name"),
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
+)
+_ADVICE = (
+    *_NOT_OF_NODES,
     (
         "pod affinity rules",
         "The job's other pods are in a zone without such a node: add nodes there, or change podTemplate.sameZone",
     ),
     ("anti-affinity", _ONE_A_NODE),
     ("insufficient", _NO_ROOM),
-)
-# Nodes that could take the pod, but for what their administrator has set.
-_KEPT_AWAY = (
-    (re.compile(r"(\d+) node\(s\) were unschedulable"), "may be cordoned: kubectl uncordon gives them back"),
-    (
-        re.compile(r"(\d+) node\(s\) had untolerated taint"),
-        "may be tainted for others: podTemplate.tolerations lets the job use them",
-    ),
 )
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
@@ -64,10 +60,24 @@ def is_unseen(pod: PodView) -> bool:
     return scheduler_says(pod).startswith(UNSEEN)
 
 
-def nodes_kept_away(pod: PodView) -> str:
-    """Sentences about nodes that are cordoned or tainted; empty if there are none."""
-    found = ((pattern.search(scheduler_says(pod)), what) for pattern, what in _KEPT_AWAY)
-    return ". ".join(f"{counted(int(m[1]), 'node')} of the cluster {what}" for m, what in found if m is not None)
+def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
+    """Sentences about nodes that are cordoned or tainted.
+
+    Empty if the pod needs something else first.
+    """
+    words = scheduler_says(pod).lower()
+    if any(kind in words for kind, _ in _NOT_OF_NODES):
+        return ""
+    found = (
+        (kept.num_cordoned, "cordoned: kubectl uncordon gives", "back"),
+        (kept.num_tainted, "tainted for others: podTemplate.tolerations lets the job use", ""),
+    )
+    kind = f"{pod.capacity_type.value} node"
+    return ". ".join(
+        f"{counted(num, kind)} {'is' if num == 1 else 'are'} {what} {'it' if num == 1 else 'them'} {end}".strip()
+        for num, what, end in found
+        if num
+    )
 
 
 def lacks_labelled_node(pod: PodView) -> bool:
@@ -80,27 +90,47 @@ def _known_advice(pod: PodView) -> str | None:
     return next((advice for kind, advice in _ADVICE if kind in words), None)
 
 
-def scheduler_advice(pod: PodView, spec: TrainingJobSpec) -> str:
-    """What to change so that the scheduler finds a node for `pod`."""
+def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had_type: bool, had_node: bool) -> str:
+    """What to change so that the scheduler finds a node for `pod`.
+
+    Empty if it lacks only nodes that are kept from it.
+
+    Args:
+        pod: A pod without a node.
+        spec: Its job's.
+        kept: Nodes with the labels that it asks for.
+        had_type: Whether the job has last trained, with the same settings, on nodes of the pod's capacity type.
+        had_node: Whether a pod of the same template has had a node. Then nodes offer the device.
+    """
     advice = _known_advice(pod)
     labels = ", ".join(f"{name}={value}" for name, value in sorted(spec.pod_template.node_selector.items()))
     if advice is None:
+        if kept.num_cordoned or kept.num_tainted:
+            return ""
+        if kept.num_down or had_type:
+            return f"No {pod.capacity_type.value} node is up for the pod, which starts when one comes"
         own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
         return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
     if advice is _ONE_A_NODE:
         return advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")
     words = scheduler_says(pod).lower()
-    return f"{_of_device(spec)}. {advice}" if advice is _NO_ROOM and _DEVICE.search(words) else advice
+    if advice is not _NO_ROOM or not _DEVICE.search(words):
+        return advice
+    return ". ".join((*_of_device(spec, had_node=had_node), advice))
 
 
-def _of_device(spec: TrainingJobSpec) -> str:
-    """What the job asks for.
+def _of_device(spec: TrainingJobSpec, *, had_node: bool) -> Iterable[str]:
+    """What the job asks for, and what to do if no node offers it.
 
-    How much nodes offer isn't known here: no pod of the job is on them.
+    How much nodes offer isn't known here, but that some do if the same pods have had nodes.
     """
-    if spec.resources is not None:
-        return "If no node offers this device, correct its name in resources, or install its device plugin"
-    num = spec.processes_per_node
-    asked = f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
-    return f"{asked}. If no node offers any, install its device plugin"
+    if spec.resources is None:
+        num = spec.processes_per_node
+        yield f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
+    if had_node:
+        return
+    if spec.resources is None:
+        yield "If no node offers any, install its device plugin"
+    else:
+        yield "If no node offers this device, correct its name in resources, or install its device plugin"
