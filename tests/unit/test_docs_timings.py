@@ -13,11 +13,13 @@ from spottrain_operator.core.timing import (
     GROWTH_INTERVAL,
     GROWTH_MIN_REMAINING,
     NEXT_GENERATION_PATIENCE,
+    NO_STEP,
     SILENT_ALONE,
     SILENT_ON_LOST_NODE,
     SILENT_WHILE_OTHERS_ENDED,
     SILENT_WHILE_STUCK,
     UNKNOWN_LEAD,
+    UNWATCHED,
     WITHOUT_RELAY,
 )
 
@@ -40,6 +42,8 @@ def test_the_table_of_constants() -> None:
         ("notices", f"stuck: no step for {SILENT_WHILE_STUCK:g} s, and"),
         ("notices", f"as long as a step takes | {SILENT_WHILE_STUCK:g} s |"),
         ("notices", f"such as before the first step | {SILENT_ALONE:g} s |"),
+        ("notices", f"the job's message says so after {NO_STEP:g} s."),
+        ("notices", f"the watcher of a spot node | after {UNWATCHED:g} s,"),
         ("notices", f"Unknown deadline (a taint without a time): {UNKNOWN_LEAD:g} s,"),
         ("generations", f"waits up to {FIRST_GENERATION_PATIENCE:g} s for more pods"),
         ("generations", f"later ones up to {NEXT_GENERATION_PATIENCE:g} s."),

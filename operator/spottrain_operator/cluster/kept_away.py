@@ -29,7 +29,7 @@ def node_indices(node: Manifest) -> Iterable[Index]:
 
 
 def kept_away(
-    pods: Iterable[PodView], spec: TrainingJobSpec, nodes: Sequence[Manifest], site: Site
+    pods: Sequence[PodView], spec: TrainingJobSpec, nodes: Sequence[Manifest], site: Site
 ) -> dict[str, KeptAway]:
     """The nodes that are kept from each of the pods, by the pod's uid."""
     found: dict[tuple[str, str | None], KeptAway] = {}
