@@ -96,8 +96,8 @@ def test_a_lasting_fault_becomes_a_sentence_whatever_was_asked(store: Store, fau
 
 
 @pytest.mark.parametrize("fault", ["throttles", "drops"])
-def test_a_short_fault_is_not_noticed(store: Store, fault: str) -> None:
-    storage, proxy = store
+def test_a_short_fault_is_not_noticed(bucket: Bucket, fault: str) -> None:
+    storage, proxy = bucket.open(patient=True), bucket.proxy
     for operation in OPERATIONS.values():
         storage.delete(["k"])
         if operation is not OPERATIONS["conditional put"]:
