@@ -112,18 +112,19 @@ async def test_a_command_runs_in_a_container_that_runs(world: World, tmp_path: P
 
 
 async def test_a_command_in_a_container_can_be_ended(world: World, tmp_path: Path) -> None:
-    run = world.run("sh", "-c", "echo ready; sleep 100")
+    run = world.run("sleep", "100")
     container = await world.runtime.start(run)
-    await world.wait_for_output("ready")
-    before = len(marked(world.mark))
-    executing = await world.runtime.execute(world.runtime.exec_command(run, ("sleep", "100")), tmp_path / "exec")
+    of_the_command = f"{world.mark}-command"
+    command = ("env", f"{MARK}={of_the_command}", "sleep", "100")
+    executing = await world.runtime.execute(world.runtime.exec_command(run, command), tmp_path / "exec")
     began = time.monotonic()
-    while len(marked(world.mark)) == before:
+    while not marked(of_the_command):
         assert time.monotonic() - began < 10, "the command does not start"
         await asyncio.sleep(0.01)
     executing.kill()
     await executing.wait()
-    assert len(marked(world.mark)) == before
+    assert not marked(of_the_command)
+    assert marked(world.mark), "the container itself goes on"
     container.kill()
     await container.wait()
 
