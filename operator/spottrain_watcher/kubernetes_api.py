@@ -10,9 +10,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR
+from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 
-DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TIMEOUT = aiohttp.ClientTimeout(total=10, sock_connect=3)
 WATCH_SECONDS = 240
 # The server ends a watch by itself; a connection that is silent for longer is dead.
@@ -54,7 +53,7 @@ class KubernetesApi:
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise KubernetesError("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT aren't set: not in a pod?")
-        folder = Path(environ.get(ENV_SERVICEACCOUNT_DIR) or DEFAULT_SERVICEACCOUNT_DIR)
+        folder = Path(environ.get(ENV_SERVICEACCOUNT_DIR) or SERVICEACCOUNT_DIR)
         url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         try:
             return cls(session, url, folder / "token", folder / "ca.crt")

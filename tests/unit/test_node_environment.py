@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain_api.contract import SERVICEACCOUNT_DIR
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import ContainerConfigError, ContainerRun, Mount, PodSandbox
 from spottrain_local.node.downward import PodPlace
 from spottrain_local.node.environment import build_environment, expand
 from spottrain_local.node.paths import PathRewriter
-from spottrain_local.node.process_environment import SERVICE_ACCOUNT_PATH, process_environment, surroundings
+from spottrain_local.node.process_environment import process_environment, surroundings
 from spottrain_local.node.quantity import divide_quantity, parse_quantity
 
 PLACE = PodPlace(node_name="n1", pod_ip="127.1.0.2", host_ip="127.1.0.1", cpu="8", memory="32Gi")
@@ -194,7 +195,7 @@ async def test_programs_find_their_clouds_metadata_server(provider: str, name: s
 
 
 async def test_mount_paths_in_values_are_rewritten() -> None:
-    mounts = {"/data": "/pod/v/d", SERVICE_ACCOUNT_PATH: "/pod/v/sa", "/tmp": "/pod/v/t"}
+    mounts = {"/data": "/pod/v/d", SERVICEACCOUNT_DIR: "/pod/v/sa", "/tmp": "/pod/v/t"}
     env = await environment({"env": [{"name": "D", "value": "file:///data/x"}]}, mounts=mounts)
     assert env["D"] == "file:///pod/v/d/x"
     assert env["SPOTTRAIN_SERVICEACCOUNT_DIR"] == "/pod/v/sa"

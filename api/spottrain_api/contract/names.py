@@ -89,8 +89,10 @@ ENV_NODE_NAME = "SPOTTRAIN_NODE_NAME"
 ENV_HOST_IP = "SPOTTRAIN_HOST_IP"
 ENV_WATCHER_PORT = "SPOTTRAIN_WATCHER_PORT"
 ENV_CAPACITY_TYPE = "SPOTTRAIN_CAPACITY_TYPE"
-# Folder of the mounted service account, for the parts that talk to Kubernetes (operator, watcher).
+# Folder of the mounted service account, for the parts that talk to Kubernetes (operator, watcher). The variable, and
+# where kubelets mount it.
 ENV_SERVICEACCOUNT_DIR = "SPOTTRAIN_SERVICEACCOUNT_DIR"
+SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 # Environment of the ranks, in addition to torchrun's variables.
 ENV_RUN_DIR = "SPOTTRAIN_RUN_DIR"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import ContainerRun, HostCommand, Mount
 from spottrain_local.node.paths import PathRewriter
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SERVICE_ACCOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 # Programs and libraries name these mounts in their own code, where rewriting arguments does not help.
 UNTOUCHED_MOUNTS = frozenset({"/dev/shm"})
 # An AF_UNIX address has at most 107 bytes; Python's multiprocessing adds 32 to the temporary folder.
@@ -101,8 +101,8 @@ def process_environment(run: ContainerRun, around: Surroundings) -> dict[str, st
 def _folders(run: ContainerRun, rewrite: PathRewriter) -> dict[str, str]:
     home, temporary = run.pod.directory / "home", run.pod.directory / "tmp"
     env = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8"}
-    if (service_account := rewrite(SERVICE_ACCOUNT_PATH)) != SERVICE_ACCOUNT_PATH:
-        env["SPOTTRAIN_SERVICEACCOUNT_DIR"] = service_account
+    if (service_account := rewrite(SERVICEACCOUNT_DIR)) != SERVICEACCOUNT_DIR:
+        env[ENV_SERVICEACCOUNT_DIR] = service_account
     tmp = rewrite("/tmp")
     if tmp != "/tmp":
         env["TMPDIR"] = tmp

@@ -19,7 +19,7 @@ import kubernetes.config
 import urllib3
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, VERSION
+from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, SERVICEACCOUNT_DIR, VERSION
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
@@ -35,7 +35,6 @@ from spottrain_operator.cluster.client import (
 )
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
-DEFAULT_SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 CONNECT_TIMEOUT_SECONDS = 3.0
 READ_TIMEOUT_SECONDS = 15.0
 # Requests at once. Urgent ones have threads of their own, so that none waits for the answer to another.
@@ -51,7 +50,7 @@ SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 def serviceaccount_dir() -> Path | None:
     """Folder of this process' service account, or None outside of a cluster."""
-    directory = Path(os.environ.get(ENV_SERVICEACCOUNT_DIR, DEFAULT_SERVICEACCOUNT_DIR))
+    directory = Path(os.environ.get(ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR))
     inside = "KUBERNETES_SERVICE_HOST" in os.environ and (directory / "token").is_file()
     return directory if inside else None
 
