@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from spottrain_agent import routes
 from spottrain_agent.control_address import ControlAddress
-from spottrain_agent.control_client import MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
+from spottrain_agent.control_client import HELD_SECONDS, MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
 from spottrain_agent.routes import DirectRoute
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, AgentReport, Assignment, AssignmentAction
 
@@ -29,12 +29,13 @@ REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=dateti
 class Operator:
     """Answers with `status`, to reports after `seconds`.
 
-    `client` asks it, by the time of `clock`.
+    `client` asks it, by the time of `clock`. It holds polls if `has_news` is not set.
     """
 
     status: int = 503
     seconds: float = 0.0
     clock: float = 0.0
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
     polls: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     url: str = ""
     client: ControlClient = field(init=False)
@@ -44,9 +45,12 @@ class Operator:
         return web.Response(status=self.status)
 
     async def assignment(self, request: web.Request) -> web.Response:
+        status = self.status
         await self.polls.put(request.query["after"])
-        answer = Assignment(action=AssignmentAction.WAIT).to_json() if self.status == 200 else ""
-        return web.Response(status=self.status, text=answer)
+        if status == 200:
+            await self.has_news.wait()
+        answer = Assignment(action=AssignmentAction.WAIT).to_json() if status == 200 else ""
+        return web.Response(status=status, text=answer)
 
 
 @pytest.fixture
@@ -99,9 +103,26 @@ async def test_polls_are_watched_too(operator: Operator, caplog: pytest.LogCaptu
         for _ in range(2):
             await operator.polls.get()
         operator.status = 200
+        operator.has_news.set()
         await heard.get()
         following.cancel()
     assert [level for level, _ in said(caplog)] == ["WARNING", "INFO"]
+
+
+async def test_an_operator_that_holds_the_poll_and_takes_reports_is_back(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A poll without news is answered minutes later."""
+    async with asyncio.timeout(20):
+        following = asyncio.create_task(operator.client.follow_assignments(lambda _: None))
+        await operator.polls.get()
+        operator.status = 200
+        await operator.polls.get()
+        for operator.clock in (HELD_SECONDS, HELD_SECONDS + 1.0):
+            assert [level for level, _ in said(caplog)] == ["WARNING"]
+            assert await operator.client.send_report(REPORT)
+        following.cancel()
+    assert said(caplog)[1:] == [("INFO", f"The operator at {operator.url} answers again, after 6 s.")]
 
 
 async def test_a_slow_operator_gets_more_time_with_each_report(

@@ -36,6 +36,8 @@ MAX_WITHOUT_RELAY_SECONDS = 240.0
 # How soon an outage is reported again, doubling up to an hour.
 SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
+# A poll that has been open for so long is held: one that finds nobody, or is refused, ends sooner.
+HELD_SECONDS = 5.0
 TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
@@ -138,6 +140,7 @@ class ControlClient:
         self._relay_pause = MIN_WITHOUT_RELAY_SECONDS
         self._relay_at = 0.0
         self._unreachable = asyncio.Event()
+        self._polling_since = clock()
         self.report_seconds = OLDER_REPORT_SECONDS
 
     async def follow_assignments(
@@ -188,7 +191,7 @@ class ControlClient:
                 if self._route is route:
                     self._give_up_relay(error)
             else:
-                self._outage.succeeded(PATH_REPORT)
+                self._reported()
                 return True
         try:
             self.report_seconds = await self._direct.report(report)
@@ -196,8 +199,13 @@ class ControlClient:
             self._failed(PATH_REPORT, error)
             self._unreachable.set()
             return False
-        self._outage.succeeded(PATH_REPORT)
+        self._reported()
         return True
+
+    def _reported(self) -> None:
+        self._outage.succeeded(PATH_REPORT)
+        if self._clock() - self._polling_since > HELD_SECONDS:
+            self._outage.succeeded(PATH_ASSIGNMENT)
 
     async def _poll_while_reachable(self, revision: str) -> Told:
         """Poll until a report fails.
@@ -205,6 +213,7 @@ class ControlClient:
         The node of whoever holds the poll may have gone down without a word.
         """
         self._unreachable.clear()
+        self._polling_since = self._clock()
         poll = asyncio.create_task(self._route.poll(revision, self._poll_seconds()))
         unreachable = asyncio.create_task(self._unreachable.wait())
         try:
