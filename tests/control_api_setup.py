@@ -30,6 +30,7 @@ from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi
+from spottrain_operator.core.timing import RECORD_INTERVAL
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")
@@ -76,7 +77,7 @@ class Setup:
 
 
 @asynccontextmanager
-async def served(*peers: PodIdentity) -> AsyncIterator[Setup]:
+async def served(*peers: PodIdentity, record_interval: float = RECORD_INTERVAL) -> AsyncIterator[Setup]:
     """Serve a control API that knows the pod POD of a job, and these."""
     cluster = MemoryCluster()
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
@@ -97,6 +98,7 @@ async def served(*peers: PodIdentity) -> AsyncIterator[Setup]:
         reports=reports,
         is_ready=lambda: result.ready,
         now=lambda: NOW + timedelta(seconds=result.clock),
+        record_interval=record_interval,
         long_poll_seconds=0.2,
     )
     async with TestClient(TestServer(api.application())) as client:

@@ -224,6 +224,7 @@ class Operator:
             reports=self._reports,
             is_ready=self._is_ready,
             now=self._clock,
+            record_interval=self._settings.record_interval,
         )
         settings, tls = self._settings, self._certificates.context
         keep_tls_buffers_small()

@@ -156,6 +156,15 @@ async def test_agents_are_told_how_seldom_they_may_report(
     assert float(answer.headers[REPORT_SECONDS_HEADER]) == seconds
 
 
+@pytest.mark.parametrize(("node_rank", "seconds"), [(0, 2.0), (1, 240.0)])
+async def test_progress_is_reported_as_often_as_it_is_recorded(node_rank: int, seconds: float) -> None:
+    """A local cluster records it every two seconds."""
+    async with served(record_interval=2.0) as setup:
+        setup.board.publish(JOB, {POD.uid: running(1, node_rank)})
+        answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
+        assert float(answer.headers[REPORT_SECONDS_HEADER]) == seconds
+
+
 COMMIT = CommitRef(generation=1, step=5, manifest="m", committed_at=NOW)
 
 

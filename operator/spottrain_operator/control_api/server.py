@@ -39,6 +39,7 @@ from spottrain_operator.control_api.tokens import (
     TokenRefusedError,
     TooManyTokensError,
 )
+from spottrain_operator.core.timing import RECORD_INTERVAL
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ControlApi:
     """The HTTP application.
 
-    `is_ready` returns whether this process leads and has observed the cluster.
+    `is_ready` returns whether this process leads and has observed the cluster. Progress of a job is recorded every
+    `record_interval` seconds.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ControlApi:
         reports: ReportBox,
         is_ready: Callable[[], bool],
         now: Callable[[], datetime],
+        record_interval: float = RECORD_INTERVAL,
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
         self._tokens = TokenGate(reviewer, keys, reports.knows)
@@ -72,6 +75,7 @@ class ControlApi:
         self._reports = reports
         self._is_ready = is_ready
         self._now = now
+        self._report_seconds = min(REPORT_SECONDS, record_interval)
         self._long_poll_seconds = long_poll_seconds
         self._logged = RateLimit(per_second=REFUSALS_PER_SECOND, burst=REFUSALS_BURST)
 
@@ -121,7 +125,7 @@ class ControlApi:
             )
         if self._reports.put(pod, report.model_copy(update={"peers": ()}), received_at=received_at):
             self._take_peers(pod, report, received_at)
-        seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else REPORT_SECONDS
+        seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else self._report_seconds
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
 
     def _take_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
