@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
+from pathlib import PurePath
+from types import FrameType, TracebackType
 
 # With the sentence before it, this fits into a Kubernetes event.
 _TRACEBACK_LENGTH = 700
+# Of the frames of a traceback, these are not the user's own.
+_OURS = {"spottrain", "spottrain_agent", "spottrain_api"}
+_PACKAGES = {"site-packages", "dist-packages"}
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,9 +51,18 @@ def traceback_tail(trace: TracebackType | None) -> str | None:
 def place_of(error: BaseException) -> str:
     """Where an exception was raised, or a source can't be parsed.
 
-    An example is "train.py, line 3". Empty if that isn't known.
+    An example is "train.py, line 3". If a library raised it, the line that called the library counts. Empty if that
+    isn't known.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [(frame, line) for frame, line in frames if not _is_of_library(frame)]
+    return next((f"{frame.f_code.co_filename}, line {line}" for frame, line in reversed(own or frames)), "")
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    file = PurePath(frame.f_code.co_filename)
+    if str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS or str(file).startswith("<"):
+        return True
+    return not _PACKAGES.isdisjoint(file.parts) or file.is_relative_to(_STANDARD_LIBRARY)

@@ -369,6 +369,15 @@ def test_an_endpoint_that_is_not_there_gets_a_sentence() -> None:
         storage.get("k")
 
 
+@pytest.mark.usefixtures("s3_credentials")
+def test_a_store_without_https_gets_a_sentence(s3_store: ObjectStore) -> None:
+    storage = open_storage(
+        f"s3://{s3_store.new_bucket()}/p", endpoint_url=s3_store.endpoint_url.replace("http", "https")
+    )
+    with pytest.raises(StorageUnavailable, match=r"doesn't speak https: check checkpoint\.endpointURL"):
+        storage.get("k")
+
+
 def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/store"):

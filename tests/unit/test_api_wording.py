@@ -59,4 +59,6 @@ def test_an_error_is_told_with_file_and_line(tmp_path: Path) -> None:
     assert place("import math\nimport pandaz\n") == f"{script}, line 2"
     assert place("x = 1\ny = (\n") == f"{script}, line 2", "no frame of the script has run"
     assert place("\n\n{}['a']\n") == f"{script}, line 3"
+    assert place("import importlib\nimportlib.import_module('pandaz')\n") == f"{script}, line 2", "called a library"
+    assert place("import runpy\nrunpy.run_module('spottrain.nothing')\n") == f"{script}, line 2"
     assert place_of(KeyError("a")) == ""

@@ -131,6 +131,14 @@ def test_an_exceptions_text_is_cut_so_that_its_report_is_taken() -> None:
     assert parsed.failure.message == "x" * 4000
 
 
+def test_an_exceptions_text_that_is_not_utf_8_can_be_reported() -> None:
+    """Names of files may have halves of surrogate pairs."""
+    failure = Failure(reason=FailureReason.SCRIPT_ERROR, message="no \udcff.pt\0")
+    parsed = parse_report(report(failure=failure).to_json().encode())
+    assert parsed.failure is not None
+    assert parsed.failure.message == "no ?.pt\0"
+
+
 async def test_progress_alone_wakes_nobody(setup: Setup) -> None:
     for step in range(50):
         progress = Progress(generation=1, step=step, first_step_at=NOW, updated_at=NOW, step_seconds=0.5)

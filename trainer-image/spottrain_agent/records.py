@@ -9,7 +9,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from spottrain_api.contract import Message
+from spottrain_api.contract import Message, Text
 
 FILE_LAUNCHER = "launcher.json"  # LauncherEnded
 FILE_TORCHRUN_LOG = "torchrun.log"
@@ -43,8 +43,8 @@ class WorkerEnded(Message):
 
     exit_code: int
     exception: str | None = None
-    message: str | None = None
-    traceback: str | None = None
+    message: Text | None = None
+    traceback: Text | None = None
 
 
 class LauncherEnded(Message):

@@ -35,7 +35,7 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage
+from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage, Text
 from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -289,6 +289,7 @@ __all__ = [
     "Strategy",
     "StrategyChoice",
     "TaintMeaning",
+    "Text",
     "TrainerConfig",
     "TrainerPhase",
     "WaitingReason",

@@ -16,7 +16,8 @@ PROTOCOL_VERSION = 1
 # Longer text in a report is refused.
 MAX_TEXT_LENGTH = 4000
 # Words of others, such as an exception's. The end is cut off, because a report that is refused for it would be lost.
-Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH])]
+# Halves of surrogate pairs, as in names of files that are not UTF-8, can't be written as JSON.
+Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])]
 
 
 class Message(BaseModel):

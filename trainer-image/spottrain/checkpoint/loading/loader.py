@@ -77,8 +77,8 @@ class Loader:
             logger.warning("The checkpoint at step %d is passed over. %s", candidate.step, damage)
         if commits:
             raise CorruptCheckpoint(
-                f"None of the {len(commits)} kept checkpoints is whole; see the warnings above. Restore "
-                "the bucket's objects, or create a new job with a different checkpoint.uri."
+                f"None of the {len(commits)} kept checkpoints is whole; the pod's log says what each lacks. "
+                "Restore the bucket's objects, or create a new job with a different checkpoint.uri."
             )
         return None
 

@@ -22,6 +22,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ReadTimeoutError,
     ResponseStreamingError,
+    SSLError,
 )
 from zlib_ng import zlib_ng
 
@@ -257,6 +258,11 @@ class S3Storage:
             raise StorageUnavailable(
                 f"{self._where(key)} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
                 f"and the network. ({error})"
+            ) from error
+        except SSLError as error:
+            raise StorageUnavailable(
+                f"{self._where(key)} has no valid certificate, or doesn't speak https: check checkpoint.endpointURL "
+                f"(of a command, --endpoint-url). ({error})"
             ) from error
         except BotoCoreError as error:
             raise StorageUnavailable(f"{self._where(key)} gave an invalid answer: {error}") from error
