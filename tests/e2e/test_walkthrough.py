@@ -199,7 +199,8 @@ def test_deadline_and_time_to_live(shell: Shell) -> None:
     shell.patch("digits", runPolicy={"activeDeadlineSeconds": 1})
     status = shell.wait("digits", "its deadline ends it", lambda s: s.phase is Phase.FAILED, 60)
     assert status.message.startswith(
-        "The job has not finished within runPolicy.activeDeadlineSeconds (1). To run it again, "
+        "The job has not finished within runPolicy.activeDeadlineSeconds (1): raise it, or remove it. To run it "
+        "again, "
     )
     assert status.commit is not None
     assert status.commit.step == status.progress.step

@@ -100,8 +100,8 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
         (
             NO_SPOT,
             {"nodeSelector": {"disk": "fast"}},
-            "No node has the labels that the pod asks for: add such a node, or correct podTemplate.nodeSelector "
-            "(disk=fast) or capacity",
+            "No node has the labels that the pod asks for: wait for such a node, add one, or correct "
+            "podTemplate.nodeSelector (disk=fast) or capacity",
         ),
     ],
     ids=["one pod a node", "one pod a node of these labels", "too large", "own labels"],
@@ -217,7 +217,7 @@ AWAY = (
 )
 CORDONED = "1 spot node is cordoned: kubectl uncordon gives it back"
 TAINTED = "2 spot nodes are tainted for others: podTemplate.tolerations lets the job use them"
-NO_LABELS = "No node has the labels that the pod asks for: add such a node, or correct capacity"
+NO_LABELS = "No node has the labels that the pod asks for: wait for such a node, add one, or correct capacity"
 NONE_UP = "No spot node is up for the pod, which starts when one comes"
 NO_FALLBACK = {"fallback": {"policy": "None"}}
 

@@ -147,7 +147,16 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     [
         (
             f"0/7 nodes are available: 1 Insufficient nvidia.com/gpu, {ONE_A_NODE}, {OTHER_TYPE}.",
+            "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer. Nodes with Insufficient "
+            "are full with others' pods, or too small: kubectl describe node shows which",
+        ),
+        (
+            f"0/7 nodes are available: {ONE_A_NODE}, {OTHER_TYPE}.",
             "A job runs one pod a node: add nodes, or lower nodes.min to train with fewer",
+        ),
+        (
+            "0/7 nodes are available: 3 Insufficient cpu, 4 Insufficient nvidia.com/gpu.",
+            f"{TOO_LARGE_ADVICE}. {NO_SUCH_DEVICE.removesuffix('. ')}",
         ),
         (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", NO_SUCH_DEVICE + TOO_LARGE_ADVICE),
         ("0/7 nodes are available: 3 Insufficient cpu.", TOO_LARGE_ADVICE),
@@ -158,12 +167,22 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
-            "No node has the labels that the pod asks for: add such a node, or correct capacity",
+            "No node has the labels that the pod asks for: wait for such a node, add one, or correct capacity",
         ),
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),
     ],
-    ids=["one pod a node", "used up", "no processors", "one zone", "no such node", "no claim", "unbound claim"],
+    ids=[
+        "one pod a node, or full",
+        "one pod a node",
+        "too few processors",
+        "used up",
+        "no processors",
+        "one zone",
+        "no such node",
+        "no claim",
+        "unbound claim",
+    ],
 )
 def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice: str) -> None:
     """The advice doesn't mean nodes of the other capacity type.

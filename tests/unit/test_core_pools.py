@@ -137,7 +137,9 @@ def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
     spec = pools(pool, other)
     spec["capacity"]["fallback"] = {"policy": "OnDemand" if fallback else "None"}
     scene = replace(waiting_job(0, **spec), now=NOW).with_pod(waiting_pod(spec, "fast"))
-    correct = "No node has the labels that the pod asks for: add such a node, or correct capacity.pools. "
+    correct = (
+        "No node has the labels that the pod asks for: wait for such a node, add one, or correct capacity.pools. "
+    )
     said = scene.plan().status.condition("PodsHealthy")
     assert said is not None
     assert f"affinity/selector. {asked}. {'' if fallback else correct}The job has 0 of 5 spot nodes" in said.message

@@ -65,7 +65,7 @@ def end_at_deadline(situation: Situation, draft: Draft) -> Draft:
     if draft.running is not None or not is_past_deadline(situation, draft):
         return draft
     limit = situation.spec.run_policy.active_deadline_seconds
-    message = f"The job has not finished within runPolicy.activeDeadlineSeconds ({limit})"
+    message = f"The job has not finished within runPolicy.activeDeadlineSeconds ({limit}): raise it, or remove it"
     return finish(situation, draft, Phase.FAILED, Cause.DEADLINE_EXCEEDED, message)
 
 

@@ -13,6 +13,7 @@ _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
 )
 _ONE_A_NODE = "A job runs one pod a node: add nodes{}, or lower nodes.min to train with fewer"
+_FULL_NODES = "Nodes with Insufficient are full with others' pods, or too small: kubectl describe node shows which"
 # What is said of a pod of which no scheduler says anything.
 UNSEEN = "no scheduler has looked at it"
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
@@ -34,6 +35,7 @@ _ADVICE = (
 )
 # The scheduler's words for a device of which no node has enough, or which no node offers.
 _DEVICE = re.compile(r"insufficient [^\s,]+/")
+_PLAIN = re.compile(r"insufficient (cpu|memory)")
 # The scheduler goes on with the pods that it could evict, which a reader takes for spot preemptions.
 _EVICTIONS = re.compile(r"[.,]?\s*(no new claims to deallocate,\s*)?preemption: .*$", re.DOTALL)
 
@@ -111,13 +113,16 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
             return f"No {pod.capacity_type.value} node is up for the pod, which starts when one comes"
         own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
-        return f"No node has the labels that the pod asks for: add such a node, or correct {own}{where}"
-    if advice is _ONE_A_NODE:
-        return advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")
+        return f"No node has the labels that the pod asks for: wait for such a node, add one, or correct {own}{where}"
     words = scheduler_says(pod).lower()
+    if advice is _ONE_A_NODE:
+        more = advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")
+        return f"{more}. {_FULL_NODES}" if "insufficient" in words else more
     if advice is not _NO_ROOM or not _DEVICE.search(words):
         return advice
-    return ". ".join((*_of_device(spec, had_node=had_node), advice))
+    device = tuple(_of_device(spec, had_node=had_node))
+    # Nodes that lack processors or memory have the device, or lack that as well.
+    return ". ".join((advice, *device) if _PLAIN.search(words) else (*device, advice))
 
 
 def _of_device(spec: TrainingJobSpec, *, had_node: bool) -> Iterable[str]:
