@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import random
+import resource
 import statistics
 import sys
 import tempfile
@@ -60,6 +61,8 @@ SEED = 20261122
 NOTICE_SECONDS = 120.0
 SHARE_NOTICED = 0.1
 PATIENCE_SECONDS = 150.0
+# At the start: a flood of a thousand new jobs is another benchmark.
+JOBS_AT_ONCE = 100
 SAMPLE_SECONDS = 1.0
 # Of a job that has been over for an hour, the operator keeps only the phase.
 FINISHED_AGO = timedelta(hours=2)
@@ -89,9 +92,14 @@ class Bench:
         if agent is not None:
             agent.stop()
 
-    async def create_jobs(self, num_jobs: int, num_members: int) -> None:
-        for number in range(num_jobs):
-            await self.server.client.create(JOBS_PATH, job(f"job{number}", num_members))
+    async def start_jobs(self, num_jobs: int, num_members: int) -> None:
+        """Create jobs, a hundred at a time, and wait until all train."""
+        for first in range(0, num_jobs, JOBS_AT_ONCE):
+            numbers = range(first, min(first + JOBS_AT_ONCE, num_jobs))
+            for number in numbers:
+                await self.server.client.create(JOBS_PATH, job(f"job{number}", num_members))
+            await self.until_all_train(numbers.stop * num_members)
+            say(f"{numbers.stop} jobs of {num_members} members train")
 
     async def create_finished(self, num_jobs: int) -> None:
         """Jobs that have succeeded, with as much history as one of 8 members has."""
@@ -115,8 +123,10 @@ class Bench:
             await asyncio.sleep(0.05)
         return time.monotonic() - begun
 
-    def num_training(self) -> int:
-        return sum(agent.trains for agent in self.agents.values())
+    async def until_all_train(self, num_members: int) -> float:
+        return await self.until(
+            lambda: sum(agent.trains for agent in self.agents.values()) == num_members, f"{num_members} members train"
+        )
 
     async def rest(self, seconds: float, num_jobs: int) -> Result:
         """Costs while nothing happens."""
@@ -155,7 +165,7 @@ class Bench:
         seconds = sorted(agent.drained_at - begun for agent in waiting if agent.drained_at is not None)
         say(f"assigned after {statistics.median(seconds):.2f} s (p50), {percentile(seconds, 0.99):.2f} s (p99)")
         await asyncio.sleep(2 * DRAIN_SECONDS)
-        whole = await self.until(lambda: self.num_training() == num_members, "all train again")
+        whole = await self.until_all_train(num_members)
         return {
             "nodes": len(noticed),
             "jobs": len(jobs),
@@ -283,11 +293,9 @@ async def world(
             await operator.start()
             await operator.until_ready(sessions[0])
             begun = time.monotonic()
-            await bench.create_jobs(num_jobs, num_members)
-            whole = num_jobs * num_members
-            await bench.until(lambda: bench.num_training() == whole, f"{whole} members train")
+            await bench.start_jobs(num_jobs, num_members)
             started = time.monotonic() - begun
-            say(f"{num_jobs} jobs of {num_members} members train after {started:.0f} s")
+            say(f"all train after {started:.0f} s")
             keeping.append(asyncio.create_task(bench.kubelets.keep_nodes_alive()))
             yield bench, started
         finally:
@@ -381,6 +389,9 @@ def main() -> int:
     clean_up_on_sigterm()
     watch_children_by_pidfd()
     be_patient()
+    # Agents, their relays and the connections between them are all in this process.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(level=logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
