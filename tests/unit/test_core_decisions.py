@@ -31,8 +31,10 @@ from spottrain_api.contract import (
     AgentPhase,
     AssignmentAction,
     NoticeKind,
+    Progress,
+    TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Condition, GenerationState, Phase
+from spottrain_api.v1alpha1 import Condition, GenerationState, Phase, ProgressStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     CreatePod,
@@ -301,6 +303,52 @@ def test_a_success_before_the_last_step_says_so(step: int, said: str) -> None:
     progress = view.model_copy(update={"step": step, "total_steps": 200})
     status = training_job().all_say(phase=AgentPhase.SUCCEEDED, progress=progress).plan().status
     assert (status.phase, status.message) == (Phase.SUCCEEDED, said)
+
+
+NEVER_OPENED = (
+    "script ended with exit code 0 without a step: it never opened its session. Look at what comes before "
+    'spottrain.session in the script: the line if __name__ == "__main__", sys.exit, a return'
+)
+TRAINED = ProgressStatus(step=120, total_steps=300)
+
+
+@pytest.mark.parametrize(
+    ("phase", "before", "said"),
+    [
+        (TrainerPhase.STARTING, ProgressStatus(), f"The {NEVER_OPENED}"),
+        (TrainerPhase.STARTING, TRAINED, f"Trained to step 120 of 300. Then the {NEVER_OPENED}"),
+        (
+            TrainerPhase.DONE,
+            ProgressStatus(),
+            "The script ended with exit code 0 without a step: it left its session before the loop of steps",
+        ),
+    ],
+)
+def test_a_success_without_a_step_says_why(phase: TrainerPhase, before: ProgressStatus, said: str) -> None:
+    progress = Progress(generation=1, phase=phase, updated_at=NOW)
+    scene = starting_job().status(progress=before).all_say(phase=AgentPhase.SUCCEEDED, progress=progress)
+    decided = scene.plan()
+    assert (decided.status.phase, decided.status.message) == (Phase.SUCCEEDED, said)
+    assert [(e.type, e.reason, e.message) for e in decided.events] == [
+        ("Warning", "NotAsPlanned", said),
+        ("Normal", "Succeeded", "Exit code 0 counts as a success"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("progress", "before", "said"),
+    [
+        (None, ProgressStatus(), "Trained to step 0"),
+        (TrainerPhase.STARTING, ProgressStatus(step=300, total_steps=300), "Trained to step 300"),
+    ],
+    ids=["plain-script", "complete"],
+)
+def test_a_script_with_no_steps_to_make_succeeds_as_planned(
+    progress: TrainerPhase | None, before: ProgressStatus, said: str
+) -> None:
+    told = Progress(generation=1, phase=progress, updated_at=NOW) if progress else None
+    decided = starting_job().status(progress=before).all_say(phase=AgentPhase.SUCCEEDED, progress=told).plan()
+    assert (decided.status.message, [e.reason for e in decided.events]) == (said, ["Succeeded"])
 
 
 def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:

@@ -97,6 +97,26 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
     assert told == [f"Generation 1 has ended: {message}\n  in main"]
 
 
+@pytest.mark.parametrize("reason", [FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED], ids=lambda r: r.value)
+def test_peers_of_a_member_that_left_early_say_who_did(reason: FailureReason) -> None:
+    lost = Failure(reason=reason, message="Connection closed by peer", rank=0, traceback="  in main")
+    scene = training_job().all_say(phase=AgentPhase.FAILED, failure=lost)
+    left = scene.says(2, phase=AgentPhase.SUCCEEDED, failure=None)
+    said = (
+        "pod job-2 (node rank 1) ended with exit code 0 at step 50 of 1000; its peers lost it. Each rank has to make "
+        "every step: see in the script what ends that one, such as sys.exit or a return"
+    )
+    assert left.plan().status.message == f"Stopping generation 1 with 4 nodes (Failure): {said}"
+    told = [event.message for event in left.decided().later(6).plan().events if event.reason == "Failure"]
+    assert told == [f"Generation 1 has ended: {said}"]
+
+    complete = left.says(2, progress=training(1000)).decided().later(6).plan().status
+    assert complete.transitions[0].message == "pod job-1, rank 0: Connection closed by peer"
+    bug = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x", rank=5)
+    other = left.says(3, failure=bug).decided().later(6).plan().status
+    assert other.transitions[0].message == "pod job-3, rank 5: ValueError: x"
+
+
 @pytest.mark.parametrize(
     "reason", [FailureReason.INVALID_CONFIGURATION, FailureReason.CHECKPOINT_ACCESS_DENIED], ids=lambda r: r.value
 )

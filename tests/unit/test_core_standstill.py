@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scene import Scene, at, starting_job, training, training_job
-from spottrain_api.contract import AgentPhase, TrainerPhase
+from spottrain_api.contract import AgentPhase, Progress, TrainerPhase
 from spottrain_operator.core.timing import NO_STEP
 
 
@@ -78,3 +78,40 @@ def test_a_start_that_takes_long_is_told() -> None:
     told = message(scene.later(3 + NO_STEP))
     assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC. Without")
     assert "(runPolicy.startTimeoutSeconds;" in told
+
+
+def opening(phase: TrainerPhase = TrainerPhase.STARTING, total_steps: int | None = None) -> Progress:
+    """Before the first step of a script that opens a session."""
+    return Progress(generation=1, phase=phase, total_steps=total_steps, updated_at=at(3))
+
+
+LEFT = "pod job-2 (node rank 1) ended with exit code 0 before the first step"
+
+
+@pytest.mark.parametrize("end", [opening(), opening(TrainerPhase.DONE), opening(TrainerPhase.DONE, 1000)])
+def test_a_member_that_ends_before_the_first_step_is_named_and_the_limit_counts(end: Progress) -> None:
+    waits = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
+    scene = waits.says(2, phase=AgentPhase.SUCCEEDED, progress=end)
+    assert message(scene) == (
+        f"Starting generation 1 with 4 nodes; {LEFT}, while the others wait for it. Without a step within 900 s the "
+        "generation is stopped (runPolicy.startTimeoutSeconds). Each rank has to make every step: see in the script "
+        "what ends that one, such as sys.exit or a return"
+    )
+    [event] = [e for e in scene.later(900).plan().events if e.reason == "Hang"]
+    assert event.message == (
+        "Generation 1 is stopped: no rank made a first step within runPolicy.startTimeoutSeconds (900): "
+        f"{LEFT}. Each rank has to make every step: see in the script what ends that one, such as sys.exit or a "
+        "return"
+    )
+
+
+@pytest.mark.parametrize("end", [None, training(1000).model_copy(update={"first_step_at": None})])
+def test_a_plain_script_and_one_that_is_complete_may_end_one_by_one(end: Progress | None) -> None:
+    """Rank 0 may have work left, such as an export."""
+    scene = starting_job().all_say(phase=AgentPhase.RUNNING, progress=end).says(2, phase=AgentPhase.SUCCEEDED)
+    assert message(scene.later(1000)) == "Starting generation 1 with 4 nodes"
+
+
+def test_after_the_first_step_a_member_may_end_before_the_others() -> None:
+    scene = stands_still(NO_STEP + 1).says(2, phase=AgentPhase.SUCCEEDED)
+    assert message(scene.later(1000)) == "Training in generation 1 with 4 nodes"

@@ -103,8 +103,8 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="Find what the script waits for, or raise the limit.",
     ),
     FailureReason.LOST_PEER: Reason(
-        meaning="A connection to another rank broke. Usually that rank's own failure is the cause.",
-        action="Read the events for the member that was lost or failed first.",
+        meaning="A connection to another rank broke. Usually that rank's own failure is the cause, or its end.",
+        action="Read the events for the member that was lost, ended or failed first.",
     ),
     FailureReason.RENDEZVOUS_FAILED: Reason(
         meaning="The members did not come together at the start of a generation.",
@@ -372,7 +372,8 @@ EVENTS: Mapping[str, Reason] = {
         meaning="stability skipped a step.", action="Look at the loss and data of the step."
     ),
     EventReason.NOT_AS_PLANNED: Reason(
-        meaning="Training continues, but something differed from the plan, such as a commit that was passed over.",
+        meaning="Something differed from the plan, such as a commit that was passed over. Training continues, unless "
+        "the script ended without a step.",
         action="Read the message.",
     ),
     **WAITING,

@@ -14,6 +14,7 @@ from spottrain_operator.core.members import (
     MemberState,
     culprits,
     killed,
+    leaving_sentence,
     members_of,
     worked_unseen,
 )
@@ -21,7 +22,7 @@ from spottrain_operator.core.model import PodView, Refusal
 from spottrain_operator.core.pod_sentences import ended_early_sentence, start_sentence
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import PodFacts, Situation
-from spottrain_operator.core.standstill import standstill
+from spottrain_operator.core.standstill import ALL_RANKS, standstill
 from spottrain_operator.core.timing import (
     MAX_GENERATIONS_WITHOUT_PROGRESS,
     MAX_START_FAILURES,
@@ -36,8 +37,10 @@ from spottrain_operator.core.transitions import open_transition
 
 # A kubelet's reasons why a container can't start, and won't if one waits.
 CANNOT_START = frozenset(WaitingReason)
+# Another member is their cause.
+_OF_OTHERS = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED})
 # Reasons that say little by themselves. A reason with a cause of its own is reported instead.
-_CONSEQUENCES = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED, FailureReason.KILLED})
+_CONSEQUENCES = _OF_OTHERS | {FailureReason.KILLED}
 EARLIER_JOB = (
     "An earlier job has used the folder at checkpoint.uri, or it is a copy. This one resumes from its newest commit, "
     "or starts at step 0 if it committed nothing"
@@ -82,8 +85,10 @@ def missing_program(situation: Situation, draft: Draft) -> str:
 def failure_message(members: tuple[MemberFacts, ...]) -> str:
     """The sentence that says most about why a generation failed.
 
-    It starts with the pod and rank that it is about.
+    It starts with the pod and rank that it is about. A member that left early explains that the others lost it.
     """
+    if left := _leaving(members):
+        return f"{left}; its peers lost it. {ALL_RANKS}"
     pod, failure = _first_failure(members)
     if failure is None:
         return next((m.message for m in members if m.message), "ranks failed without a reason; see the pods' logs")
@@ -97,7 +102,18 @@ def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
     Empty if there is none.
     """
     _, failure = _first_failure(members)
-    return f"\n{failure.traceback}" if failure is not None and failure.traceback else ""
+    if failure is None or not failure.traceback or _leaving(members):
+        return ""
+    return f"\n{failure.traceback}"
+
+
+def _leaving(members: tuple[MemberFacts, ...]) -> str:
+    """Which member left early, as the one cause of all failures.
+
+    Empty if one has another cause.
+    """
+    reasons = {m.failure.reason for m in members if m.failure is not None}
+    return leaving_sentence(members) if reasons and reasons <= _OF_OTHERS else ""
 
 
 def _first_failure(members: tuple[MemberFacts, ...]) -> tuple[str, Failure | None]:
@@ -124,6 +140,8 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
     what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
     if generation.first_step_at is None:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
+        if left := leaving_sentence(members_of(situation, generation)):
+            return f"no rank made a {what} within {limit}: {left}. {ALL_RANKS}"
     return (
         f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit. The log of each "
         "pod shows where its ranks stood: mostly one is elsewhere, and the others wait for it"

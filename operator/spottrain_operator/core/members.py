@@ -103,6 +103,17 @@ class MemberFacts:
         progress = self.progress
         return progress is not None and progress.phase is not TrainerPhase.STARTING
 
+    @property
+    def left_early(self) -> bool:
+        """Whether it has succeeded before the last step.
+
+        False for a script without the library.
+        """
+        progress = self.progress
+        if self.state is not MemberState.SUCCEEDED or progress is None:
+            return False
+        return progress.total_steps is None or progress.step < progress.total_steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Others:
@@ -259,6 +270,19 @@ def _without_patience(
     if generation.state is GenerationState.STOPPING and overdue and heard:
         return replace(m, state=MemberState.BROKEN, message=f"pod {m.member.pod} doesn't stop")
     return m
+
+
+def leaving_sentence(members: tuple[MemberFacts, ...]) -> str:
+    """Which member has ended early with exit code 0, and at which step.
+
+    Empty if none has. No rank makes a step without the others.
+    """
+    left = next((m for m in members if m.left_early), None)
+    if left is None or left.progress is None:
+        return ""
+    made = left.progress.first_step_at is not None
+    when = f"at step {left.progress.step} of {left.progress.total_steps}" if made else "before the first step"
+    return f"pod {left.member.pod} (node rank {left.member.node_rank}) ended with exit code 0 {when}"
 
 
 def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:

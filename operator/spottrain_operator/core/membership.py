@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import CapacityType, Cause, EventReason, Member
+from spottrain_api.contract import CapacityType, Cause, EventReason, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
 from spottrain_operator.core.capacity import Places, places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
@@ -56,22 +56,42 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    message = _trained_to(draft.status.progress)
+    message, event, told = _trained_to(draft.status.progress), "", members[0].progress
+    if newest is None and told is not None and not _is_complete(draft.status.progress):
+        message, event = _without_a_step(draft.status.progress, told), "Exit code 0 counts as a success"
+        draft = draft.record(EventReason.NOT_AS_PLANNED, message, warning=True)
     if newest is not None and found_commits(generation, newest) and not made_progress(newest):
         message = (
             f"Nothing to train: {situation.spec.checkpoint.uri} was already at step {newest.step} of "
             f"{newest.total_steps}. For a fresh run, create a new job with a different checkpoint.uri. To "
             "train on, raise the script's steps"
         )
-    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, message)
+    return finish(situation, draft, Phase.SUCCEEDED, Cause.SUCCEEDED, message, event=event)
+
+
+def _is_complete(progress: ProgressStatus) -> bool:
+    return progress.total_steps is not None and progress.step >= progress.total_steps
 
 
 def _trained_to(progress: ProgressStatus) -> str:
     """Where a job has ended, and that it was before the end of its run if it was."""
     total, trained = progress.total_steps, f"Trained to step {progress.step}"
-    if total is None or progress.step >= total:
+    if total is None or _is_complete(progress):
         return trained
     return f"{trained} of {total}: the script ended by itself before the last step, as with early stopping"
+
+
+def _without_a_step(before: ProgressStatus, progress: Progress) -> str:
+    """That the script of a job ended before its loop, and where to look."""
+    if progress.phase is TrainerPhase.STARTING:
+        why = (
+            "it never opened its session. Look at what comes before spottrain.session in the script: "
+            'the line if __name__ == "__main__", sys.exit, a return'
+        )
+    else:
+        why = "it left its session before the loop of steps"
+    since = f"Trained to step {before.step} of {before.total_steps}. Then the" if before.step else "The"
+    return f"{since} script ended with exit code 0 without a step: {why}"
 
 
 def press(situation: Situation, draft: Draft) -> Draft:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from spottrain_api.contract import LABEL_JOB, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
-from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, members_of
+from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import NO_STEP, STUCK_STEPS, seconds_between
+
+ALL_RANKS = "Each rank has to make every step: see in the script what ends that one, such as sys.exit or a return"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +33,21 @@ class Standstill:
 def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
     """The standstill of the generation.
 
-    None if the generation is ending, or if nobody can know whether it makes steps.
+    None if the generation is ending, or if nobody can know whether it makes steps. Members that left before the
+    first step are waited for. After it, one rank alone may have work left.
     """
     if generation.state is not GenerationState.ACTIVE:
         return None
     members = members_of(situation, generation)
     heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
-    if not heard or any(m.state not in STILL_IN for m in members) or is_unheard(situation, generation):
+    starting = generation.first_step_at is None
+    complete = all(m.state in STILL_IN or (starting and m.left_early) for m in members)
+    if not heard or not complete or is_unheard(situation, generation):
         return None
     policy = situation.spec.run_policy
     hang = (policy.hang_timeout_seconds, "hangTimeoutSeconds")
     start = (policy.start_timeout_seconds, "startTimeoutSeconds")
-    if generation.first_step_at is None:
+    if starting:
         seconds, (limit, setting) = seconds_between(generation.started_at, situation.now), start
     else:
         saving = any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard)
@@ -70,9 +75,14 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     """Since when no rank has made a step, and how to see where the ranks stand.
 
     Empty while that is not unusual. All ranks wait for the one that hangs, so their steps do not show which one it
-    is.
+    is. One that has ended is named at once.
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
+    if found is not None and (left := leaving_sentence(members_of(situation, generation))):
+        return (
+            f"{left}, while the others wait for it. Without a step within {found.limit} s the generation is stopped "
+            f"(runPolicy.{found.setting}). {ALL_RANKS}"
+        )
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
     if found is None or found.seconds <= max(NO_STEP, STUCK_STEPS * usual):
         return ""
