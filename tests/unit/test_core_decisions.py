@@ -291,16 +291,21 @@ def test_success(change: Change, succeeded: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("told", "said"),
     [
-        (200, "Trained to step 200"),
-        (150, "Trained to step 150 of 200: the script ended by itself before the last step, as with early stopping"),
+        ({"step": 200}, "Trained to step 200"),
+        (
+            {"step": 150},
+            "Trained to step 150 of 200: the script ended by itself before the last step, as with early stopping",
+        ),
+        ({"step": 200, "loss": None, "message": "The loss was nan"}, "Trained to step 200. The loss was nan"),
+        ({"step": 200, "loss": 0.5, "message": "A step was skipped"}, "Trained to step 200"),
     ],
 )
-def test_a_success_before_the_last_step_says_so(step: int, said: str) -> None:
+def test_a_success_says_if_it_came_early_or_without_a_loss(told: dict[str, Any], said: str) -> None:
     view = training_job().observed.reports["u1"].report.progress
     assert view is not None
-    progress = view.model_copy(update={"step": step, "total_steps": 200})
+    progress = view.model_copy(update={"total_steps": 200} | told)
     status = training_job().all_say(phase=AgentPhase.SUCCEEDED, progress=progress).plan().status
     assert (status.phase, status.message) == (Phase.SUCCEEDED, said)
 

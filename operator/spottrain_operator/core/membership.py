@@ -74,11 +74,11 @@ def _is_complete(progress: ProgressStatus) -> bool:
 
 
 def _trained_to(progress: ProgressStatus) -> str:
-    """Where a job has ended, and that it was before the end of its run if it was."""
+    """Where a job has ended, whether that was before the end of its run, and with a loss that is none."""
     total, trained = progress.total_steps, f"Trained to step {progress.step}"
-    if total is None or _is_complete(progress):
-        return trained
-    return f"{trained} of {total}: the script ended by itself before the last step, as with early stopping"
+    if total is not None and not _is_complete(progress):
+        trained += f" of {total}: the script ended by itself before the last step, as with early stopping"
+    return f"{trained}. {progress.message}" if progress.loss is None and progress.message else trained
 
 
 def _without_a_step(before: ProgressStatus, progress: Progress) -> str:
