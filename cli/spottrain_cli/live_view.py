@@ -40,6 +40,8 @@ STANDSTILL_SECONDS = 90.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8
+# A loss from here on has more digits than anybody reads.
+DIVERGED = 1e6
 # States of pods that have ended.
 ENDED_PODS = ("Succeeded", "Failed")
 
@@ -92,7 +94,7 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
     curve = sparkline(losses)
     if progress.loss is not None:
         speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second and not stalled else ""
-        grid.add_row("Loss", Text(curve, "green"), Text(f"{progress.loss:.4f}   {speed}"))
+        grid.add_row("Loss", Text(curve, "green"), Text(f"{loss_text(progress.loss)}   {speed}"))
     if progress.data_wait_ratio is not None and not stalled:
         waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
         advice = "try a higher num_workers" if waits_long else ""
@@ -212,8 +214,15 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     if not shown:
         return ""
     low, high = min(shown), max(shown)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in shown)
+    height = high / 2 - low / 2  # half of it: the whole may be larger than any float
+    if height == 0.0:
+        return SPARKS[0] * len(shown)
+    return "".join(SPARKS[round((value / 2 - low / 2) / height * (len(SPARKS) - 1))] for value in shown)
+
+
+def loss_text(value: float) -> str:
+    """Write a loss with four decimals, and one that has diverged with its exponent."""
+    return f"{value:.4f}" if abs(value) < DIVERGED else f"{value:.4g}"
 
 
 def duration(span: object) -> str:

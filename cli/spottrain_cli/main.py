@@ -20,7 +20,7 @@ from rich.text import Text
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_cli.checkpoints import checkpoints
 from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now, unseen_sentence
-from spottrain_cli.live_view import duration, job_view
+from spottrain_cli.live_view import duration, job_view, loss_text
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
 from spottrain_local.cli import local
@@ -138,7 +138,7 @@ def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> Rendera
 
 def _loss(job: JobSnapshot, _at: datetime) -> str:
     loss = job.status.progress.loss
-    return f"{loss:.4f}" if loss is not None else ""
+    return loss_text(loss) if loss is not None else ""
 
 
 def _speed(job: JobSnapshot, _at: datetime) -> str:

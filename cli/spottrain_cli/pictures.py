@@ -39,6 +39,8 @@ ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b"
 COMMIT_COLOUR = "#2a9d5c"
 # In inches. Pictures are as wide as the page, and their time axes are aligned.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
+# The largest loss that matplotlib draws. An axis beyond it overflows.
+LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,12 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
     figure, axes = _picture(height=3.2)
     for kept, redone in loss_lines(history):
         for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
-            axes.plot([step for step, _ in line], [loss for _, loss in line], color=colour, linewidth=1.2)
+            axes.plot(
+                [step for step, _ in line],
+                [min(max(loss, -LARGEST), LARGEST) for _, loss in line],
+                color=colour,
+                linewidth=1.2,
+            )
     for step, generations in generations_by_step(transitions).items():
         axes.axvline(step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
         axes.annotate(

@@ -13,7 +13,7 @@ import jinja2
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
-from spottrain_cli.live_view import duration, money, seconds
+from spottrain_cli.live_view import duration, loss_text, money, seconds
 from spottrain_cli.pictures import pictures, rate
 from spottrain_cli.throughput import Throughput, throughput
 
@@ -143,7 +143,7 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
     status = job.status
     yield "steps", status.progress.display or "0"
     if status.progress.loss is not None:
-        yield "loss", f"{status.progress.loss:.4f}"
+        yield "loss", loss_text(status.progress.loss)
     if speed.mean:
         yield f"{speed.unit}/s while training", rate(speed.mean)
     yield _count(status.preemptions, "preemption")

@@ -205,6 +205,7 @@ class Reconciler:
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
+        uids = frozenset(pod.uid for pod in found)
         views = await self._pod_events.explained(key, found, self._now())
         nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
         unplaced = [pod for pod in views if pod.unschedulable_since is not None]
@@ -212,7 +213,8 @@ class Reconciler:
             job=job,
             pods=views,
             nodes={node["metadata"]["name"]: node_view(node) for node in nodes},
-            reports=self._reports.of(frozenset(pod.uid for pod in views)),
+            reports=self._reports.of(uids),
+            refused_reports=self._reports.refused(uids),
             kept_away=kept_away(unplaced, job.spec, self._tainted_nodes(), self._site) if unplaced else {},
             template_hash=template_hash(job.spec),
             operator_started_at=self._started_at,

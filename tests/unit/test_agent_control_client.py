@@ -170,3 +170,33 @@ def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
         outage.failed(PATH_REPORT, TimeoutError())
         told_at += [hour] * (len(caplog.records) - before)
     assert told_at == list(range(48))
+
+
+async def test_a_refused_report_is_no_outage(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    for operator.clock, operator.status in ((0, 503), (1, 400), (30, 413), (61, 400), (70, 200)):
+        assert await operator.client.send_report(REPORT) is (operator.status == 200)
+    (_, outage), (_, answers), (level, first), (_, again), (_, end) = said(caplog)
+    assert "does not answer: 503" in outage
+    assert answers == f"The operator at {operator.url} answers again, after 1 s."
+    assert level == "WARNING"
+    assert first.startswith(f"The operator at {operator.url} refuses this pod's reports: 400: Bad Request. The ranks")
+    assert "an operator and a trainer image of the same version" in first
+    assert "NetworkPolicy" not in first
+    assert again.startswith(f"The operator at {operator.url} refuses this pod's reports for 60 s: 400")
+    assert end == f"The operator at {operator.url} takes this pod's reports again, after 69 s."
+
+
+async def test_a_refused_report_ends_no_poll(operator: Operator) -> None:
+    """Otherwise, the operator sees the agent come and go."""
+    operator.status = 200
+    lost: list[None] = []
+    async with asyncio.timeout(20):
+        following = asyncio.create_task(operator.client.follow_assignments(lambda _: None, lambda: lost.append(None)))
+        await operator.polls.get()
+        for operator.status in (400, 413):
+            assert not await operator.client.send_report(REPORT)
+        operator.status = 503  # this one does, to know what the two before have done
+        assert not await operator.client.send_report(REPORT)
+        await operator.polls.get()
+        following.cancel()
+    assert lost == [None]

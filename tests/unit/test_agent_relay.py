@@ -21,8 +21,18 @@ from spottrain_agent import report_rhythm
 from spottrain_agent.contact import Contact
 from spottrain_agent.control_client import ControlClient
 from spottrain_agent.routes import RefusedError, RelayRoute, UnprovenError
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment, DrainRequest, Relay, RelayAssignment
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    DrainRequest,
+    Failure,
+    FailureReason,
+    Relay,
+    RelayAssignment,
+)
 from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES
 
 PODS = [POD, replace(POD, pod="gpt-2", uid="uid-2"), replace(POD, pod="gpt-3", uid="uid-3")]
 UIDS = frozenset(pod.uid for pod in PODS)
@@ -207,12 +217,25 @@ async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone
     polling.cancel()
 
 
+async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
+    """The operator refuses one that is too large, and most letters have several."""
+    told = AgentReport(
+        **dict(alone.own) | {"failure": Failure(reason=FailureReason.SCRIPT_ERROR, message="損" * 4000)}
+    )
+    size = len(told.to_json().encode())
+    reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 40)}
+    alone.relay._reports.update(reports)
+    alone.relay._unsent.update(reports)
+    body = alone.relay.filled(told).to_json().encode()
+    assert relay_module.MAX_BATCH_BYTES - size < len(body) < relay_module.MAX_BATCH_BYTES + 2 * size < MAX_BODY_BYTES
+
+
 async def test_a_relay_that_ends_answers_whoever_waits(alone: Alone, caplog: pytest.LogCaptureFixture) -> None:
     reporting = asyncio.create_task(alone.route.report(alone.peers))
     async with asyncio.timeout(10):
         await alone.asked.wait()
         alone.serving.cancel()
-        with pytest.raises(RefusedError, match="503: the operator does not answer node rank 0"):
+        with pytest.raises(RefusedError, match="503: node rank 0 can't report to the operator"):
             await reporting
     await asyncio.wait({alone.serving})
     assert not caplog.records

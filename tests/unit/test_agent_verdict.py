@@ -137,6 +137,15 @@ def test_the_ranks_own_failure_is_passed_on() -> None:
     assert verdict.failure == own.model_copy(update={"rank": 2, "exit_code": 1})
 
 
+def test_a_message_with_half_a_character_is_passed_on() -> None:
+    """Such as the name of a file that is not UTF-8, in a FileNotFoundError."""
+    ended = WorkerEnded.from_json(exited(1, "builtins.OSError", "no \udcff file").to_json())
+    verdict = judge(seen(rank(0, ended=ended)))
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert verdict.failure.message == "no ? file"
+
+
 def test_the_log_shows_a_failure_as_a_sentence() -> None:
     own = Failure(reason=R.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", traceback="  in main")
     verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED, failure=own, ended=exited(1))))

@@ -26,7 +26,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
 )
 from spottrain_cli.job_view import JobSnapshot, PodSummary, pod_state
-from spottrain_cli.live_view import job_view, seconds, sparkline
+from spottrain_cli.live_view import job_view, loss_text, seconds, sparkline
 from spottrain_cli.main import jobs_table
 from spottrain_cli.report import html_report
 
@@ -213,7 +213,25 @@ def test_a_pod_that_waits_for_the_next_generation_has_no_rank() -> None:
     assert line[-1] == "warm"
 
 
+@pytest.mark.parametrize("loss", [1e300, -1.7976931348623157e308])
+def test_a_loss_that_has_diverged_has_few_digits_everywhere(loss: float) -> None:
+    job = snapshot()
+    points = tuple(replace(point, loss=loss if i % 2 else -loss) for i, point in enumerate(job.history))
+    progress = job.status.progress.model_copy(update={"loss": loss})
+    job = replace(job, history=points, status=job.status.model_copy(update={"progress": progress}))
+    short = loss_text(loss)
+    assert len(short) <= 11
+    assert short in shown(job)
+    assert short in "".join(table_of(job, width=160))
+    assert short in html_report(job, at(20))
+
+
 def test_small_things() -> None:
+    assert sparkline([1.7e308, -1.7e308, 0.0]) == "█▁▅"
+    assert sparkline([0.0, 5e-324]) == "▁▁"
+    assert [loss_text(loss) for loss in (0.0, -1.25, 999_999.0, 1e6, 2.0**63)] == [
+        *("0.0000", "-1.2500", "999999.0000", "1e+06", "9.223e+18")
+    ]
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([0.0, 1.0]) == "▁█"

@@ -95,7 +95,7 @@ def sent(**changes: object) -> str:
     [
         ('{"pod": "gpt-1"}', 400, "not an agent report: podUid: Field required"),
         (b"\xff\xfe", 400, "not an agent report: body: Invalid JSON"),
-        (b" " * 10 * 2**20, 413, "the report is larger than 256 KiB"),
+        (b" " * 10 * 2**20, 413, "the report is larger than 384 KiB"),
         (sent(progress=IN_TRAINING | {"step": -7}), 400, "not an agent report: step: -7 is negative"),
         (sent(progress=IN_TRAINING | {"loss": float("nan")}), 400, "progress.loss: Input should be a finite number"),
         (sent(progress=IN_TRAINING | {"step": 10**30}), 400, "not an agent report: step: the number is too large"),

@@ -16,7 +16,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from spottrain_agent.control_address import ControlAddress
-from spottrain_agent.routes import OLDER_REPORT_SECONDS, DirectRoute, RelayRoute, Route, Told
+from spottrain_agent.routes import OLDER_REPORT_SECONDS, BadReportError, DirectRoute, RelayRoute, Route, Told
 from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
@@ -84,14 +84,16 @@ class Outage:
             return
         self._say_at = now + self._pause
         self._pause = min(2 * self._pause, MAX_SAY_AGAIN_SECONDS)
-        elapsed = now - self._began_at
+        self._say(now - self._began_at, str(error) or type(error).__name__)
+
+    def _say(self, elapsed: float, problem: str) -> None:
         logger.warning(
             "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
             "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
             "keeps trainer pods from it.",
             self.url,
             f"has not answered for {elapsed:.0f} s" if elapsed else "does not answer",
-            str(error) or type(error).__name__,
+            problem,
         )
 
     def succeeded(self, request: str) -> None:
@@ -100,8 +102,27 @@ class Outage:
             return
         self._failing.remove(request)
         if not self._failing:
-            elapsed = self._clock() - self._began_at
-            logger.info("The operator at %s answers again, after %.0f s.", self.url, elapsed)
+            self._say_end(self._clock() - self._began_at)
+
+    def _say_end(self, elapsed: float) -> None:
+        logger.info("The operator at %s answers again, after %.0f s.", self.url, elapsed)
+
+
+class RefusedReports(Outage):
+    """Logs, as often as an outage, that the operator answers and takes no report."""
+
+    def _say(self, elapsed: float, problem: str) -> None:
+        logger.warning(
+            "The operator at %s refuses this pod's reports%s: %s. The ranks train on, but the job's status stays as "
+            "it is, and hangTimeoutSeconds counts from the last report that was taken. Use an operator and a trainer "
+            "image of the same version. If they are, this is a bug: report it with this line.",
+            self.url,
+            f" for {elapsed:.0f} s" if elapsed else "",
+            problem,
+        )
+
+    def _say_end(self, elapsed: float) -> None:
+        logger.info("The operator at %s takes this pod's reports again, after %.0f s.", self.url, elapsed)
 
 
 class ControlClient:
@@ -134,6 +155,7 @@ class ControlClient:
         self._pod_uid = pod_uid
         self._clock = clock
         self._outage = Outage(url, clock)
+        self._refused = RefusedReports(url, clock)
         self._direct = DirectRoute(session, ControlAddress(url, folder), token_file)
         self._route: Route = self._direct
         self._relay: RelayRoute | None = None
@@ -161,7 +183,7 @@ class ControlClient:
                 if self._route is not self._direct:
                     self._give_up_relay(error)
                     continue
-                self._failed(PATH_ASSIGNMENT, error)
+                self._failed(self._outage, PATH_ASSIGNMENT, error)
                 on_lost_contact()
                 await back_off.wait()
                 continue
@@ -195,14 +217,22 @@ class ControlClient:
                 return True
         try:
             self.report_seconds = await self._direct.report(report)
+        except BadReportError as error:
+            self._answered()
+            self._failed(self._refused, PATH_REPORT, error)
+            return False
         except TRANSIENT_ERRORS as error:
-            self._failed(PATH_REPORT, error)
+            self._failed(self._outage, PATH_REPORT, error)
             self._unreachable.set()
             return False
         self._reported()
         return True
 
     def _reported(self) -> None:
+        self._answered()
+        self._refused.succeeded(PATH_REPORT)
+
+    def _answered(self) -> None:
         self._outage.succeeded(PATH_REPORT)
         if self._clock() - self._polling_since > HELD_SECONDS:
             self._outage.succeeded(PATH_ASSIGNMENT)
@@ -225,9 +255,9 @@ class ControlClient:
             poll.cancel()
             unreachable.cancel()
 
-    def _failed(self, request: str, error: Exception) -> None:
-        self._outage.url = self._direct.url or self._outage.url
-        self._outage.failed(request, error)
+    def _failed(self, trouble: Outage, request: str, error: Exception) -> None:
+        trouble.url = self._direct.url or trouble.url
+        trouble.failed(request, error)
 
     # --- the relay ---------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class WorkerEnded(Message):
     """
 
     exit_code: int
-    exception: str | None = None
+    exception: Text | None = None
     message: Text | None = None
     traceback: Text | None = None
 

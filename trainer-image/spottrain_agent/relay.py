@@ -40,7 +40,7 @@ WITHOUT_OPERATOR_SECONDS = 15.0
 # The kernel gives a peer up that has acknowledged nothing for this long.
 UNACKNOWLEDGED_MILLISECONDS = 2000
 MAX_REPORT_BYTES = 128 * 1024
-# Of the peers' reports that go into one of this agent's, which the operator limits to 256 KiB.
+# Of the peers' reports that go into one of this agent's, which the operator limits to 384 KiB.
 MAX_BATCH_BYTES = 128 * 1024
 _BEAT = b"\n"
 
@@ -122,7 +122,7 @@ class Relay:
         size = 0
         chosen: list[str] = []
         for uid in sorted(self._unsent):
-            size += len(self._reports[uid].to_json())
+            size += len(self._reports[uid].to_json().encode())
             if chosen and size > MAX_BATCH_BYTES:
                 break
             chosen.append(uid)
@@ -200,7 +200,7 @@ class Relay:
         future = self._waiting.setdefault(uid, asyncio.get_running_loop().create_future())
         self._on_news()
         if not await asyncio.shield(future):
-            raise web.HTTPServiceUnavailable(text="the operator does not answer node rank 0")
+            raise web.HTTPServiceUnavailable(text="node rank 0 can't report to the operator")
         return web.Response(body=self._proven(nonce, f"{QUIET_REPORT_SECONDS:g}".encode()))
 
     def _question(self, request: web.Request, body: bytes = b"") -> str:
@@ -221,7 +221,7 @@ class Relay:
         if uid not in self._peers:
             self._refuse("this agent has no such peer")
         if not self._hears_operator():
-            self._refuse("the operator does not answer node rank 0")
+            self._refuse("node rank 0 can't report to the operator")
 
     def _refuse(self, sentence: str) -> NoReturn:
         raise web.HTTPServiceUnavailable(text=sentence)

@@ -42,12 +42,18 @@ BEAT_SECONDS = 1.0
 RELAY_REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
 RELAY_POLL_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=3)
 HEADER_PROOF = "Spottrain-Proof"
+# How the operator answers a report that is out of bounds, or too large.
+BAD_REPORT = (400, 413)
 
 Told = tuple[RelayAssignment | None, timedelta]
 
 
 class RefusedError(aiohttp.ClientError):
     """Whoever answers refuses the request. The text has its sentence."""
+
+
+class BadReportError(RefusedError):
+    """The report itself is refused. To send it again changes nothing."""
 
 
 class UnprovenError(aiohttp.ClientError):
@@ -191,7 +197,8 @@ def _proof(token: str, message: bytes) -> str:
 
 async def _require_success(response: aiohttp.ClientResponse) -> None:
     if response.status >= 400:
-        raise RefusedError(f"{response.status}: {one_line(await response.text()) or response.reason}")
+        kind = BadReportError if response.status in BAD_REPORT else RefusedError
+        raise kind(f"{response.status}: {one_line(await response.text()) or response.reason}")
 
 
 def _lead(response: aiohttp.ClientResponse) -> timedelta:

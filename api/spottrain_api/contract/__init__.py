@@ -35,7 +35,7 @@ from spottrain_api.contract.configuration import (
     TrainerConfig,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer
-from spottrain_api.contract.message import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage, Text
+from spottrain_api.contract.message import MAX_INTEGER, MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage, Text
 from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -215,6 +215,7 @@ __all__ = [
     "LABEL_TEMPLATE_HASH",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
+    "MAX_INTEGER",
     "MAX_LONG_POLL_SECONDS",
     "MAX_TEXT_LENGTH",
     "METRICS_PORT",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
 
 # Version of what the parts say to each other. It rises with each release that has something new to say.
@@ -15,9 +15,20 @@ PROTOCOL_VERSION = 1
 
 # Longer text in a report is refused.
 MAX_TEXT_LENGTH = 4000
+# Larger integers in a report are refused: Kubernetes has 64 bits for them.
+MAX_INTEGER = 2**63 - 1
+
+
+def _amount(value: Any) -> Any:
+    return max(0, min(value, MAX_INTEGER)) if isinstance(value, int | float) else value
+
+
 # Words of others, such as an exception's. The end is cut off, because a report that is refused for it would be lost.
-# Halves of surrogate pairs, as in names of files that are not UTF-8, can't be written as JSON.
-Text = Annotated[str, AfterValidator(lambda text: text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])]
+# So would one be that can't be written, because of half a character.
+Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH].encode(errors="replace").decode())]
+# An amount that follows from what a script asks for, such as its steps.
+# One out of bounds is moved to the bound.
+Amount = Annotated[int, BeforeValidator(_amount)]
 
 
 class Message(BaseModel):

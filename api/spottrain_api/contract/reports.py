@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract.message import Message, Text
+from spottrain_api.contract.message import Amount, Message, Text
 
 
 class CommitRef(Message):
@@ -101,18 +101,20 @@ class MemoryEstimate(Message):
     """Estimate of the memory that a rank needs at the peak of a step, in bytes."""
 
     total: Annotated[
-        int, Field(description="Bytes that a rank needs on its accelerator or, without one, on the CPU.")
+        Amount, Field(description="Bytes that a rank needs on its accelerator or, without one, on the CPU.")
     ]
     available: Annotated[
-        int, Field(description="Bytes of a rank's accelerator or, without one, of its share of the node's memory.")
+        Amount, Field(description="Bytes of a rank's accelerator or, without one, of its share of the node's memory.")
     ]
-    parameters: Annotated[int, Field(description="Bytes of the parameters.")]
-    gradients: Annotated[int, Field(description="Bytes of the gradients.")]
-    optimizer: Annotated[int, Field(description="Bytes of the optimizer's state.")]
-    activations: Annotated[int, Field(description="Bytes of the activations, in forward and backward.")]
-    working: Annotated[int, Field(description="Bytes that come and go in a step: what is gathered, cast or reduced.")]
+    parameters: Annotated[Amount, Field(description="Bytes of the parameters.")]
+    gradients: Annotated[Amount, Field(description="Bytes of the gradients.")]
+    optimizer: Annotated[Amount, Field(description="Bytes of the optimizer's state.")]
+    activations: Annotated[Amount, Field(description="Bytes of the activations, in forward and backward.")]
+    working: Annotated[
+        Amount, Field(description="Bytes that come and go in a step: what is gathered, cast or reduced.")
+    ]
     host: Annotated[
-        int, Field(description="Bytes that a rank needs in the node's memory, for what is offloaded.")
+        Amount, Field(description="Bytes that a rank needs in the node's memory, for what is offloaded.")
     ] = 0
 
 
@@ -165,7 +167,7 @@ class Progress(Message):
     phase: TrainerPhase = TrainerPhase.STARTING
     step: int = 0
     start_step: int = 0
-    total_steps: int | None = None
+    total_steps: Amount | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Protocol, TypeVar
 
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Message, RelayAssignment, RelayReport
+from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import WITHOUT_RELAY
@@ -142,6 +143,7 @@ class ReportBox:
         self._pods: dict[JobKey, frozenset[str]] = {}
         self._known: set[str] = set()
         self._reports: dict[str, ReportView] = {}
+        self._refused: dict[str, str] = {}
         self._num_polls: Counter[str] = Counter()
         self._heard_at: dict[str, datetime] = {}
         self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
@@ -155,6 +157,7 @@ class ReportBox:
         self._known |= pod_uids
         for uid in gone:
             self._reports.pop(uid, None)
+            self._refused.pop(uid, None)
             self._heard_at.pop(uid, None)
             self._coming.pop(uid, None)
             self._comes_itself(uid)
@@ -271,10 +274,21 @@ class ReportBox:
         if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
             return False
         self._reports[sender.uid] = ReportView(report=kept(report), received_at=received_at)
-        if previous is None or previous.report.news != report.news:
+        was_refused = self._refused.pop(sender.uid, None) is not None
+        if previous is None or was_refused or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)
         return True
+
+    def refuse(self, sender: PodIdentity, problem: str) -> None:
+        """Note that the pod's newest report was refused, and why the first one was."""
+        if sender.uid in self._known and sender.uid not in self._refused:
+            self._refused[sender.uid] = one_line(problem)
+            self._wake(job_of_pod(sender), urgent=False)
+
+    def refused(self, pod_uids: frozenset[str]) -> dict[str, str]:
+        """Of these pods those whose newest report was refused, and why."""
+        return {uid: self._refused[uid] for uid in pod_uids & self._refused.keys()}
 
     def of(self, pod_uids: frozenset[str]) -> dict[str, ReportView]:
         """The newest reports of these pods, with when each agent was last heard."""

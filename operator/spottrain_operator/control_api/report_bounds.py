@@ -7,15 +7,17 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from spottrain_api.contract import MAX_TEXT_LENGTH, Message, RelayReport
+from spottrain_api.contract import MAX_INTEGER, MAX_TEXT_LENGTH, Message, RelayReport
 
-MAX_BODY_BYTES = 256 * 1024
+# A relay's own report, and a batch of its peers', of which each has half a dozen texts.
+MAX_BODY_BYTES = 384 * 1024
 MAX_ITEMS = 1024
-MAX_NUMBER = 2**63
 # A clock whose battery is empty starts in 1970.
 FIRST_YEAR, LAST_YEAR = 1960, 2200
-# The numbers that may be negative: a loss, and the exit code of a process that a signal ended.
-SIGNED = {"loss", "exit_code"}
+# Numbers that the user's script makes. They may be any: a loss that diverges must not cut its job off.
+OF_THE_SCRIPT = {"loss", "tokens_per_second", "samples_per_second"}
+# The exit code of a process that a signal ended is negative.
+SIGNED = {"exit_code"}
 
 
 class InvalidReportError(Exception):
@@ -58,9 +60,11 @@ def _problem_of_scalar(name: str, value: object) -> str:
     match value:
         case str() if len(value) > MAX_TEXT_LENGTH:
             return f"{name}: {len(value)} characters, of at most {MAX_TEXT_LENGTH}"
+        case int() | float() if name in OF_THE_SCRIPT:
+            return ""
         case int() | float() if value < 0 and name not in SIGNED:
             return f"{name}: {value} is negative"
-        case int() | float() if abs(value) >= MAX_NUMBER:
+        case int() | float() if abs(value) > MAX_INTEGER:
             return f"{name}: the number is too large"
         case datetime() if not FIRST_YEAR <= value.year < LAST_YEAR:
             return f"{name}: the year {value.year} is not one of this time"

@@ -113,11 +113,11 @@ class ControlApi:
         pod = await self._authenticated(request)
         try:
             report = parse_report(await request.read())
-        except web.HTTPRequestEntityTooLarge as error:
-            error.text = f"the report is larger than {MAX_BODY_BYTES // 1024} KiB, more than any agent sends"
-            raise
+        except web.HTTPRequestEntityTooLarge:
+            problem = f"the report is larger than {MAX_BODY_BYTES // 1024} KiB, more than any agent sends"
+            return self._refused_report(request, pod, web.HTTPRequestEntityTooLarge.status_code, problem)
         except InvalidReportError as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
+            return self._refused_report(request, pod, web.HTTPBadRequest.status_code, str(error))
         if (report.pod, report.pod_uid) != (pod.pod, pod.uid):
             raise web.HTTPForbidden(
                 text=f"this token speaks for pod {pod.pod} ({pod.uid}), the report is about {report.pod} "
@@ -127,6 +127,16 @@ class ControlApi:
             self._take_peers(pod, report, received_at)
         seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else self._report_seconds
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
+
+    def _refused_report(self, request: web.Request, pod: PodIdentity, status: int, problem: str) -> web.Response:
+        """Refuse what no agent should send.
+
+        The job's message and the log say so, too.
+        """
+        self._reports.refuse(pod, problem)
+        if self._logged.allows(request.remote or ""):
+            logger.warning("the report of pod %s/%s is refused: %s", pod.namespace, pod.pod, problem)
+        return web.Response(status=status, text=problem)
 
     def _take_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
         """Take what node rank 0 reports of the other members of its generation."""

@@ -28,7 +28,12 @@ from spottrain_operator.core.failure_policy import (
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import members_of, says_nothing
 from spottrain_operator.core.pod_health import heed_pods
-from spottrain_operator.core.pod_sentences import ended_early_sentence, what_they_do, why_it_waits
+from spottrain_operator.core.pod_sentences import (
+    ended_early_sentence,
+    refused_reports_sentence,
+    what_they_do,
+    why_it_waits,
+)
 from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import is_unseen, lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
@@ -49,6 +54,8 @@ def describe(situation: Situation, draft: Draft) -> Draft:
     draft = _checkpoints(draft, draft.status.generation, situation)
     phase = _phase(situation, draft.status)
     message = _message(situation, draft, phase)
+    if refused := refused_reports_sentence(situation):
+        message = f"{message.removesuffix('.')}. {refused}" if message else refused
     if (phase, message) != (draft.status.phase, draft.status.message):
         draft = draft.update(phase=phase, message=message)
     return _conditions(situation, count_members(situation, draft))

@@ -74,7 +74,7 @@ def _is_complete(progress: ProgressStatus) -> bool:
 
 
 def _trained_to(progress: ProgressStatus) -> str:
-    """Where a job has ended, whether that was before the end of its run, and with a loss that is none."""
+    """Where a job has ended, if that was too early, and if its loss is none."""
     total, trained = progress.total_steps, f"Trained to step {progress.step}"
     if total is not None and not _is_complete(progress):
         trained += f" of {total}: the script ended by itself before the last step, as with early stopping"

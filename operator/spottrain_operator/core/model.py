@@ -157,6 +157,7 @@ class Observed:
     """One job with everything that a decision about it needs.
 
     - reports: by pod uid.
+    - refused_reports: why the newest report of a pod was refused, by pod uid. Its `reports` are older.
     - kept_away: nodes that are kept from the pods without a node, by pod uid.
     - template_hash: of the pod template that the current spec gives.
     - record_interval: seconds between two records of progress while nothing else changes.
@@ -167,6 +168,7 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     reports: Mapping[str, ReportView] = field(default_factory=dict)
+    refused_reports: Mapping[str, str] = field(default_factory=dict)
     kept_away: Mapping[str, KeptAway] = field(default_factory=dict)
     template_hash: str
     operator_started_at: datetime

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
-from spottrain_api.wording import counted
+from spottrain_api.wording import counted, listed
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_operator.core.situation import PodFacts, Situation
 
@@ -47,6 +47,23 @@ def ended_early_sentence(situation: Situation, pods: Sequence[PodView]) -> str:
     why = ended_sentence(situation, last)
     said = f"{counted(len(pods), 'pod')} ended before {they} could train; the last: {why}"
     return said if last.exit_reason in FAILED_STARTS else f"{said}. {_log_sentence(situation, last)}"
+
+
+def refused_reports_sentence(situation: Situation) -> str:
+    """Whose newest report was refused, and what follows from that.
+
+    Empty if all were taken.
+    """
+    refused = [facts for facts in situation.pods.values() if facts.refused and not facts.finished]
+    if not refused:
+        return ""
+    names = listed([facts.pod.name for facts in refused])
+    return (
+        f"The operator refuses what {names} {'reports' if len(refused) == 1 else 'report'} ({refused[0].refused}). "
+        "Ranks there train on, but nothing newer is known of them, and runPolicy.hangTimeoutSeconds counts from the "
+        "last report that was taken. Use an operator and a trainer image of the same version. If they are, this is a "
+        "bug: report it with the operator's log"
+    )
 
 
 def what_they_do(situation: Situation, placed: Sequence[PodFacts]) -> str:

@@ -31,12 +31,14 @@ BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 class PodFacts:
     """A pod, and what follows from the observation.
 
-    `report_age` and `silence` are in seconds, by the operator's clock.
+    `report_age` and `silence` are in seconds, by the operator's clock. `refused` is why a report was refused that is
+    newer than `report`; empty if none was.
     """
 
     pod: PodView
     node: NodeView | None
     report: AgentReport | None
+    refused: str
     received_at: datetime | None
     last_contact: datetime | None
     report_age: float
@@ -67,12 +69,12 @@ class PodFacts:
     def step_age(self) -> float | None:
         """Seconds since the newest step, as far as is known.
 
-        An agent reports at once that steps no longer come.
+        An agent reports at once that steps no longer come, unless its reports are refused.
         """
         report = self.report
         if report is None or report.step_age_seconds is None:
             return None
-        return report.step_age_seconds + max(0.0, self.report_age if report.stalled else self.silence)
+        return report.step_age_seconds + max(0.0, self.report_age if report.stalled or self.refused else self.silence)
 
     @property
     def usable(self) -> bool:
@@ -151,6 +153,7 @@ class Situation:
             pod=pod,
             node=node,
             report=report,
+            refused=observed.refused_reports.get(pod.uid, ""),
             received_at=view.received_at if view is not None else None,
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
