@@ -21,6 +21,8 @@ RECONNECT_SECONDS = 1.0
 LAST_LINES_SECONDS = 5.0
 # How far the clocks of a node and of the operator may differ, where a pod was not followed from its start.
 CLOCKS_DIFFER = timedelta(seconds=5)
+UNSEEN = "No operator has looked at the job yet. If that lasts, `spottrain get` says what to check."
+WAITS = "The job waits for its first generation."
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
@@ -135,7 +137,7 @@ class Follower:
             status = self._source.status()
             self._print(self._logs.values())
             if status.generation is None:
-                self._say(status.message or "The job waits for its first generation.")
+                self._say(status.message or (UNSEEN if status == TrainingJobStatus() else WAITS))
             elif status.generation.number != self._generation:
                 self._follow(status.generation)
             if status.phase in FINISHED_PHASES:

@@ -323,6 +323,36 @@ async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, ope
     assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
 
 
+async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    """The peer's failure makes the operator stop all members.
+
+    Torchrun says only after that how the worker ended.
+    """
+    names = ["a", "b"]
+    pods.start(*names)
+    await pods.warm()
+    run = pods.generation(1, pods.script(TRAIN_FOREVER), names)
+    await operator.assign(run)
+    worker = int(await said(pods.folder / "started-0"))
+    torchrun = psutil.Process(worker).parent()
+    assert torchrun is not None
+    torchrun.suspend()
+    os.kill(worker, signal.SIGKILL)
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["b"], seconds=10)
+    failure = operator.reports["b"].failure
+    assert failure is not None
+    assert failure.reason is FailureReason.LOST_PEER
+
+    await operator.assign({name: run[name].model_copy(update={"action": AssignmentAction.STOP}) for name in names})
+    torchrun.resume()
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
+
+
 async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()

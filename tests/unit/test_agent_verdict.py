@@ -87,6 +87,27 @@ CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason |
         P.FAILED,
         R.SCRIPT_ERROR,
     ),
+    "a killed rank is the cause, not the one that lost it": (
+        seen(rank(0, ended=LOST_PEER), rank(1), is_settled=True, launcher=LauncherEnded(exit_codes={0: 1, 1: -9})),
+        P.FAILED,
+        R.KILLED,
+    ),
+    "lost a rank that may have been killed": (seen(rank(0, ended=LOST_PEER), rank(1)), None, None),
+    "torchrun ended the other, and is about to end": (
+        seen(rank(0, ended=LOST_PEER), rank(1), launcher=LauncherEnded(exit_codes={0: 1, 1: -15})),
+        P.FAILED,
+        R.LOST_PEER,
+    ),
+    "lost a rank that ended without a word": (
+        seen(rank(0, ended=LOST_PEER), rank(1), is_settled=True),
+        P.FAILED,
+        R.LOST_PEER,
+    ),
+    "torchrun ended the other": (
+        seen(rank(0, ended=LOST_PEER), rank(1), is_settled=True, launcher=LauncherEnded(exit_codes={0: 1, 1: -15})),
+        P.FAILED,
+        R.LOST_PEER,
+    ),
     "gone without a word, torchrun may still tell": (seen(rank()), None, None),
     "gone by os._exit(0)": (seen(rank(), is_settled=True), P.SUCCEEDED, None),
     "killed, and torchrun says so at once": (

@@ -44,3 +44,25 @@ def test_lost_peers_are_told_from_the_scripts_own_errors(error: BaseException, l
     assert by_agent is not None
     assert by_agent.failure is not None
     assert by_agent.failure.reason is expected
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            "[/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:30624: Connection reset by peer. This is "
+            "typically caused by a remote worker hanging or bugs in the application. GLHF!",
+            "Read error [127.0.0.1]:30624: Connection reset by peer",
+        ),
+        ("Broken pipe.", "Broken pipe"),
+    ],
+)
+def test_both_tell_a_lost_peer_in_the_same_short_words(raised: str, said: str) -> None:
+    by_library = failure_of(RuntimeError(raised), 0)
+    assert by_library is not None
+    ended = WorkerEnded(exit_code=1, exception="builtins.RuntimeError", message=raised)
+    by_agent = judge(GenerationObservation(ranks=(RankObservation(rank=0, local_rank=0, ended=ended),)))
+    assert by_agent is not None
+    assert by_agent.failure is not None
+    assert by_agent.failure.message == f"The rank lost another rank ({said})"
+    assert by_library.message.endswith(f"{said})")

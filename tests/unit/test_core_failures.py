@@ -41,7 +41,9 @@ def test_a_failure_waits_for_a_culprit_before_it_counts() -> None:
     assert scene.later(3).plan().status.failures == 0
     later = scene.later(6).plan().status
     assert later.failures == 1
-    assert later.transitions[0].message == "pod job-1: it broke"
+    assert later.transitions[0].message == (
+        "pod job-1: it broke. No pod says why that one ended: see the logs of the others"
+    )
 
 
 def test_a_failure_without_peers_counts_at_once() -> None:
@@ -97,6 +99,17 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
     assert told == [f"Generation 1 has ended: {message}\n  in main"]
 
 
+def test_a_pod_that_ended_explains_the_failures_of_its_peers() -> None:
+    """Such as one whose container was killed as a whole for its memory."""
+    scene = failed(training_job(), FailureReason.LOST_PEER)
+    killed = scene.says(4, phase=AgentPhase.RUNNING, failure=None).pod(
+        4, phase="Failed", exit_code=137, exit_reason="OOMKilled"
+    )
+    [event] = [e for e in killed.decided().later(6).plan().events if e.reason == "Failure"]
+    assert event.message.startswith("Generation 1 has ended: pod job-4 ")
+    assert "OOMKilled" in event.message
+
+
 @pytest.mark.parametrize("reason", [FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED], ids=lambda r: r.value)
 def test_peers_of_a_member_that_left_early_say_who_did(reason: FailureReason) -> None:
     lost = Failure(reason=reason, message="Connection closed by peer", rank=0, traceback="  in main")
@@ -104,14 +117,14 @@ def test_peers_of_a_member_that_left_early_say_who_did(reason: FailureReason) ->
     left = scene.says(2, phase=AgentPhase.SUCCEEDED, failure=None)
     said = (
         "pod job-2 (node rank 1) ended with exit code 0 at step 50 of 1000; its peers lost it. Each rank has to make "
-        "every step: see in the script what ends that one, such as sys.exit or a return"
+        "every step: see in the script what ends that one, such as a break, a return or sys.exit"
     )
     assert left.plan().status.message == f"Stopping generation 1 with 4 nodes (Failure): {said}"
     told = [event.message for event in left.decided().later(6).plan().events if event.reason == "Failure"]
     assert told == [f"Generation 1 has ended: {said}"]
 
     complete = left.says(2, progress=training(1000)).decided().later(6).plan().status
-    assert complete.transitions[0].message == "pod job-1, rank 0: Connection closed by peer"
+    assert complete.transitions[0].message.startswith("pod job-1, rank 0: Connection closed by peer")
     bug = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x", rank=5)
     other = left.says(3, failure=bug).decided().later(6).plan().status
     assert other.transitions[0].message == "pod job-3, rank 5: ValueError: x"
@@ -224,7 +237,7 @@ def test_a_job_that_goes_on_with_the_checkpoints_of_a_deleted_one_is_numbered_ab
     assert [(t.reason, t.message) for t in status.transitions] == [("EarlierJob", told["EarlierJob"].message)]
     stopping = scene.plan().status
     assert stopping.message.startswith(
-        "Stopping generation 1 with 4 nodes (Failure): An earlier job has used the folder"
+        "Stopping generation 1 with 4 nodes (EarlierJob): An earlier job has used the folder"
     )
 
 

@@ -95,13 +95,14 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
             "0/7 nodes are available: 7 Insufficient nvidia.com/gpu.",
             {},
             "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. Lower processesPerNode or resources if no "
-            "node is that large. Otherwise the pod waits until a node is free",
+            "node is that large. Otherwise the pod waits until a node is free "
+            "(kubectl describe node shows how full each is)",
         ),
         (
             NO_SPOT,
             {"nodeSelector": {"disk": "fast"}},
-            "No node has the labels that the pod asks for: wait for such a node, add one, or correct "
-            "podTemplate.nodeSelector (disk=fast) or capacity",
+            "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+            "correct podTemplate.nodeSelector (disk=fast) or capacity",
         ),
     ],
     ids=["one pod a node", "one pod a node of these labels", "too large", "own labels"],
@@ -217,7 +218,10 @@ AWAY = (
 )
 CORDONED = "1 spot node is cordoned: kubectl uncordon gives it back"
 TAINTED = "2 spot nodes are tainted for others: podTemplate.tolerations lets the job use them"
-NO_LABELS = "No node has the labels that the pod asks for: wait for such a node, add one, or correct capacity"
+NO_LABELS = (
+    "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+    "correct capacity"
+)
 NONE_UP = "No spot node is up for the pod, which starts when one comes"
 NO_FALLBACK = {"fallback": {"policy": "None"}}
 
@@ -274,7 +278,7 @@ def test_nodes_that_are_kept_away_come_after_what_to_do() -> None:
     said = "0/7 nodes are available: 1 Insufficient cpu, 6 node(s) didn't match Pod's node affinity/selector."
     scene = short_of_spot(said, capacity={})
     scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_tainted=2)}))
-    assert f"until a node is free. {TAINTED}. The job has" in scene.plan().status.message
+    assert f"shows how full each is). {TAINTED}. The job has" in scene.plan().status.message
 
 
 def test_nodes_that_are_kept_away_do_not_help_a_pod_without_its_claim() -> None:

@@ -119,7 +119,8 @@ NO_SUCH_DEVICE = (
     "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device plugin. "
 )
 TOO_LARGE_ADVICE = (
-    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free "
+    "(kubectl describe node shows how full each is)"
 )
 CLAIM_ADVICE = "Create and bind the claim, or correct podTemplate.volumes"
 ONE_A_NODE = "2 node(s) didn't match pod anti-affinity rules"
@@ -167,7 +168,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
-            "No node has the labels that the pod asks for: wait for such a node, add one, or correct capacity",
+            "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+            "correct capacity",
         ),
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),

@@ -12,7 +12,7 @@ import pytest
 
 from scene import Scene, at, starting_job, training, training_job
 from spottrain_api.contract import AgentPhase, Progress, TrainerPhase
-from spottrain_operator.core.timing import NO_STEP
+from spottrain_operator.core.timing import NO_STEP, STEPPING
 
 
 def stands_still(seconds: float, **progress: Any) -> Scene:
@@ -93,15 +93,15 @@ def test_a_member_that_ends_before_the_first_step_is_named_and_the_limit_counts(
     waits = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
     scene = waits.says(2, phase=AgentPhase.SUCCEEDED, progress=end)
     assert message(scene) == (
-        f"Starting generation 1 with 4 nodes; {LEFT}, while the others wait for it. Without a step within 900 s the "
+        f"Starting generation 1 with 4 nodes; {LEFT}, while others have not. Without a step within 900 s the "
         "generation is stopped (runPolicy.startTimeoutSeconds). Each rank has to make every step: see in the script "
-        "what ends that one, such as sys.exit or a return"
+        "what ends that one, such as a break, a return or sys.exit"
     )
     [event] = [e for e in scene.later(900).plan().events if e.reason == "Hang"]
     assert event.message == (
         "Generation 1 is stopped: no rank made a first step within runPolicy.startTimeoutSeconds (900): "
-        f"{LEFT}. Each rank has to make every step: see in the script what ends that one, such as sys.exit or a "
-        "return"
+        f"{LEFT}. Each rank has to make every step: see in the script what ends that one, such as a "
+        "break, a return or sys.exit"
     )
 
 
@@ -115,3 +115,29 @@ def test_a_plain_script_and_one_that_is_complete_may_end_one_by_one(end: Progres
 def test_after_the_first_step_a_member_may_end_before_the_others() -> None:
     scene = stands_still(NO_STEP + 1).says(2, phase=AgentPhase.SUCCEEDED)
     assert message(scene.later(1000)) == "Training in generation 1 with 4 nodes"
+
+
+@pytest.mark.parametrize("phase", [TrainerPhase.SAVING, TrainerPhase.DONE], ids=lambda p: p.value)
+def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a_save(phase: TrainerPhase) -> None:
+    """A rank that breaks out of the loop saves, which needs all ranks."""
+    left = training(12).model_copy(update={"phase": phase})
+    scene = stands_still(STEPPING + 1, step=12).says(2, step_age_seconds=STEPPING + 1, progress=left)
+    clause = "pod job-2 (node rank 1) left the loop at step 12 of 1000"
+    ranks = (
+        "Each rank has to make every step: see in the script what ends that one, such as a break, a return or "
+        "sys.exit"
+    )
+    assert message(scene) == (
+        f"Training in generation 1 with 4 nodes; {clause}, while others have not. Without a step within 600 s the "
+        f"generation is stopped (runPolicy.hangTimeoutSeconds). {ranks}"
+    )
+    hangs = scene.all_say(step_age_seconds=601).says(2, progress=left)
+    [event] = [e for e in hangs.plan().events if e.reason == "Hang"]
+    assert event.message == (
+        f"Generation 1 is stopped: no rank made a step within runPolicy.hangTimeoutSeconds (600): {clause}. {ranks}"
+    )
+
+    all_left = stands_still(STEPPING + 1, step=12, phase=phase)
+    assert "left the loop" not in message(all_left), "as with early stopping"
+    at_the_end = stands_still(601, step=1000).says(2, progress=left.model_copy(update={"step": 1000}))
+    assert not [e for e in at_the_end.plan().events if e.reason == "Hang"], "rank 0 may export before it saves"

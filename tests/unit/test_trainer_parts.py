@@ -195,7 +195,11 @@ def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
         (SystemExit(3), FailureReason.SCRIPT_ERROR, "The script ended with exit code 3."),
         (SystemExit("no data"), FailureReason.SCRIPT_ERROR, "The script ended with exit code 1: no data."),
         (KeyError("weight"), FailureReason.SCRIPT_ERROR, "KeyError: 'weight'"),
-        (RuntimeError("[gloo/transport] Connection closed by peer"), FailureReason.LOST_PEER, "RuntimeError: "),
+        (
+            RuntimeError("[gloo/transport] Connection closed by peer"),
+            FailureReason.LOST_PEER,
+            "The rank lost another rank (Connection closed by peer)",
+        ),
         (Fenced("Generation 1 may not commit.", 2), FailureReason.LOST_PEER, "Generation 1 may not commit."),
         (StorageUnavailable("It is full."), FailureReason.SCRIPT_ERROR, "It is full."),
         (KeyboardInterrupt(), FailureReason.KILLED, "The script was interrupted."),

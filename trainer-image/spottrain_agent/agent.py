@@ -52,6 +52,7 @@ from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
     Assignment,
+    AssignmentAction,
     Failure,
     FailureReason,
     GenerationAssignment,
@@ -70,6 +71,8 @@ OBSERVE_INTERVAL_SECONDS = 0.05
 LINGER_SECONDS = 60.0
 # How long an agent that leaves tries to send its last report.
 LAST_REPORT_SECONDS = 3.0
+# torchrun looks every 0.1 s how its ranks are.
+EXPLAIN_SECONDS = 2.0
 
 
 def initial_state(settings: AgentSettings) -> AgentState:
@@ -110,6 +113,7 @@ class Agent:
         self._used_port: ReservedPort | None = None
         self._reached: object = None
         self._shutdown_grace: float | None = None
+        self._stop: asyncio.Task[None] | None = None
         self._notices: NoticeClient | None = None
         self._operators_version = 0
         self._leave = asyncio.Event()
@@ -170,6 +174,23 @@ class Agent:
             self._shutdown_grace = assignment.shutdown_grace_seconds
         if self._notices is not None:
             self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
+        activity = self._activity
+        if activity is not None and self._state.is_active and assignment.action is AssignmentAction.STOP:
+            self._stop = asyncio.create_task(self._stop_once_explained(assignment, activity))
+        else:
+            self._dispatch(AssignmentReceived(assignment=assignment))
+
+    async def _stop_once_explained(self, assignment: Assignment, activity: _Activity) -> None:
+        """Follow a STOP, but first let torchrun say how a rank has just ended.
+
+        The ranks that lost it may be the reason for the STOP, and the operator is to hear the cause.
+        """
+        for _ in range(round(EXPLAIN_SECONDS / OBSERVE_INTERVAL_SECONDS)):
+            if not (self._state.is_active and activity.run.observe().is_unexplained):
+                break
+            await asyncio.sleep(OBSERVE_INTERVAL_SECONDS)
+        if self._activity is activity:
+            self._observe(activity)
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:

@@ -280,7 +280,7 @@ class GenerationRun:
     def _is_settled(self, ranks: tuple[RankObservation, ...], launcher_exit_code: int | None) -> bool:
         if launcher_exit_code is not None:
             return True
-        if not any(_is_unexplained(rank) for rank in ranks):
+        if not any(rank.is_unexplained for rank in ranks):
             self._vanished_at = None
             return False
         self._vanished_at = self._vanished_at or time.monotonic()
@@ -301,7 +301,3 @@ class GenerationRun:
 
     def is_launcher_gone(self) -> bool:
         return self._launcher is not None and self._launcher.done()
-
-
-def _is_unexplained(rank: RankObservation) -> bool:
-    return rank.started is not None and not rank.is_alive and rank.ended is None and rank.outcome is None

@@ -21,9 +21,12 @@ from spottrain_api.contract import (
     Outcome,
     OutcomeKind,
     is_lost_peer,
+    lost_peer_sentence,
 )
 
 _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
+# Exit codes of a rank that SIGTERM ended.
+_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ class RankObservation:
     outcome: Outcome | None = None
     is_alive: bool = False
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether its process has ended and nothing says yet how."""
+        return self.started is not None and not self.is_alive and self.ended is None and self.outcome is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationObservation:
@@ -53,6 +61,11 @@ class GenerationObservation:
     launcher_exit_code: int | None = None
     is_settled: bool = False
     drain_requested: bool = False
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether the launcher is still to report how a rank has ended."""
+        return not self.is_settled and any(rank.is_unexplained for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +91,28 @@ def judge(observation: GenerationObservation) -> Verdict | None:
     """
     ends = [_rank_end(rank, observation) for rank in observation.ranks]
     failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
-    if failed:
-        return min(failed, key=_is_a_consequence)
+    cause = min(failed, key=_is_a_consequence, default=None)
+    # A peer of a killed rank fails before torchrun says that the rank was killed.
+    untold = not observation.is_settled and any(
+        end is None and rank.is_unexplained for rank, end in zip(observation.ranks, ends, strict=True)
+    )
+    if cause is not None and not (_is_a_consequence(cause) and untold):
+        return cause
     if all(end is not None for end in ends):
         return _together([end for end in ends if end is not None])
     return _launcher_end(observation)
 
 
-def _is_a_consequence(end: Verdict) -> bool:
-    return end.failure is not None and end.failure.reason is FailureReason.LOST_PEER
+def _is_a_consequence(end: Verdict) -> int:
+    """0 for a cause of its own, 1 for a lost peer, and 2 for SIGTERM.
+
+    torchrun sends it to the other ranks when one has failed.
+    """
+    if end.failure is None:
+        return 0
+    if end.failure.exit_code in _SIGTERM:
+        return 2
+    return int(end.failure.reason is FailureReason.LOST_PEER)
 
 
 def _together(ends: Sequence[Verdict]) -> Verdict:
@@ -129,14 +155,14 @@ def _of_outcome(rank: RankObservation, outcome: Outcome) -> Verdict:
 
 
 def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationObservation) -> Verdict:
-    stopped_by_sigterm = ended.exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM)
-    if observation.drain_requested and (ended.exit_code == 0 or stopped_by_sigterm):
+    if observation.drain_requested and (ended.exit_code == 0 or ended.exit_code in _SIGTERM):
         return Verdict(phase=AgentPhase.DRAINED)
     if ended.exit_code == 0:
         return Verdict(phase=AgentPhase.SUCCEEDED)
+    reason, message = _reason(ended), ended.message or _describe_exit(ended.exit_code)
     failure = Failure(
-        reason=_reason(ended),
-        message=ended.message or _describe_exit(ended.exit_code),
+        reason=reason,
+        message=lost_peer_sentence(message) if reason is FailureReason.LOST_PEER else message,
         exit_code=ended.exit_code,
         rank=rank.rank,
         traceback=ended.traceback,

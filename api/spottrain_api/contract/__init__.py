@@ -34,7 +34,7 @@ from spottrain_api.contract.configuration import (
     Interruptions,
     TrainerConfig,
 )
-from spottrain_api.contract.lost_peers import is_lost_peer
+from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
 from spottrain_api.contract.message import MAX_INTEGER, MAX_TEXT_LENGTH, PROTOCOL_VERSION, Message, PeerMessage, Text
 from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
@@ -298,6 +298,7 @@ __all__ = [
     "accepted_taints",
     "clock_offset",
     "is_lost_peer",
+    "lost_peer_sentence",
     "outcome_file",
     "progress_file",
     "shutdown_grace_seconds",

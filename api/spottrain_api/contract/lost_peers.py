@@ -16,6 +16,8 @@ _TEXTS = re.compile(
     re.IGNORECASE,
 )
 
+_OF_GLOO = re.compile(r"\[[^]]*gloo[^]]*\] (.+?)(?:\. This is typically .*)?$", re.DOTALL)
+
 
 def is_lost_peer(exception: str, message: str) -> bool:
     """Whether an exception means a lost peer.
@@ -25,3 +27,12 @@ def is_lost_peer(exception: str, message: str) -> bool:
     if _ALONE.match(exception):
         return True
     return bool(_TYPES.match(exception) and _TEXTS.search(message))
+
+
+def lost_peer_sentence(message: str) -> str:
+    """What such an exception's `message` says, in short.
+
+    gloo adds the place in its source, and general advice.
+    """
+    said = _OF_GLOO.search(message)
+    return f"The rank lost another rank ({said[1] if said else message.removesuffix('.')})"

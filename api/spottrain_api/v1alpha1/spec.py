@@ -82,9 +82,9 @@ class RunPolicy(Resource):
         int,
         Field(
             ge=5,
-            description="Seconds in which no rank makes a step, after which the generation counts as hung. While the "
-            "ranks save before they end, startTimeoutSeconds counts if it is longer. A script that opens no session "
-            "has no such limit.",
+            description="Seconds in which no rank makes a step, after which the generation counts as hung. Once all "
+            "ranks have left the loop and save, startTimeoutSeconds counts if it is longer. A script that opens no "
+            "session has no such limit.",
         ),
     ] = 600
     start_timeout_seconds: Annotated[

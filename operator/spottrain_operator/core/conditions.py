@@ -120,7 +120,8 @@ def _of_generation(situation: Situation, draft: Draft, generation: GenerationSta
         until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
-        return f"Stopping {name} ({generation.reason}){_of_failure(situation, draft, generation)}"
+        reason, why = _of_stop(situation, draft, generation)
+        return f"Stopping {name} ({reason}){f': {why}' if why else ''}"
     sentence = standstill_sentence(situation, generation)
     stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.STARTING:
@@ -131,13 +132,13 @@ def _of_generation(situation: Situation, draft: Draft, generation: GenerationSta
     return f"Training in {name}{unseen}{stands_still}{f'. {note}' if note else ''}{saves}"
 
 
-def _of_failure(situation: Situation, draft: Draft, generation: GenerationStatus) -> str:
-    """The first words of why its ranks failed."""
+def _of_stop(situation: Situation, draft: Draft, generation: GenerationStatus) -> tuple[str, str]:
+    """Why the generation stops, and the first words of why its ranks failed."""
     if generation.reason != Cause.FAILURE:
-        return ""
-    earlier = meets_an_earlier_job(situation, draft, generation)
-    said = EARLIER_JOB if earlier else failure_message(members_of(situation, generation))
-    return f": {one_line(said, most=_FIRST_WORDS)}"
+        return generation.reason or "", ""
+    if meets_an_earlier_job(situation, draft, generation):
+        return Cause.EARLIER_JOB.value, EARLIER_JOB
+    return generation.reason, one_line(failure_message(members_of(situation, generation)), most=_FIRST_WORDS)
 
 
 def _after_failure(status: TrainingJobStatus) -> str:

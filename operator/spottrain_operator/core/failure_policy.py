@@ -10,6 +10,7 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.members import (
+    STILL_IN,
     MemberFacts,
     MemberState,
     culprits,
@@ -41,6 +42,7 @@ CANNOT_START = frozenset(WaitingReason)
 _OF_OTHERS = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED})
 # Reasons that say little by themselves. A reason with a cause of its own is reported instead.
 _CONSEQUENCES = _OF_OTHERS | {FailureReason.KILLED}
+UNTOLD = ". No pod says why that one ended: see the logs of the others"
 EARLIER_JOB = (
     "An earlier job has used the folder at checkpoint.uri, or it is a copy. This one resumes from its newest commit, "
     "or starts at step 0 if it committed nothing"
@@ -90,10 +92,19 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
     if left := _leaving(members):
         return f"{left}; its peers lost it. {ALL_RANKS}"
     pod, failure = _first_failure(members)
-    if failure is None:
-        return next((m.message for m in members if m.message), "ranks failed without a reason; see the pods' logs")
+    if failure is None or failure.reason in _OF_OTHERS:  # a pod that ended, or an agent that restarted
+        said = next((m.message for m in members if m.message), "")
+        if said or failure is None:
+            return said or "ranks failed without a reason; see the pods' logs"
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
-    return f"pod {pod}{rank}: {failure.message}"
+    message = failure.message
+    if failure.reason is FailureReason.LOST_PEER and failure.fence is None and all(map(_has_ended, members)):
+        message = _clause(message) + UNTOLD
+    return f"pod {pod}{rank}: {message}"
+
+
+def _has_ended(m: MemberFacts) -> bool:
+    return m.state not in STILL_IN
 
 
 def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
@@ -140,8 +151,8 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
     what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
     if generation.first_step_at is None:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
-        if left := leaving_sentence(members_of(situation, generation)):
-            return f"no rank made a {what} within {limit}: {left}. {ALL_RANKS}"
+    if left := leaving_sentence(members_of(situation, generation)):
+        return f"no rank made a {what} within {limit}: {left}. {ALL_RANKS}"
     return (
         f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit. The log of each "
         "pod shows where its ranks stood: mostly one is elsewhere, and the others wait for it"

@@ -104,15 +104,27 @@ class MemberFacts:
         return progress is not None and progress.phase is not TrainerPhase.STARTING
 
     @property
-    def left_early(self) -> bool:
-        """Whether it has succeeded before the last step.
+    def at_its_end(self) -> bool:
+        """Whether its ranks have left the loop.
+
+        They save for the last time, or have done so.
+        """
+        progress = self.progress
+        return progress is not None and progress.phase in (TrainerPhase.SAVING, TrainerPhase.DONE)
+
+    @property
+    def has_steps_left(self) -> bool:
+        """Whether steps remain after its newest one.
 
         False for a script without the library.
         """
         progress = self.progress
-        if self.state is not MemberState.SUCCEEDED or progress is None:
-            return False
-        return progress.total_steps is None or progress.step < progress.total_steps
+        return progress is not None and (progress.total_steps is None or progress.step < progress.total_steps)
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it has succeeded before the last step."""
+        return self.state is MemberState.SUCCEEDED and self.has_steps_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,16 +285,19 @@ def _without_patience(
 
 
 def leaving_sentence(members: tuple[MemberFacts, ...]) -> str:
-    """Which member has ended early with exit code 0, and at which step.
+    """Which member ended with exit code 0, or left the loop, too early.
 
-    Empty if none has. No rank makes a step without the others.
+    With the step. Empty if none did. No rank makes a step without the others.
     """
-    left = next((m for m in members if m.left_early), None)
+    left, how = next((m for m in members if m.left_early), None), "ended with exit code 0"
+    if left is None and any(m.state in STILL_IN and m.training and not m.at_its_end for m in members):
+        left, how = next((m for m in members if m.at_its_end and m.has_steps_left), None), "left the loop"
     if left is None or left.progress is None:
         return ""
     made = left.progress.first_step_at is not None
-    when = f"at step {left.progress.step} of {left.progress.total_steps}" if made else "before the first step"
-    return f"pod {left.member.pod} (node rank {left.member.node_rank}) ended with exit code 0 {when}"
+    total = f" of {left.progress.total_steps}" if left.progress.total_steps is not None else ""
+    when = f"at step {left.progress.step}{total}" if made else "before the first step"
+    return f"pod {left.member.pod} (node rank {left.member.node_rank}) {how} {when}"
 
 
 def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:

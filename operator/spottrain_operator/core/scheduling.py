@@ -10,7 +10,8 @@ from spottrain_api.wording import counted
 from spottrain_operator.core.model import KeptAway, PodView
 
 _NO_ROOM = (
-    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free"
+    "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free "
+    "(kubectl describe node shows how full each is)"
 )
 _ONE_A_NODE = "A job runs one pod a node: add nodes{}, or lower nodes.min to train with fewer"
 _FULL_NODES = "Nodes with Insufficient are full with others' pods, or too small: kubectl describe node shows which"
@@ -113,7 +114,8 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
             return f"No {pod.capacity_type.value} node is up for the pod, which starts when one comes"
         own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
-        return f"No node has the labels that the pod asks for: wait for such a node, add one, or correct {own}{where}"
+        lacking = "No node has the labels in the pod's nodeSelector and affinity"
+        return f"{lacking}: wait for such a node, add one, or correct {own}{where}"
     words = scheduler_says(pod).lower()
     if advice is _ONE_A_NODE:
         more = advice.format(f" that have the labels of podTemplate.nodeSelector ({labels})" if labels else "")

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain_api.contract import LABEL_JOB, TrainerPhase
+from spottrain_api.contract import LABEL_JOB
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
 from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import Situation
-from spottrain_operator.core.timing import NO_STEP, STUCK_STEPS, seconds_between
+from spottrain_operator.core.timing import NO_STEP, STEPPING, STUCK_STEPS, seconds_between
 
-ALL_RANKS = "Each rank has to make every step: see in the script what ends that one, such as sys.exit or a return"
+ALL_RANKS = (
+    "Each rank has to make every step: see in the script what ends that one, such as a break, a return or sys.exit"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
     if starting:
         seconds, (limit, setting) = seconds_between(generation.started_at, situation.now), start
     else:
-        saving = any(m.progress is not None and m.progress.phase is TrainerPhase.SAVING for m in heard)
+        # The last save of a large model takes long.
+        saving = all(m.at_its_end for m in heard) or any(m.at_its_end and not m.has_steps_left for m in heard)
         seconds, (limit, setting) = _step_age(heard), max(hang, start) if saving else hang
     return Standstill(seconds=seconds, limit=limit, setting=setting)
 
@@ -75,12 +78,13 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     """Since when no rank has made a step, and how to see where the ranks stand.
 
     Empty while that is not unusual. All ranks wait for the one that hangs, so their steps do not show which one it
-    is. One that has ended is named at once.
+    is. One that has ended, or has left the loop, is named soon.
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
-    if found is not None and (left := leaving_sentence(members_of(situation, generation))):
+    left = leaving_sentence(members_of(situation, generation))
+    if found is not None and left and (generation.first_step_at is None or found.seconds > STEPPING):
         return (
-            f"{left}, while the others wait for it. Without a step within {found.limit} s the generation is stopped "
+            f"{left}, while others have not. Without a step within {found.limit} s the generation is stopped "
             f"(runPolicy.{found.setting}). {ALL_RANKS}"
         )
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0

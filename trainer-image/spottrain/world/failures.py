@@ -28,7 +28,7 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain_api.contract import Failure, FailureReason, is_lost_peer
+from spottrain_api.contract import Failure, FailureReason, is_lost_peer, lost_peer_sentence
 from spottrain_api.wording import place_of, traceback_tail
 
 _LIBRARY = Path(__file__).parents[1]
@@ -170,7 +170,7 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     reason = FailureReason.LOST_PEER if lost_peer else FailureReason.SCRIPT_ERROR
     place = place_of(error)
     where = f" ({place})" if place else ""
-    message = last_line + where
+    message = (lost_peer_sentence(last_line) if lost_peer else last_line) + where
     if (raised := _RAISED_BY_WORKER.search(str(error))) is not None:
         message = f"{raised['error'].strip()} ({raised['file']}, line {raised['line']}, in a data worker)"
     if (lost := _LOST_WORKER.search(str(error))) is not None:
