@@ -23,6 +23,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.job_families import JOB, JobNow
+from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.status_metrics import JobMetrics
 
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
@@ -78,8 +79,8 @@ class Metrics:
         )
         self._seen_commits: dict[JobKey, tuple[int, int]] = {}
 
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"spottrain_job_{name}", documentation, JOB, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> JobHistogram:
+        return JobHistogram(f"spottrain_job_{name}", documentation, buckets, self.registry)
 
     def passed(
         self, key: JobKey, before: JobView, after: TrainingJobStatus, reports: Mapping[str, ReportView]
@@ -89,14 +90,13 @@ class Metrics:
         if not self._jobs.has_all_series(key):
             self._forget_course(key)
             return
-        labels = (key.namespace, key.name)
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
-            histogram.labels(*labels)  # at zero from the start on: Prometheus' rate() leaves out a first value
+            histogram.show(key)
         for seconds in gaps_closed(before.status, after):
-            self._gap.labels(*labels).observe(seconds)
+            self._gap.observe(key, seconds)
         latency = drain_latency(before.status, after, reports)
         if latency is not None:
-            self._drain.labels(*labels).observe(latency)
+            self._drain.observe(key, latency)
         self._observe_checkpoint(key, reports)
         if after.phase in FINISHED_PHASES:
             self._seen_commits.pop(key, None)
@@ -118,7 +118,7 @@ class Metrics:
                     ("upload", timings.upload_seconds),
                     ("commit", timings.commit_seconds),
                 ):
-                    self._checkpoint[part].labels(key.namespace, key.name).observe(seconds)
+                    self._checkpoint[part].observe(key, seconds)
                 if timings.forecast_seconds is not None and timings.total_seconds > 0:
                     ratio = timings.forecast_seconds / timings.total_seconds
                     self._forecast.labels(key.namespace, key.name).set(ratio)
@@ -131,8 +131,9 @@ class Metrics:
 
     def _forget_course(self, key: JobKey) -> None:
         self._seen_commits.pop(key, None)
-        for metric in (self._gap, self._drain, self._forecast, *self._checkpoint.values()):
-            metric.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
+        for histogram in (self._gap, self._drain, *self._checkpoint.values()):
+            histogram.forget(key)
+        self._forecast.remove_by_labels({"job_namespace": key.namespace, "job_name": key.name})
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of /metrics."""

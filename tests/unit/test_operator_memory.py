@@ -92,6 +92,20 @@ def kept_of(job: JobView, bodies: Mapping[PodIdentity, bytes]) -> tuple[ReportBo
     return reports, board
 
 
+async def test_an_assignment_that_is_published_again_is_kept_once() -> None:
+    """Each pass publishes all of them anew, and a poll that waits holds those before."""
+    job = job_with_members()
+    generation = job.status.generation
+    assert generation is not None
+    uids = [member.pod_uid for member in generation.members]
+    board = AssignmentBoard()
+    board.publish(KEY, assignments_for(job, uids))
+    first = await board.next(uids[1], after=None, timeout_seconds=0)
+    board.publish(KEY, assignments_for(job, uids))
+    assert first is not None
+    assert await board.next(uids[1], after=None, timeout_seconds=0) is first
+
+
 def test_report_and_assignment_of_a_member_take_little_memory() -> None:
     job = job_with_members()
     assert job.status.generation is not None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from docs.reference_pages.job_metrics import exposed_name
 from docs.reference_pages.job_metrics import labels as declared_labels
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from spottrain_api.contract import (
@@ -44,6 +44,8 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.job_families import JOB
+from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
@@ -281,6 +283,25 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     metrics.passed(KEY, view(STATUS), STATUS, {})
     assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
+
+
+def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -> None:
+    bounds, values = (0.5, 1.0, 2.5), [0.2, 0.5, 0.7, 1.0, 2.6, 40.0, 0.0]
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = JobHistogram("gap_seconds", "Seconds.", bounds, ours)
+    standard = Histogram("gap_seconds", "Seconds.", JOB, buckets=bounds, registry=theirs)
+    other = JobKey(namespace="team", name="other")
+    for key in (KEY, other):
+        histogram.show(key)
+        standard.labels(key.namespace, key.name)
+    for value in values:
+        histogram.observe(KEY, value)
+        standard.labels(KEY.namespace, KEY.name).observe(value)
+    histogram.show(KEY)
+    assert generate_latest(ours) == generate_latest(theirs)
+    histogram.forget(other)
+    standard.remove(other.namespace, other.name)
+    assert generate_latest(ours) == generate_latest(theirs)
 
 
 @pytest.fixture

@@ -65,7 +65,10 @@ class AssignmentBoard:
             del self._jobs[uid]
             self._changed.pop(uid, None)
         if assignments:
-            self._assignments.update({uid: kept(told) for uid, told in assignments.items()})
+            # A poll that waits holds the old ones. The same again would take memory twice.
+            self._assignments.update(
+                {uid: before[uid] if before.get(uid) == told else kept(told) for uid, told in assignments.items()}
+            )
             self._jobs.update(dict.fromkeys(assignments, job))
             self._pods[job] = frozenset(assignments)
         if before != assignments:
