@@ -42,7 +42,8 @@ def traceback_tail(trace: TracebackType | None) -> str | None:
 
     None if there is no traceback.
     """
-    text = "".join(traceback.format_tb(trace)).rstrip()
+    lines = "".join(traceback.format_tb(trace)).splitlines(keepends=True)
+    text = "".join(line for line in lines if line.strip(" ^~\n")).rstrip()
     if len(text) <= _TRACEBACK_LENGTH:
         return text or None
     return text[-_TRACEBACK_LENGTH:].partition("\n")[2] or None

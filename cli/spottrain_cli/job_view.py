@@ -117,8 +117,8 @@ def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
     return (
         f"No operator has looked at {listed(unseen)} yet. Its pod has to be ready: `kubectl get pods -A -l "
         "app.kubernetes.io/component=operator`. If there is none, it is scaled to 0 "
-        "(`kubectl get deploy -A`), or the chart is not installed (docs/tutorial/cluster.md). If it is ready, see "
-        "its log: it may lack rights, or not lead this namespace (the chart's watchNamespaces)."
+        "(`kubectl get deploy -A`), or the chart is not installed (docs/tutorial/cluster.md). Otherwise "
+        "see its log: it may lack rights, or not lead this namespace (the chart's watchNamespaces)."
     )
 
 

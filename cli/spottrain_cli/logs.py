@@ -21,7 +21,7 @@ RECONNECT_SECONDS = 1.0
 LAST_LINES_SECONDS = 5.0
 # How far the clocks of a node and of the operator may differ, where a pod was not followed from its start.
 CLOCKS_DIFFER = timedelta(seconds=5)
-UNSEEN = "No operator has looked at the job yet. If that lasts, `spottrain get` says what to check."
+UNSEEN = "No operator has looked at the job yet. If that lasts, `spottrain status` says what to check."
 WAITS = "The job waits for its first generation."
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 

@@ -156,6 +156,7 @@ def use(session: spottrain.Session, strategy: str) -> None:
 
 
 found: dict[str, str] = {}
+trainings: list[spottrain.Training] = []
 with spottrain.session(global_batch=4, micro_batch=2) as session:
     for strategy in RANK_SETTINGS["strategies"]:
         use(session, strategy)
@@ -164,7 +165,8 @@ with spottrain.session(global_batch=4, micro_batch=2) as session:
     use(session, "auto")
     for name, given in ADOPTED.items():
         found[f"{name}, adopted"] = told(adopt, session, given)
-    found["after all"] = told(prepare, session)
+    found["after all"] = told(lambda session, given: trainings.append(prepare(session, given)), session)
+    found["other totals"] = told(lambda session, _: next(trainings[0].steps(4 + session.rank)), session)
     found["a second"] = told(prepare, session)
     found["a second, adopted"] = told(adopt, session)
 Path(f"{RANK_SETTINGS['result']}-{session.rank}").write_text(json.dumps(found))

@@ -323,8 +323,13 @@ async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, ope
     assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
 
 
+@pytest.mark.parametrize(
+    ("torchrun_tells", "sentence"),
+    [(True, "The rank was killed by SIGKILL."), (False, "The rank ended without an exception: see in the script")],
+    ids=["torchrun tells", "nobody tells"],
+)
 async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(
-    pods: Pods, operator: FakeOperator
+    torchrun_tells: bool, sentence: str, pods: Pods, operator: FakeOperator
 ) -> None:
     """The peer's failure makes the operator stop all members.
 
@@ -346,11 +351,12 @@ async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_f
     assert failure.reason is FailureReason.LOST_PEER
 
     await operator.assign({name: run[name].model_copy(update={"action": AssignmentAction.STOP}) for name in names})
-    torchrun.resume()
+    if torchrun_tells:
+        torchrun.resume()
     await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
     failure = operator.reports["a"].failure
     assert failure is not None
-    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
+    assert failure.message.startswith(sentence)
 
 
 async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:

@@ -97,6 +97,12 @@ def test_so_is_what_a_framework_has_made(name: str, ranks: list[dict[str, str]])
 
 
 @after_some
+def test_all_ranks_train_the_same_steps(ranks: list[dict[str, str]]) -> None:
+    for rank in ranks:
+        assert rank["other totals"].startswith("The total of training.steps is 4 on one rank and 5 on another. Pass")
+
+
+@after_some
 def test_a_session_trains_one_model_and_what_was_refused_counts_for_none(ranks: list[dict[str, str]]) -> None:
     for rank in ranks:
         assert rank["after all"] == "accepted"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
-from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
+from spottrain_agent.verdict import GenerationObservation, RankObservation, judge, unexplained_end
 from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -193,3 +193,11 @@ def test_a_kill_says_what_it_usually_means() -> None:
     assert verdict.failure.message == (
         "The rank was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
     )
+
+
+def test_a_rank_that_has_gone_without_a_word_is_named() -> None:
+    """As by os._exit(0), of which torchrun says nothing while other members run."""
+    failure = unexplained_end(seen(rank(0, alive=True), rank(1)))
+    assert failure is not None
+    assert (failure.reason, failure.rank) == (R.SCRIPT_ERROR, 1)
+    assert unexplained_end(seen(rank(0, alive=True), rank(1, ended=exited(1)))) is None

@@ -99,6 +99,20 @@ def test_a_failure_names_the_pod_and_rank_that_failed_first() -> None:
     assert told == [f"Generation 1 has ended: {message}\n  in main"]
 
 
+@pytest.mark.parametrize("sequence", [1, 4], ids=["first", "last"])
+def test_a_killed_rank_explains_the_failures_of_its_peers(sequence: int) -> None:
+    killed = Failure(reason=FailureReason.KILLED, message="The rank was killed by SIGKILL.", rank=sequence - 1)
+    scene = failed(training_job(), FailureReason.LOST_PEER).says(sequence, phase=AgentPhase.FAILED, failure=killed)
+    status = scene.decided().later(6).plan().status
+    assert (
+        status.transitions[0].message == f"pod job-{sequence}, rank {sequence - 1}: The rank was killed by SIGKILL."
+    )
+
+    bug = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x", rank=1)
+    first = scene.says(2, phase=AgentPhase.FAILED, failure=bug).decided().later(6).plan().status
+    assert first.transitions[0].message == "pod job-2, rank 1: ValueError: x"
+
+
 def test_a_pod_that_ended_explains_the_failures_of_its_peers() -> None:
     """Such as one whose container was killed as a whole for its memory."""
     scene = failed(training_job(), FailureReason.LOST_PEER)
@@ -363,6 +377,11 @@ def test_a_hang_says_which_limit_it_broke() -> None:
     status = scene.all_say(phase=AgentPhase.STOPPED).later(10).plan().status
     assert status.phase is Phase.FAILED
     assert "no rank made a step within runPolicy.hangTimeoutSeconds (600)" in status.message
+    assert "training.steps" not in status.message
+    opened = Progress(generation=1, updated_at=at(3))
+    starts = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opened, step_age_seconds=901).later(901)
+    [event] = [event for event in starts.plan().events if event.reason == "Hang"]
+    assert "Steps of a loop without training.steps don't count" in event.message
 
 
 def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:

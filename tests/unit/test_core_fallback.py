@@ -252,6 +252,16 @@ def test_only_nodes_that_there_are_explain_why_a_pod_has_none(kept: KeptAway | N
     assert said_of_nodes(short_of_spot(AWAY, capacity=NO_FALLBACK), kept) == sentence
 
 
+def test_a_job_whose_spot_nodes_have_gone_says_so_beside_what_stands_in() -> None:
+    """What the scheduler says is older: it looks again when a node comes."""
+    assert said_of_nodes(short_of_spot(AWAY, capacity={}), KeptAway(num_down=2)) == NONE_UP
+    trained = training_job(capacity={})
+    lacking = next(each for each in short_of_spot(AWAY, capacity={}).observed.pods if each.sequence == 5)
+    for sequence in range(1, 5):
+        trained = trained.without_pod(sequence)
+    assert NONE_UP in trained.with_pod(lacking).plan().status.message
+
+
 def test_an_on_demand_node_that_comes_up_is_awaited() -> None:
     scene = short_of_spot(AWAY, capacity={"spot": {"max": 0}}).pod(5, capacity_type=CapacityType.ON_DEMAND)
     scene = replace(scene, observed=replace(scene.observed, kept_away={"u5": KeptAway(num_down=1)}))

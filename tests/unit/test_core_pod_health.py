@@ -116,8 +116,11 @@ def test_a_pod_that_only_takes_its_time_is_no_trouble() -> None:
 
 
 NO_SUCH_DEVICE = (
-    "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no node offers any, install its device plugin. "
+    "A pod asks for 1 nvidia.com/gpu, as processesPerNode is 1. If no {} node offers any, install its device plugin, "
+    "add such a node, or {} capacity.onDemand.min. "
 )
+NO_DEVICE_SPOT = NO_SUCH_DEVICE.format("spot", "raise")
+NO_DEVICE_OF_ON_DEMAND = NO_SUCH_DEVICE.format("on-demand", "lower")
 TOO_LARGE_ADVICE = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free "
     "(kubectl describe node shows how full each is)"
@@ -134,11 +137,11 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
     assert (said.status, said.reason) == ("False", "Unschedulable")
     assert said.message == (
         "pod job-5 has no spot node: 0/6 nodes are available: 6 Insufficient nvidia.com/gpu. "
-        f"{NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 "
+        f"{NO_DEVICE_SPOT}{TOO_LARGE_ADVICE}. The job has 0 of 3 spot nodes. On-demand nodes stand in from 00:06:39 "
         "UTC (capacity.fallback), if any fits"
     )
     assert (
-        f"6 Insufficient nvidia.com/gpu. {NO_SUCH_DEVICE}{TOO_LARGE_ADVICE}. The job has"
+        f"6 Insufficient nvidia.com/gpu. {NO_DEVICE_SPOT}{TOO_LARGE_ADVICE}. The job has"
         in scene.plan().status.message
     )
 
@@ -157,9 +160,12 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         ),
         (
             "0/7 nodes are available: 3 Insufficient cpu, 4 Insufficient nvidia.com/gpu.",
-            f"{TOO_LARGE_ADVICE}. {NO_SUCH_DEVICE.removesuffix('. ')}",
+            f"{TOO_LARGE_ADVICE}. {NO_DEVICE_OF_ON_DEMAND.removesuffix('. ')}",
         ),
-        (f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.", NO_SUCH_DEVICE + TOO_LARGE_ADVICE),
+        (
+            f"0/7 nodes are available: 3 Insufficient nvidia.com/gpu, {OTHER_TYPE}.",
+            NO_DEVICE_OF_ON_DEMAND + TOO_LARGE_ADVICE,
+        ),
         ("0/7 nodes are available: 3 Insufficient cpu.", TOO_LARGE_ADVICE),
         (
             "0/6 nodes are available: 3 node(s) didn't match pod affinity rules.",
@@ -203,12 +209,13 @@ def test_the_advice_follows_the_last_check_that_a_node_failed(said: str, advice:
     [
         (
             {"processesPerNode": 16},
-            "A pod asks for 16 nvidia.com/gpu, as processesPerNode is 16. If no node offers any, install its device "
-            "plugin",
+            "A pod asks for 16 nvidia.com/gpu, as processesPerNode is 16. If no on-demand node offers any, install "
+            "its device plugin, add such a node, or lower capacity.onDemand.min",
         ),
         (
             {"processesPerNode": 16, "resources": {"limits": {"nvidia.com/gpu": 16}}},
-            "If no node offers this device, correct its name in resources, or install its device plugin",
+            "If no on-demand node offers this device, correct its name in resources, install its device plugin, add "
+            "such a node, or lower capacity.onDemand.min",
         ),
     ],
     ids=["by default", "in resources"],

@@ -122,7 +122,7 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
     """A rank that breaks out of the loop saves, which needs all ranks."""
     left = training(12).model_copy(update={"phase": phase})
     scene = stands_still(STEPPING + 1, step=12).says(2, step_age_seconds=STEPPING + 1, progress=left)
-    clause = "pod job-2 (node rank 1) left the loop at step 12 of 1000"
+    clause = "pod job-2 (node rank 1) left its loop or session at step 12 of 1000"
     ranks = (
         "Each rank has to make every step: see in the script what ends that one, such as a break, a return or "
         "sys.exit"
@@ -138,6 +138,12 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
     )
 
     all_left = stands_still(STEPPING + 1, step=12, phase=phase)
-    assert "left the loop" not in message(all_left), "as with early stopping"
+    assert "left its loop" not in message(all_left), "as with early stopping"
     at_the_end = stands_still(601, step=1000).says(2, progress=left.model_copy(update={"step": 1000}))
     assert not [e for e in at_the_end.plan().events if e.reason == "Hang"], "rank 0 may export before it saves"
+
+
+def test_a_member_that_leaves_its_session_before_the_first_step_is_named() -> None:
+    scene = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
+    left = scene.says(2, phase=AgentPhase.RUNNING, progress=opening(TrainerPhase.SAVING))
+    assert "; pod job-2 (node rank 1) left its loop or session before the first step, while others" in message(left)

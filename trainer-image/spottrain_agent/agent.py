@@ -45,7 +45,7 @@ from spottrain_agent.replica_process import ReplicaProcess
 from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
-from spottrain_agent.verdict import judge
+from spottrain_agent.verdict import judge, unexplained_end
 from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
 from spottrain_api.contract import (
     POD_NOTICE_PREFIX,
@@ -191,6 +191,9 @@ class Agent:
             await asyncio.sleep(OBSERVE_INTERVAL_SECONDS)
         if self._activity is activity:
             self._observe(activity)
+        if self._state.is_active and (failure := unexplained_end(activity.run.observe())) is not None:
+            number = activity.run.assignment.number
+            self._dispatch(GenerationEnded(generation=number, phase=AgentPhase.FAILED, failure=failure))
         self._dispatch(AssignmentReceived(assignment=assignment))
 
     def _on_notices(self, notices: NoticeList) -> None:

@@ -103,6 +103,15 @@ def judge(observation: GenerationObservation) -> Verdict | None:
     return _launcher_end(observation)
 
 
+def unexplained_end(observation: GenerationObservation) -> Failure | None:
+    """The failure of a rank that has ended, though nothing says how."""
+    rank = next((rank for rank in observation.ranks if rank.is_unexplained), None)
+    if rank is None:
+        return None
+    message = "The rank ended without an exception: see in the script what ends it, such as os._exit or a signal."
+    return Failure(reason=FailureReason.SCRIPT_ERROR, message=message, rank=rank.rank)
+
+
 def _is_a_consequence(end: Verdict) -> int:
     """0 for a cause of its own, 1 for a lost peer, and 2 for SIGTERM.
 

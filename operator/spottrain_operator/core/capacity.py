@@ -304,8 +304,9 @@ def advice(situation: Situation, pod: PodView) -> str:
     placed = any(f.pod.node is not None and situation.is_of_template(f.pod) for f in situation.pods.values())
     asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
     todo = ""
-    if not lacks_only_spot(situation, pod):
-        todo = scheduler_advice(pod, spec, kept, had_type=pod.capacity_type in had_types, had_node=placed or same)
+    had_type = pod.capacity_type in had_types
+    if kept.num_down or had_type or not lacks_only_spot(situation, pod):
+        todo = scheduler_advice(pod, spec, kept, had_type=had_type, had_node=placed or same)
     return ". ".join(part for part in (asked, todo, nodes_kept_away(pod, kept)) if part)
 
 

@@ -40,8 +40,6 @@ from spottrain_operator.core.transitions import open_transition
 CANNOT_START = frozenset(WaitingReason)
 # Another member is their cause.
 _OF_OTHERS = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED})
-# Reasons that say little by themselves. A reason with a cause of its own is reported instead.
-_CONSEQUENCES = _OF_OTHERS | {FailureReason.KILLED}
 UNTOLD = ". No pod says why that one ended: see the logs of the others"
 EARLIER_JOB = (
     "An earlier job has used the folder at checkpoint.uri, or it is a copy. This one resumes from its newest commit, "
@@ -130,7 +128,14 @@ def _leaving(members: tuple[MemberFacts, ...]) -> str:
 def _first_failure(members: tuple[MemberFacts, ...]) -> tuple[str, Failure | None]:
     """The failure that explains the others, with its pod."""
     failures = [(m.member.pod, m.failure) for m in members if m.failure is not None]
-    return min(failures, key=lambda failed: failed[1].reason in _CONSEQUENCES, default=("", None))
+    return min(failures, key=lambda failed: _remoteness(failed[1]), default=("", None))
+
+
+def _remoteness(failure: Failure) -> int:
+    """How far a failure is from the cause: 0 if it is the cause."""
+    if failure.reason in _OF_OTHERS:
+        return 2
+    return int(failure.reason is FailureReason.KILLED)  # a rank that gives up may end the others of its pod
 
 
 def heed_hang(situation: Situation, draft: Draft) -> Draft:
@@ -153,9 +158,10 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
     if left := leaving_sentence(members_of(situation, generation)):
         return f"no rank made a {what} within {limit}: {left}. {ALL_RANKS}"
+    unseen = ". Steps of a loop without training.steps don't count" if generation.first_step_at is None else ""
     return (
-        f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit. The log of each "
-        "pod shows where its ranks stood: mostly one is elsewhere, and the others wait for it"
+        f"no rank made a {what} within {limit}; see what the script waits for, or raise the limit{unseen}. The log "
+        "of each pod shows where its ranks stood: mostly one is elsewhere, and the others wait for it"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_api.wording import counted
 from spottrain_operator.core.model import KeptAway, PodView
@@ -122,12 +123,12 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
         return f"{more}. {_FULL_NODES}" if "insufficient" in words else more
     if advice is not _NO_ROOM or not _DEVICE.search(words):
         return advice
-    device = tuple(_of_device(spec, had_node=had_node))
+    device = tuple(_of_device(spec, pod.capacity_type, had_node=had_node))
     # Nodes that lack processors or memory have the device, or lack that as well.
     return ". ".join((advice, *device) if _PLAIN.search(words) else (*device, advice))
 
 
-def _of_device(spec: TrainingJobSpec, *, had_node: bool) -> Iterable[str]:
+def _of_device(spec: TrainingJobSpec, capacity_type: CapacityType, *, had_node: bool) -> Iterable[str]:
     """What the job asks for, and what to do if no node offers it.
 
     How much nodes offer isn't known here, but that some do if the same pods have had nodes.
@@ -137,7 +138,9 @@ def _of_device(spec: TrainingJobSpec, *, had_node: bool) -> Iterable[str]:
         yield f"A pod asks for {num} nvidia.com/gpu, as processesPerNode is {num}"
     if had_node:
         return
+    change = "lower" if capacity_type is CapacityType.ON_DEMAND else "raise"
     if spec.resources is None:
-        yield "If no node offers any, install its device plugin"
+        known = f"If no {capacity_type.value} node offers any"
     else:
-        yield "If no node offers this device, correct its name in resources, or install its device plugin"
+        known = f"If no {capacity_type.value} node offers this device, correct its name in resources"
+    yield f"{known}, install its device plugin, add such a node, or {change} capacity.onDemand.min"

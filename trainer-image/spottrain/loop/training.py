@@ -22,10 +22,10 @@ from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import STABILITY, TrainingState
-from spottrain.world.failures import Drained, start_error
+from spottrain.world.failures import Drained, UserError, start_error
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import Ballot, Decision
-from spottrain_api.contract import TrainerPhase
+from spottrain_api.contract import FailureReason, TrainerPhase
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +111,10 @@ class Training:
 
         Raises:
             Drained: The ranks have agreed to stop. Do not catch it: it ends the script with exit code 0.
-            UserError: The newest commit does not fit the model or the data, or training is unstable.
+            UserError: The newest commit does not fit the model or the data, training is unstable, or `total` is not
+                the same on all ranks.
         """
+        self._require_same(total)
         self._batches = self._resume(total)
         with closing(self._batches):
             decision = self._agreement.settle(self._ballot())
@@ -188,6 +190,15 @@ class Training:
         if self._context.rank == 0 and total is not None and self.step < total:
             self._checkpoint_reports.ended_early(self.step, total)
         self._saver.clean_up()
+
+    def _require_same(self, total: int) -> None:
+        least, most = self._agreement.least(total), -self._agreement.least(-total)
+        if least != most:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"The total of training.steps is {least:.0f} on one rank and {most:.0f} on another. Pass the same "
+                "number on all ranks: the job makes each step with all of them.",
+            )
 
     def _resume(self, total: int) -> Batches:
         self._state = replace(self._state, total_steps=total)
