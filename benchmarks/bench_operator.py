@@ -298,7 +298,7 @@ async def world(
 
     With 0 hosts, there are as many as the agents need.
     """
-    hosts = hosts or num_hosts(num_jobs * num_members)
+    hosts = hosts or num_hosts(num_jobs * num_members, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(folder / "cluster"))
         sessions = [await stack.enter_async_context(open_session(number)) for number in range(NUM_SOURCES)]

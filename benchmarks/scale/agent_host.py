@@ -39,9 +39,8 @@ Send = Callable[..., None]
 """Sends one message, the elements of its list."""
 
 
-def num_hosts(num_agents: int) -> int:
-    """The processes that so many agents need, by the limit of open files."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+def num_hosts(num_agents: int, limit: int) -> int:
+    """The processes that so many agents need if each may have `limit` open files."""
     if limit == resource.RLIM_INFINITY:
         return 1
     return math.ceil(num_agents * FILES_PER_AGENT / (SHARE_OF_FILES * limit))
@@ -68,7 +67,7 @@ class AgentStatus:
 
 
 class HostedAgent:
-    """An agent in another process. `status` is the newest that this has told."""
+    """An agent in another process. `status` is the newest that has come from there."""
 
     def __init__(self, pod: RunningPod, send: Send) -> None:
         self.pod = pod
@@ -89,7 +88,8 @@ class HostedAgent:
 class AgentHost:
     """A process of agents, as the driver sees it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
         self._writer = writer
         self._agents: dict[str, HostedAgent] = {}
         self._counted: asyncio.Future[int]
@@ -116,7 +116,7 @@ class AgentHost:
             RuntimeError: It has ended.
         """
         if self._following.done():
-            raise RuntimeError("A process of simulated agents has ended by itself; see above.")
+            raise RuntimeError(f"Process {self.pid} of simulated agents has ended by itself; see above.")
 
     def close(self) -> None:
         self._following.cancel()
@@ -148,7 +148,7 @@ async def agent_host(address: Path, folder: Path, sources: Iterable[int]) -> Asy
         command = (sys.executable, "-m", __name__, str(address), str(folder), *map(str, sources))
         # Ctrl-C in the terminal is for this process alone.
         process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), start_new_session=True)
-    host = AgentHost(*await asyncio.open_unix_connection(sock=ours))
+    host = AgentHost(process.pid, *await asyncio.open_unix_connection(sock=ours))
     try:
         yield host
     finally:
