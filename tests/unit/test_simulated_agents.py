@@ -1,4 +1,4 @@
-"""The simulated agents of `make bench-operator`, in two processes, with a real control API."""
+"""Simulated agents in two processes, with a real control API."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_it_ends_with_a_killed_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_agents", "limit", "expected"),
-    [(8, 1024, 1), (5_000, 20_000, 1), (8_000, 20_000, 2), (8_000, resource.RLIM_INFINITY, 1)],
+    [(8, 1024, 1), (4_000, 20_000, 1), (8_000, 20_000, 2), (8_000, resource.RLIM_INFINITY, 1)],
 )
 def test_as_many_processes_as_open_files_need(num_agents: int, limit: int, expected: int) -> None:
     assert num_hosts(num_agents, limit) == expected
