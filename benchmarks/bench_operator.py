@@ -2,7 +2,8 @@
 
 `make bench-operator` starts a real API server with etcd and the operator as a process. A driver plays scheduler,
 kubelets and autoscaler through the API. The agents have no ranks, but run the agent's own state machine, and speak
-the control API as it is. Three parts, one after the other:
+the control API as it is, in as many processes as the limit of open files makes necessary. Three parts, one after the
+other:
 
 - rest: all jobs train. Requests that the API server has answered, by its own count, and the operator's processor time
   and memory.
@@ -44,11 +45,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.scale.agents import DRAIN_SECONDS, SimulatedAgent, be_patient
+from benchmarks.scale.agent_host import AgentHost, HostedAgent, agent_host, num_hosts, open_session
+from benchmarks.scale.agents import DRAIN_SECONDS
 from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
-from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_local.processes import watch_children_by_pidfd
@@ -71,21 +72,29 @@ Result = dict[str, Any]
 
 
 class Bench:
-    """The jobs, and the agents of their pods."""
+    """The jobs, and the agents of their pods.
+
+    Each host has all agents of its jobs.
+    """
 
     def __init__(
-        self, server: ApiServer, operator: OperatorProcess, sessions: list[aiohttp.ClientSession], folder: Path
+        self,
+        server: ApiServer,
+        operator: OperatorProcess,
+        sessions: list[aiohttp.ClientSession],
+        hosts: list[AgentHost],
     ) -> None:
         self.server = server
         self.operator = operator
-        self.agents: dict[str, SimulatedAgent] = {}
+        self.agents: dict[str, HostedAgent] = {}
         self._sessions = sessions
-        self._folder = folder
+        self._hosts = hosts
+        self._host_of: dict[str, AgentHost] = {}
         self.kubelets = Kubelets(server, self._started, self._ended)
 
     def _started(self, pod: RunningPod) -> None:
-        session = self._sessions[len(self.agents) % len(self._sessions)]
-        self.agents[pod.uid] = SimulatedAgent(session, self.operator.address_folder, self._folder, pod)
+        host = self._host_of.setdefault(pod.job, self._hosts[len(self._host_of) % len(self._hosts)])
+        self.agents[pod.uid] = host.start_agent(pod)
 
     def _ended(self, uid: str) -> None:
         agent = self.agents.pop(uid, None)
@@ -115,8 +124,10 @@ class Bench:
         """Wait for a condition. Returns the seconds that it took."""
         begun = time.monotonic()
         while not condition():
+            for host in self._hosts:
+                host.check()
             if time.monotonic() - begun > PATIENCE_SECONDS:
-                states = Counter((agent.phase, agent.trains) for agent in self.agents.values())
+                states = Counter((agent.status.phase, agent.status.trains) for agent in self.agents.values())
                 raise TimeoutError(
                     f"not within {PATIENCE_SECONDS:.0f} s: {what}; {states}; {self.kubelets.errors[-3:]}"
                 )
@@ -125,19 +136,23 @@ class Bench:
 
     async def until_all_train(self, num_members: int) -> float:
         return await self.until(
-            lambda: sum(agent.trains for agent in self.agents.values()) == num_members, f"{num_members} members train"
+            lambda: sum(agent.status.trains for agent in self.agents.values()) == num_members,
+            f"{num_members} members train",
         )
+
+    async def _num_reports(self) -> int:
+        return sum(await asyncio.gather(*(host.num_reports() for host in self._hosts)))
 
     async def rest(self, seconds: float, num_jobs: int) -> Result:
         """Costs while nothing happens."""
-        reports = sum(agent.num_reports for agent in self.agents.values())
+        reports = await self._num_reports()
         requests = await self.server.requests()
         begun, processor, _ = self.operator.cost()
         await asyncio.sleep(seconds)
         ended, processor_later, resident = self.operator.cost()
         passed = ended - begun
         asked = await self.server.requests() - requests
-        num_reports = sum(agent.num_reports for agent in self.agents.values()) - reports
+        num_reports = await self._num_reports() - reports
         leases = sum(count for (_, resource), count in asked.items() if resource == "leases")
         return {
             "requestsPerJobHour": (asked.total() - leases) * 3600 / passed / num_jobs,
@@ -151,18 +166,23 @@ class Bench:
     async def notices(self) -> Result:
         """Seconds from the notices to the assignments that follow from them."""
         noticed = random.Random(SEED).sample(
-            sorted(self.agents, key=lambda uid: self.agents[uid].pod), max(1, int(SHARE_NOTICED * len(self.agents)))
+            sorted(self.agents, key=lambda uid: self.agents[uid].pod.name),
+            max(1, int(SHARE_NOTICED * len(self.agents))),
         )
-        jobs = {self.agents[uid].job for uid in noticed}
-        waiting = [agent for agent in self.agents.values() if agent.job in jobs]
+        jobs = {self.agents[uid].pod.job for uid in noticed}
+        waiting = [agent for agent in self.agents.values() if agent.pod.job in jobs]
         deadline = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS)
         for agent in waiting:
-            agent.drained_at = None
+            agent.forget_drain()
         begun, num_members = time.monotonic(), len(self.agents)
         for uid in noticed:
             self.agents[uid].take_notice(deadline)
-        await self.until(lambda: all(agent.drained_at is not None for agent in waiting), "all are told to drain")
-        seconds = sorted(agent.drained_at - begun for agent in waiting if agent.drained_at is not None)
+
+        def drained_at() -> list[float]:
+            return [at for agent in waiting if (at := agent.status.drained_at) is not None and at >= begun]
+
+        await self.until(lambda: len(drained_at()) == len(waiting), "all are told to drain")
+        seconds = sorted(at - begun for at in drained_at())
         say(f"assigned after {statistics.median(seconds):.2f} s (p50), {percentile(seconds, 0.99):.2f} s (p99)")
         await asyncio.sleep(2 * DRAIN_SECONDS)
         whole = await self.until_all_train(num_members)
@@ -177,9 +197,9 @@ class Bench:
     async def restart(self, num_jobs: int) -> Result:
         """Restart the operator: seconds to lead and decide on each job, and peak rate."""
         # Whoever asks with a peer's token would take it from its relay.
-        of_job = {agent.job: agent for agent in self.agents.values() if agent.node_rank == 0}
+        of_job = {agent.pod.job: agent for agent in self.agents.values() if agent.status.node_rank == 0}
         assert len(of_job) == num_jobs
-        tokens = [agent.token for agent in of_job.values()]
+        tokens = [agent.pod.token for agent in of_job.values()]
         await self.operator.kill()
         before = await self.server.requests()
         rates: list[float] = []
@@ -270,23 +290,24 @@ def finished_status() -> dict[str, Any]:
     return as_written(left, TrainingJobStatus(), {})
 
 
-def _session(number: int) -> aiohttp.ClientSession:
-    """Open a client with its own address, as nodes have: the limit is per address."""
-    address = (f"127.77.0.{number + 1}", 0)
-    connector = aiohttp.TCPConnector(limit=0, local_addr=address, keepalive_timeout=IDLE_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
-
-
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0
+    folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0, hosts: int = 0
 ) -> AsyncIterator[tuple[Bench, float]]:
-    """Yield a bench with jobs that train, and the seconds that these took to start."""
+    """Yield a bench with jobs that train, and the seconds that these took to start.
+
+    With 0 hosts, there are as many as the agents need.
+    """
+    hosts = hosts or num_hosts(num_jobs * num_members, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(folder / "cluster"))
-        sessions = [await stack.enter_async_context(_session(number)) for number in range(NUM_SOURCES)]
+        sessions = [await stack.enter_async_context(open_session(number)) for number in range(NUM_SOURCES)]
         operator = OperatorProcess(server.kubeconfig, server.client, folder)
-        bench = Bench(server, operator, sessions, folder)
+        holding = [
+            await stack.enter_async_context(agent_host(operator.address_folder, folder, sources))
+            for sources in (range(number, NUM_SOURCES, hosts) for number in range(hosts))
+        ]
+        bench = Bench(server, operator, sessions, holding)
         keeping = [asyncio.create_task(bench.kubelets.run())]
         try:
             await bench.create_finished(num_finished)
@@ -301,17 +322,14 @@ async def world(
         finally:
             for task in keeping:
                 task.cancel()
-            keeping += [agent.stop() for agent in bench.agents.values()]
             await asyncio.gather(*keeping, return_exceptions=True)
             await operator.kill()
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> Result:
     """All parts in one world."""
-    async with world(folder, num_jobs=args.jobs, num_members=args.members, num_finished=args.finished) as (
-        bench,
-        started,
-    ):
+    sizes = {"num_jobs": args.jobs, "num_members": args.members, "num_finished": args.finished}
+    async with world(folder, **sizes, hosts=args.hosts) as (bench, started):
         await asyncio.sleep(args.settle)
         result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
         for name, part in (
@@ -388,8 +406,7 @@ def plot(results: dict[str, Result], path: Path) -> None:
 def main() -> int:
     clean_up_on_sigterm()
     watch_children_by_pidfd()
-    be_patient()
-    # Agents, their relays and the connections between them are all in this process.
+    # For the processes of agents: they have this limit, too.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(level=logging.ERROR)
@@ -399,6 +416,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--finished", type=int, default=0, help="finished jobs beside them")
+    parser.add_argument("--hosts", type=int, default=0, help="processes of agents (0: by the limit of open files)")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds between the start and the first part")
     parser.add_argument("--seconds", type=float, default=300.0, help="length of the first part")
     parser.add_argument("--parts", nargs="+", default=["rest", "notices", "restart"])

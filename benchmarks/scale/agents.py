@@ -56,7 +56,7 @@ DRAIN_SECONDS = 1.0
 STEP_SECONDS = 0.5
 COMMIT_SECONDS = 600.0
 NUM_STEPS = 10_000_000
-# All agents share one event loop, which is seconds late when many have work at once. An agent on a node of its own is
+# Many agents share an event loop, which is seconds late when many have work at once. An agent on a node of its own is
 # not, and its partners must not take it for one that hangs.
 PATIENCE_SECONDS = 30.0
 
@@ -81,6 +81,7 @@ class SimulatedAgent:
 
     `drained_at` is the time at which it was assigned to drain, or no longer to run. `address` is the folder with the
     operator's address. A subclass may train differently: `start_ranks`, `drain_ranks`, `step`, `commit`, `progress`.
+    `changed` is for one that tells others.
     """
 
     start_seconds = START_SECONDS
@@ -104,10 +105,6 @@ class SimulatedAgent:
     @property
     def num_reports(self) -> int:
         return self._contact.num_reports
-
-    @property
-    def job(self) -> str:
-        return self.pod.rpartition("-")[0]
 
     @property
     def phase(self) -> AgentPhase:
@@ -159,6 +156,10 @@ class SimulatedAgent:
             self._contact.report_soon()
         for command in step.commands:
             self._perform(command)
+        self.changed()
+
+    def changed(self) -> None:
+        """Phase, `trains`, node rank or `drained_at` may have changed."""
 
     def _after(self, seconds: float, do: Callable[[], None]) -> None:
         self._later = [each for each in self._later if each.when() > time.monotonic()]
@@ -185,6 +186,7 @@ class SimulatedAgent:
         self.dispatch(RanksStarted(generation=assignment.number))
         self._first_step_at = datetime.now(UTC)
         self._contact.report_soon()
+        self.changed()
 
     def drain_ranks(self, number: int) -> None:
         self.dispatch(DrainSeen(generation=number))

@@ -36,6 +36,10 @@ class RunningPod:
     node: str
     token: str
 
+    @property
+    def job(self) -> str:
+        return self.name.rpartition("-")[0]
+
 
 class Kubelets:
     """Binds, runs and ends the pods of one namespace.
