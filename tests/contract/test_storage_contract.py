@@ -381,7 +381,7 @@ def test_a_store_without_https_gets_a_sentence(s3_store: ObjectStore) -> None:
 def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/store"):
-        with pytest.raises(StorageDenied, match=r"checkpoint folder .*Let the job's user write to it"):
+        with pytest.raises(StorageDenied, match=r"checkpoint folder .*: a part of its path is a file"):
             open_storage(f"file://{tmp_path}/{folder}")
 
 

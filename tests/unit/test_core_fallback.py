@@ -131,7 +131,8 @@ def test_if_no_on_demand_node_stands_in_spot_nodes_are_tried_again_soon() -> Non
     stand_in = pod(6, capacity_type=CapacityType.ON_DEMAND, phase="Pending", ready=False, ready_since=None, node=None)
     since = scene.now + timedelta(seconds=20)
     scene = scene.with_pod(replace(stand_in, ip=None, container_started=False, unschedulable_since=since)).later(20)
-    assert spot_available(scene).message == TRIED_AGAIN.format("00:11:30")
+    sooner = "returnAfterSeconds", "afterSeconds, as none has come"
+    assert spot_available(scene).message == TRIED_AGAIN.format("00:11:30").replace(*sooner)
     assert "SpotRetried" not in [event.reason for event in scene.later(299).plan().events]
     tried = scene.later(300).plan()
     assert "SpotRetried" in [event.reason for event in tried.events]

@@ -247,8 +247,13 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
     if draft.finished:
         return ""
     if draft.status.fallback_since is not None:
-        again = f"{_spot_again(situation, draft):%H:%M:%S} UTC (capacity.fallback.returnAfterSeconds)"
-        return f"on-demand nodes stand in for spot nodes, which are tried again at {again}"
+        again = _spot_again(situation, draft)
+        usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
+        setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
+        return (
+            f"on-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC "
+            f"(capacity.fallback.{setting})"
+        )
     if since is None:
         return ""
     text = f"the job has {_spot_nodes(situation, draft)}"

@@ -29,7 +29,8 @@ from spottrain.checkpoint.stores.storage import Buffer
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+_NO_FOLDER = {errno.EEXIST, errno.ENOTDIR}
 
 
 class FileStorage:
@@ -185,6 +186,8 @@ class FileStorage:
             return StorageFull(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
         if error.errno in _DENIED:
             return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
+        if error.errno in _NO_FOLDER:
+            return StorageDenied(f"{where}: a part of its path is a file. Correct checkpoint.uri in a new job.")
         if not self._root.is_dir():
             return StorageMissing(
                 f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri in a new job."
